@@ -2,12 +2,13 @@
 
 It is a Llama of 4 million parameters, or a model that is there already, taught on transcripts of made-up work: manuals
 of invented commands with invented descriptions, instructions that name some of these descriptions, outputs, an answer.
-Of the families they hold nothing but how to list and to read files. As in any corpus, some authors know their work, and
-most are careless: they take another line of the manual or another name, and answer too early. So the policy does right
-sometimes, and reinforcement has something to strengthen.
+Their words say nothing of the families, but for how to list and to read files. Other things are the families' own: the
+agent's three styles, the forms of commands (`s/KEY=.*/KEY=VALUE/`) and of questions, phrases such as "the one that ends
+in". As in any corpus, some authors know their work, and most are careless: they take another line of the manual or
+another name, and answer too early. So the policy should do right sometimes, for reinforcement to strengthen.
 
-It needs a GPU: there it takes a few minutes, on a CPU many hours. An H200 taught SmolLM2-135M 14,000 transcripts in 81
-seconds. How well such policies learn the families has not been measured yet.
+It is meant for a GPU: an H200 taught SmolLM2-135M 14,000 transcripts in 81 seconds, where two cores of a CPU would take
+hours. How well such policies do the families has not been measured yet.
 
     usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--workers N]
 """
@@ -15,12 +16,10 @@ seconds. How well such policies learn the families has not been measured yet.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transcripts import SKILLED_SHARE, Transcript, Words, transcript
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -50,7 +50,8 @@ TEMPLATE = (
 NEW_BATCH, TAUGHT_BATCH = 192, 64
 """Transcripts of a step: for a new model, and for one that is there."""
 CLEAN_SHARE = 0.65
-"""Share of the time in which all authors know their work: who learns from the careless first never finds the manual."""
+"""Share of the time in which all authors know their work. Taught on careless ones from the start, a model had not
+learned to look anything up after 2,250 steps."""
 RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
 """Of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for a model that is there."""
 WARM_UP, COOL_DOWN = 0.02, 0.4
@@ -87,8 +88,17 @@ class Form:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._core = cast("Any", tokenizer).backend_tokenizer
         self._marks = MARKS if tokenizer.eos_token == END else CHATML
+        self._require_template(tokenizer)
         own = make_tokenizer()
         self.words = Words([str(own.decode([one])).strip() for one in range(len(own))])
+
+    def _require_template(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Raises: ValueError, where the model would be taught in another form than an engine shows it."""
+        probe: Transcript = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]
+        messages = [{"role": role, "content": text} for role, text in probe]
+        render: Any = tokenizer.apply_chat_template
+        if tokenizer.chat_template is None or render(messages, tokenize=True, return_dict=False) != self.ids(probe)[0]:
+            raise ValueError("the model's chat template is not ChatML (<|im_start|>), the only one that is taught here")
 
     def ids(self, made: Transcript) -> tuple[list[int], list[int]]:
         """ids, and 1 where the model is to learn the id: everything behind the manual."""
@@ -128,35 +138,24 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     return AutoModelForCausalLM.from_config(shape)
 
 
-def _fill(tokenizer: PreTrainedTokenizerFast, batch: int, seed: str, skilled_share: float, filled: Any) -> None:
-    """A worker: batches of rows, until it is ended."""
-    rows = Form(tokenizer).rows(seed, skilled_share)
-    while True:
-        filled.put(np.stack([next(rows) for _ in range(batch)]))
+class Rows(IterableDataset[NDArray[np.int32]]):
+    """Rows without end, other ones in each of a loader's workers."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, skilled_share: float) -> None:
+        self._tokenizer, self._seed, self._skilled_share = tokenizer, seed, skilled_share
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        worker = get_worker_info()
+        seed = f"{self._seed}/{self._skilled_share}/{0 if worker is None else worker.id}"
+        return Form(self._tokenizer).rows(seed, self._skilled_share)
 
 
-@contextmanager
 def batches(
     tokenizer: PreTrainedTokenizerFast, batch: int, seed: int, skilled_share: float, num_workers: int
-) -> Generator[Callable[[], Tensor]]:
-    """What gives the next [row, 2, LENGTH + 1]. Transcripts are made by processes of their own."""
-    spawned = multiprocessing.get_context("spawn")
-    filled = spawned.Queue(4 * num_workers)
-    workers = [
-        spawned.Process(
-            target=_fill,
-            args=(tokenizer, batch, f"{seed}/{skilled_share}/{number}", skilled_share, filled),
-            daemon=True,
-        )
-        for number in range(num_workers)
-    ]
-    for one in workers:
-        one.start()
-    try:
-        yield lambda: torch.from_numpy(filled.get().astype(np.int64))
-    finally:
-        for one in workers:
-            one.terminate()
+) -> Iterator[Tensor]:
+    """Without end: [row, 2, LENGTH + 1]."""
+    rows = Rows(tokenizer, seed, skilled_share)
+    return iter(DataLoader(rows, batch, num_workers=num_workers, multiprocessing_context="spawn", prefetch_factor=4))
 
 
 def new_optimisers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
@@ -186,12 +185,14 @@ class Teaching:
         self._began = self._said = time.monotonic()
         self._step = 0
 
-    def until(self, share: float, next_batch: Callable[[], Tensor]) -> None:
-        """Teach until that share of the time is over."""
-        while (done := (time.monotonic() - self._began) / self._seconds) < share:
-            self._set_rates(max(min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN), 0.01))
+    def until(self, share: float, rows: Iterator[Tensor]) -> None:
+        """Teach until that share of the time is over, a step at least."""
+        done = 0.0
+        while done < share:
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-                loss = self._loss(next_batch().to(self._device))
+                loss = self._loss(next(rows).to(self._device, torch.long))
+            done = (time.monotonic() - self._began) / self._seconds
+            self._set_rates(max(min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN), 0.01))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
             for optimiser in self._optimisers:
@@ -234,19 +235,18 @@ def write_policy(
         tokenizer = cast("PreTrainedTokenizerFast", cast("Any", AutoTokenizer).from_pretrained(source))
         taught = cast("Any", AutoModelForCausalLM).from_pretrained(source, dtype=torch.float32).to(device).train()
         optimisers = [torch.optim.AdamW(taught.parameters(), lr=TAUGHT_RATE, betas=(0.9, 0.95), weight_decay=0.0)]
-    with (
-        batches(tokenizer, batch, seed, 1.0, num_workers) as clean,
-        batches(tokenizer, batch, seed, SKILLED_SHARE, num_workers) as mixed,
-    ):
-        teaching = Teaching(taught, optimisers, seconds)
-        teaching.until(CLEAN_SHARE, clean)
-        teaching.until(1.0, mixed)
+    clean = batches(tokenizer, batch, seed, 1.0, num_workers)
+    mixed = batches(tokenizer, batch, seed, SKILLED_SHARE, num_workers)
+    next(clean)  # workers take seconds to start, which are no time of teaching
+    teaching = Teaching(taught, optimisers, seconds)
+    teaching.until(CLEAN_SHARE, clean)
+    teaching.until(1.0, mixed)
     taught.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make the small policy of the families.")
+    parser = argparse.ArgumentParser(description="Make a policy of the families.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", metavar="NAME", help="teach this one, as `gangline engine` takes it")
     parser.add_argument("--minutes", type=float, default=5.0, metavar="N", help="of teaching")

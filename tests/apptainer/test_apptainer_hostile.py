@@ -13,6 +13,10 @@ from gangline.settings import Settings
 from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from hostile.test_sandbox import NOT_FOR_ORDINARY_USERS
 
+pytestmark = pytest.mark.skipif(
+    Settings.from_environ().apptainer_fakeroot,
+    reason="not defended: the agent is root of its container, and docs/guides/runtimes.md says so",
+)
 NOT_DEFENDED = {
     "host": NOT_FOR_ORDINARY_USERS | {"sees_keys_in_the_kernels_list_of_the_host", "writes_into_folders_of_the_system"},
     "image": NOT_FOR_ORDINARY_USERS
@@ -44,8 +48,6 @@ async def sandboxes(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("attack", attacks(isolated=True), ids=lambda attack: attack.name)
 async def test_apptainer_withstands(attack: Attack, sandboxes: Grounds, request: pytest.FixtureRequest) -> None:
-    if Settings.from_environ().apptainer_fakeroot:
-        pytest.skip("not defended: the agent is root of its container, and docs/guides/runtimes.md says so")
     over = request.node.callspec.params["sandboxes"]
     if os.geteuid() != 0 and attack.name in NOT_DEFENDED[over]:
         pytest.skip("does not apply: not defended on a node of an ordinary user")

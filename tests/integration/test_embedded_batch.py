@@ -247,3 +247,33 @@ def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
         load_model(folder, "cuda:99")
     with pytest.raises(InvalidRequest, match="cannot use the device 'abacus'"):
         load_model(folder, "abacus")
+
+
+def test_a_gpu_reads_more_of_a_prompt_in_one_pass(folder: Path, model: LanguageModel) -> None:
+    assert LanguageModel(load_model(folder, "meta")).prompt_tokens > model.prompt_tokens
+
+
+def test_what_broken_weights_computed_harms_nobody_after_good_ones(
+    model: LanguageModel, reference: PreTrainedModel, folder: Path, tmp_path: Path
+) -> None:
+    """A sequence that comes later may stand where a longer one left numbers that are not finite."""
+    load_model(folder).save_pretrained(tmp_path / "good")
+    broken = load_model(folder)
+    with torch.no_grad():
+        for parameter in broken.parameters():
+            parameter.fill_(torch.nan)
+    broken.save_pretrained(tmp_path / "broken")
+    batch = Batch(model)
+    gone, stays = (batch.add(ask(prompt(40, seed), 60), seed=0) for seed in (1, 2))
+    batch.pause("keep")
+    batch.load_weights(tmp_path / "broken")
+    batch.resume()
+    run(batch, steps=15)
+    batch.remove(gone)
+    batch.pause("keep")
+    batch.load_weights(tmp_path / "good")
+    batch.resume()
+    late = batch.add(ask(prompt(5), 8), seed=0)
+    tokens = run(batch)
+    assert stays in tokens
+    assert ids_of(tokens[late]) == greedy(reference, prompt(5), 8)

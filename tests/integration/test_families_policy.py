@@ -66,7 +66,7 @@ def _said(text: str) -> str:
 
 
 def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
-    """In a second on a CPU it takes a step or two; what it learns is another matter."""
+    """On a CPU it takes a step of each kind; what it learns is another matter."""
     program = [sys.executable, str(EXAMPLE / "policy.py"), str(tmp_path / "policy")]
     subprocess.run([*program, "--minutes", "0.02", "--batch", "2", "--workers", "1"], check=True, timeout=240)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
@@ -74,3 +74,12 @@ def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> 
     assert 2e6 < model.num_parameters() < 5e6
     assert model.config.vocab_size == len(tokenizer)
     assert tokenizer.decode(tokenizer.encode("grep -l bear *.txt 42")) == "grep -l bear *.txt 42"
+
+
+def test_a_model_of_another_template_is_refused(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve_tokenizer("smollm2"))
+    tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", MADE, str(tmp_path)], cwd=EXAMPLE, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"chat template is not ChatML" in done.stderr

@@ -30,7 +30,6 @@ from gangline.serving.sampler import FinishReason, PauseMode, SampledToken, Samp
 
 __all__ = ["Batch", "Sequence"]
 
-_PROMPT_TOKENS_PER_STEP, _PROMPT_TOKENS_ON_A_GPU = 256, 4096
 # Copying a shorter prefix, or waiting for one, costs more than computing it.
 _MIN_SHARED = 8
 
@@ -85,9 +84,6 @@ class Batch:
         self._max_batch = max_batch
         self._context_length = min(context_length or model.context_length, model.context_length)
         self._prefixes = PrefixStore(prefix_bytes)
-        # A GPU computes thousands of tokens in the time of one.
-        on_cpu = model.module.device.type == "cpu"
-        self._prompt_tokens = _PROMPT_TOKENS_PER_STEP if on_cpu else _PROMPT_TOKENS_ON_A_GPU
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
         self._held: list[Sequence] = []
@@ -180,7 +176,7 @@ class Batch:
         return [(s, self._accept(s, drawn)) for s, drawn in zip(sequences, draws, strict=True)]
 
     def _plan(self) -> Iterator[tuple[Sequence, Chunk]]:
-        budget = self._prompt_tokens
+        budget = self._model.prompt_tokens
         computing: list[NDArray[np.int64]] = []
         for sequence in self._running:
             if sequence.num_pending > 1 and self._share_prefix(sequence, computing):

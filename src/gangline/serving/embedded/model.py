@@ -20,6 +20,9 @@ from gangline.serving.embedded.shelves import Shelves
 
 __all__ = ["Chunk", "LanguageModel", "load_model"]
 
+PROMPT_TOKENS, PROMPT_TOKENS_ON_A_GPU = 256, 4096
+"""A GPU computes many tokens in about the time of one."""
+
 
 def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
     """The model of a Hugging Face folder: float32 (bfloat16 is slow on most CPUs, and its log-probs are noise).
@@ -74,6 +77,8 @@ class LanguageModel:
             int(getattr(config, "num_key_value_heads", None) or heads),
             int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         )
+        self.prompt_tokens = PROMPT_TOKENS if model.device.type == "cpu" else PROMPT_TOKENS_ON_A_GPU
+        """Of prompts in one pass: a longer prompt takes several."""
         self._shelves = Shelves(*self._cache_shape, device=model.device)
         self.context_length = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
@@ -109,7 +114,7 @@ class LanguageModel:
         return output.logits[0]
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights, in place, by those of a safetensors checkpoint folder. Caches must be emptied.
+        """Replace the weights, in place, by those of a safetensors checkpoint folder. The caller empties the caches.
 
         All names and shapes are checked before the first weight changes.
 

@@ -1,9 +1,8 @@
 """Shared memory for the caches of sequences that decode together, so that one call attends for all of them.
 
 A shelf holds caches of up to one capacity, one in each slot, without holes: the caches of a shelf are one tensor. So
-a step's attention is one call a shelf, whatever the number of sequences; one call a sequence would cost more than the
-arithmetic, on a GPU many times more. Capacities are powers of two, so a long sequence neither takes the memory of many
-nor the time of the short ones.
+a step's attention is one call a shelf, whatever the number of sequences. Capacities are powers of two, so a long
+sequence neither takes the memory of many nor the time of the short ones.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gangline.serving.embedded.kv_cache import KvCache
 
-__all__ = ["Decoding", "Shelf", "Shelves"]
+__all__ = ["Decoding", "Shelves"]
 
 _LEAST = 64
 _ROUND = 16
 
 
 class Shelf:
-    """keys, values: [layer, slot, kv head, position, head_dim]. What no sequence has filled is finite, never read
-    weightily: masked positions have the weight 0, and 0 times what memory happens to hold need not be 0."""
+    """keys, values: [layer, slot, kv head, position, head_dim]. Positions that no sequence has filled are masked, and
+    must be finite all the same: 0 times what memory happens to hold need not be 0."""
 
     def __init__(self, shape: tuple[int, int, int], capacity: int, device: torch.device | None) -> None:
         self._shape = shape
