@@ -78,7 +78,7 @@ class LanguageModel:
             int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         )
         self.prompt_tokens = PROMPT_TOKENS if model.device.type == "cpu" else PROMPT_TOKENS_ON_A_GPU
-        """Of prompts in one pass: a longer prompt takes several."""
+        """Tokens of prompts in one pass: a longer prompt takes several."""
         self._shelves = Shelves(*self._cache_shape, device=model.device)
         self.context_length = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
