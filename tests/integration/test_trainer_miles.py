@@ -68,6 +68,7 @@ async def test_miles_is_given_groups_of_the_version_that_it_says(
         ({"use_dynamic_global_batch_size": True}, "--use-dynamic-global-batch-size True would be ignored"),
         ({"use_rollout_indexer_replay": True}, "--use-rollout-indexer-replay True would be ignored"),
         ({"rollout_top_k": 5}, "--rollout-top-k 5"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p is 0.9"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -277,7 +277,6 @@ def test_groups_may_not_shrink(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"global_batch_size": 3}, "would drop 1 of the 4"),
-        ({"rollout_top_p": 0.9}, "--rollout-top-p is 0.9"),
         ({"rollout_top_k": 20}, "--rollout-top-k 20 would be ignored"),
         ({"n_samples_per_prompt": 1, "global_batch_size": 2}, "every advantage would be 0"),
         ({"partial_rollout": True}, "add --use-tis or --use-rollout-logprobs"),

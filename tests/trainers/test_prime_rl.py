@@ -39,6 +39,7 @@ from gangline.training.learning.masks import last_turns, outcome_weighted
 from gangline.training.learning.packing import pack as pack_ours
 from gangline.training.learning.samples import Mask, make_samples
 from support.engines.expert_talks import twenty_thousand_tokens
+from support.engines.mask_talks import TEMPERATURE, drawn_session
 from support.engines.models import CONFIGS
 from support.training.fakes import Engines, Service
 from support.training.prime_rl_trainer import of_prime_rl, prime_loss, prime_rl_checkout, trainer_logprobs
@@ -135,6 +136,33 @@ def test_routing_of_20_000_tokens_reaches_prime_rls_tensors_bit_by_bit(tmp_path:
     assert np.array_equal(found[: len(ids) - 1], routing.of(ids))
     assert not found[len(ids) - 1 :].any()
     assert len(found) == len(batch.input_ids)
+
+
+def test_sampling_masks_are_in_prime_rls_form_where_it_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The type came after 559b447; it is written here as of prime-rl's main in September 2026, read on 2026-11-27."""
+    result = asyncio.run(drawn_session(tmp_path))
+    two = Group("t1", (result, renamed(result)))
+    chosen = settings(sampling_replay=True, temperature=TEMPERATURE, num_samples=2, seq_len=4096)
+    types = of_prime_rl("transports.rollouts.types")
+    if not hasattr(types, "SamplingMask"):
+        with pytest.raises(InvalidRequest, match="has no SamplingMask"):
+            to_samples([two], chosen, GRPO)
+        kinds = [("ids", bytes), ("counts", bytes)]
+        monkeypatch.setattr(types, "SamplingMask", msgspec.defstruct("SamplingMask", kinds), raising=False)
+        fields = [("sampling_mask", types.SamplingMask | None, None)]
+        longer = msgspec.defstruct("TrainingSample", fields, bases=(types.TrainingSample,))
+        monkeypatch.setattr(types, "TrainingSample", longer)
+    for one in to_samples([two], chosen, GRPO):
+        sample, mask = one.training_sample, one.row.sampling_mask
+        counts = np.frombuffer(sample.sampling_mask.counts, np.int32)
+        ids = np.frombuffer(sample.sampling_mask.ids, np.int32)
+        assert len(counts) == len(sample.token_ids)
+        assert mask is not None
+        kept = np.split(ids, np.cumsum(counts)[:-1])
+        for at, token in enumerate(sample.token_ids):
+            assert sample.mask[at] == (len(kept[at]) > 0)
+            assert not len(kept[at]) or token in kept[at]
+        assert np.array_equal(ids, mask.ids)
 
 
 def renamed(result: SessionResult) -> SessionResult:

@@ -22,10 +22,14 @@ from typing import Any
 import pytest
 import torch
 
+from gangline.domain.errors import InvalidGroup
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.trainers import slime as adapter
 from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from gangline.training.collecting.groups import Group
 from support.engines.expert_talks import twenty_thousand_tokens
+from support.engines.mask_talks import TEMPERATURE, WHOLE, drawn_session
+from support.engines.models import reference_model
 from support.slime import types as slime_types
 from support.slime.checkout import ABSENT, parsed_arguments
 from support.training.absent_modules import importable
@@ -133,6 +137,52 @@ def test_routing_of_20_000_tokens_reaches_slimes_batch_bit_by_bit(tmp_path: Path
     sample.rollout_routed_experts[:, 7] = 0
     with pytest.raises(ValueError, match=r"all zero for MoE layers \[7\]"):  # its check is on
         here._convert_samples_to_train_data([sample])
+
+
+def test_sampling_masks_reach_slimes_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through its check of lengths, its batch and its loss, whose log-probs are then those that were recorded."""
+    result = asyncio.run(drawn_session(tmp_path))
+    model = reference_model(tmp_path)
+    samples = flat(adapter.to_samples([Group("t1", (result,))], 1, temperature=TEMPERATURE, replays_masks=True))
+    data = manager(rollout_top_p=0.8)._convert_samples_to_train_data(samples)
+    loss = importlib.import_module("slime.backends.megatron_utils.loss")
+    monkeypatch.setattr(
+        loss,
+        "mpu",
+        SimpleNamespace(get_context_parallel_world_size=lambda: 1, get_tensor_model_parallel_rank=lambda: 0),
+    )
+    num_ids, lengths = TinyTokenizer().num_ids, [len(one.tokens) for one in samples]
+    keep = loss._build_topp_keep_mask(
+        sum(lengths),
+        num_ids,
+        torch.device("cpu"),
+        data["rollout_top_p_token_ids"],
+        data["rollout_top_p_token_offsets"],
+        lengths,
+        [one.response_length for one in samples],
+        allgather_cp=False,
+    )
+    ids = torch.tensor([token for one in samples for token in one.tokens])
+    with torch.inference_mode():
+        logits = torch.cat([model(torch.tensor([one.tokens])).logits[0] for one in samples]) / TEMPERATURE
+    log_probs = importlib.import_module("slime.utils.ppo_utils")._VocabParallelLogProbEntropy
+    shifted = torch.roll(ids, -1)
+    values, _ = log_probs.apply(logits, shifted, keep, None, False, False)
+    end = 0
+    for sample, length in zip(samples, lengths, strict=True):
+        sample._validate_response_metadata_lengths()
+        end += length
+        trained = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        found = values[end - sample.response_length - 1 : end - 1, 0][trained]
+        assert torch.allclose(found, torch.tensor(sample.rollout_log_probs)[trained], atol=1e-4)
+        assert (found < -0.1).any()
+
+
+def test_tokens_of_the_whole_vocabulary_are_refused_beside_masks(tmp_path: Path) -> None:
+    """slime's log-prob of a token without kept ids is 0."""
+    result = asyncio.run(drawn_session(tmp_path, sampling=WHOLE))
+    with pytest.raises(InvalidGroup, match="slime takes them for certain"):
+        adapter.to_samples([Group("t1", (result,))], 1, temperature=TEMPERATURE, replays_masks=True)
 
 
 def choices() -> list[str]:

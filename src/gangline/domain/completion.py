@@ -17,6 +17,7 @@ from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.experts import ExpertEvidence
 from gangline.domain.images import ImageEvidence
+from gangline.domain.sampling_masks import MaskEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
@@ -142,6 +143,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """The pixels behind the prompt's placeholder ids; None where the prompt holds no image."""
     routed_experts: ExpertEvidence | None = None
     """The experts that the model chose for the context; None unless `capture.routed_experts` asks for them."""
+    sampling_mask: MaskEvidence | None = None
+    """The ids that each sampled token was drawn among; None where `capture.sampling_masks` asks for none, or nothing
+    was cut away."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +173,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """[len(sampled_ids)], as the engine reports them; empty unless `capture.token_texts` asks for them."""
     routed_experts: bytes = b""
     """Numbers of experts, as `certificate.routed_experts` describes them. Records of an open session come without."""
+    sampling_mask: bytes = b""
+    """Kept ids, as `certificate.sampling_mask` describes them. Records of an open session come without."""
     messages_shared: int
     new_messages: tuple[Message, ...]
     response: Message

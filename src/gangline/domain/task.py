@@ -343,6 +343,10 @@ class CaptureSpec(_Spec):
     routed_experts: bool = False
     """Keep the experts that a mixture-of-experts model chooses for each token, for trainers that replay them. Calls are
     refused where the policy's engine does not report them. Replies are asked for whole: a stream comes in one piece."""
+    sampling_masks: bool = False
+    """Keep the ids that top-k and top-p left to draw each token from, for trainers that replay them: only with them can
+    such tokens be trained on. Calls that cut ids away are refused where the policy's engine does not report them, and
+    asked for whole."""
 
     @field_validator("volatile_system_text")
     @classmethod

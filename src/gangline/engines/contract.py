@@ -17,6 +17,7 @@ from gangline.domain.experts import ExpertArray
 from gangline.domain.images import ImageEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
 __all__ = [
@@ -49,6 +50,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Exact prompt ids may come with images."""
     reports_experts: bool = False
     """Whole replies report the experts that a mixture-of-experts model chose."""
+    reports_masks: bool = False
+    """Whole replies report the ids that top-k and top-p left to draw each token from."""
     streams_ids: bool
     renders: bool
     """`render` works: a conversation -> its prompt ids."""
@@ -69,6 +72,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     experts_from: int | None = None
     """First position of the context whose experts the reply is to report, at most the prompt's length. None asks for
     none; only for `chat`, of an engine that reports them."""
+    with_mask: bool = False
+    """The reply is to report sampling masks; only for `chat`, of an engine that reports them."""
 
 
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +100,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence of the prompt; None where it holds no image, or nobody looked."""
     experts: ExpertArray | None = None
     """[tokens, layers, chosen], to the last id but one; None: not reported."""
+    sampling_mask: SamplingMask | None = None
+    """The ids that each one was drawn among; None: not reported. `logprobs` are then those among the kept ids."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import msgspec
 from aiohttp import web
 
 from gangline.event_loop import call_all
@@ -46,9 +47,10 @@ class _GenerateCall:
         fields.model = asked.model
         self._sampler = sampler
         self._asked = asked
-        self._request = plan(
+        request = plan(
             sampler, fields, asked.token_ids, max_tokens=fields.max_tokens, num_top_logprobs=fields.logprobs or 0
         )
+        self._request = msgspec.structs.replace(request, with_mask=sampler.returns_masks)
         self._id = uuid.uuid4().hex
         self._num_choices = fields.n or 1
 
@@ -93,6 +95,7 @@ class _GenerateCall:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             weight_versions=weight_spans(all_tokens) or None,
+            sampling_mask=_sampling_mask(tokens),
         )
 
     def _repeat_prompt(self, reply: GenerateReply) -> None:
@@ -105,6 +108,12 @@ class _GenerateCall:
     def _usage(self, num_sampled: int) -> Usage:
         num_prompt = len(self._asked.token_ids)
         return Usage(num_prompt, num_sampled, num_prompt + num_sampled)
+
+
+def _sampling_mask(tokens: Sequence[SampledToken]) -> list[list[int]] | None:
+    """None where a request takes no ids away: all of its tokens are alike in that."""
+    kept = [list(token.kept_ids) for token in tokens if token.kept_ids is not None]
+    return kept or None
 
 
 def _logprobs(tokens: Sequence[SampledToken]) -> list[IdLogprob]:

@@ -56,6 +56,8 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling one of these ends the sequence; the id is part of the reply."""
     min_tokens: int = 0
     num_top_logprobs: int = 0
+    with_mask: bool = False
+    """Report the ids that top-k and top-p left, where they took any away."""
     messages: Sequence[dict[str, Any]] | None = None
     """The client's messages, for samplers that answer text without weights (the scripted one)."""
     tools: Sequence[dict[str, Any]] | None = None
@@ -71,6 +73,8 @@ class SampledToken(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     """Set on the last token of the sequence only."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    kept_ids: tuple[int, ...] | None = None
+    """The ids that it was drawn among; None where the request asks for none, or nothing was taken away."""
 
 
 class Sampler(Protocol):
@@ -79,6 +83,11 @@ class Sampler(Protocol):
     model_name: str
     context_length: int
     tokenizer: ChatTokenizer
+
+    @property
+    def returns_masks(self) -> bool:
+        """Whether the generate route reports sampling masks, as vLLM does under `--return-sampling-mask`."""
+        ...
 
     @property
     def num_ids(self) -> int:

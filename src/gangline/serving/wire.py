@@ -357,6 +357,8 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None
     weight_versions: list[WeightSpan] | None = None
     """With the finish reason."""
+    sampling_mask: list[list[int]] | None = None
+    """For each id those that it was drawn among."""
 
 
 class GenerateReply(msgspec.Struct, kw_only=True):

@@ -29,10 +29,18 @@ from gangline.domain.experts import ExpertArray, ExpertsMissing
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.node_views import GateMode, GateState
 from gangline.domain.row_experts import experts_of_trace
+from gangline.domain.row_masks import mask_of_trace
+from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
-from gangline.training.collecting.groups import Group, require_no_images, trainable_traces, why_invalid
+from gangline.training.collecting.groups import (
+    Group,
+    require_no_images,
+    require_no_masks,
+    trainable_traces,
+    why_invalid,
+)
 from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = [
@@ -77,6 +85,9 @@ class TrainerRow:
     """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
     routed_experts: ExpertArray | None = None
     """[P + T - 1, layers, chosen] of prompt and response but the last token; None where no replay asks for them."""
+    sampling_mask: SamplingMask | None = None
+    """The mask of the response's T tokens, 0 ids where `loss_mask` is 0 or nothing was cut away; `logprobs` are among
+    the kept ids. None where no replay asks for it."""
 
     @classmethod
     def of(cls, trace: Trace, session: SessionResult, task_id: str) -> TrainerRow:
@@ -127,14 +138,16 @@ def rows_of(
     temperature: float = 1.0,
     takes_images: bool = False,
     replays_experts: bool = False,
+    replays_masks: bool = False,
 ) -> list[TrainerRow]:
     """The rows of a whole group: by session, and by trace as the session made them.
 
     temperature: the trainer's divisor of logits. takes_images: the adapter hands over the pixels of a row.
     replays_experts: the trainer routes tokens as they were routed when they were sampled.
+    replays_masks: the trainer's log-probs are among the ids that top-k and top-p kept.
     Raises: as `require_whole`; InvalidGroup when log-probs are of another temperature, for then the trainer's own would
-    not be of the same distribution, when a row has images that the adapter would leave behind, and when experts are
-    replayed that are not known.
+    not be of the same distribution, when a row has images or masks that the adapter would leave behind, and when
+    experts or masks are replayed that are not known.
     """
     require_whole(group, num_samples)
     rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
@@ -142,7 +155,24 @@ def rows_of(
         _require_temperature(row, temperature)
         if not takes_images:
             require_no_images(row.trace)
+        if not replays_masks:
+            require_no_masks(row.trace)
+    if replays_masks:
+        rows = _with_masks(rows, group)
     return _with_experts(rows, group) if replays_experts else rows
+
+
+def _with_masks(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
+    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
+    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
+    found: list[TrainerRow] = []
+    for row in rows:
+        try:
+            mask = mask_of_trace(trees[row.session_id], row.trace)
+        except ValueError as why:
+            raise InvalidGroup(f"{row.trace_id} cannot be trained with its sampling masks: {why}.") from why
+        found.append(replace(row, sampling_mask=mask.only(row.loss_mask != 0)))
+    return found
 
 
 def _with_experts(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.slime.arguments import refuse_options, replays_experts
+from gangline.trainers.slime.arguments import refuse_options, replays_experts, replays_masks
 from gangline.trainers.slime.rewards import POST_PROCESS, compares_rewards
 from gangline.trainers.slime.rollout import CONTRACT, GroupRollouts
 from gangline.trainers.slime.samples import sample_type_of, to_samples
@@ -67,6 +67,11 @@ class MilesRollout(ABC):
         if given.evaluation:
             raise InvalidRequest("this rollout class is for training: give miles another --eval-function-path.")
         refuse_options(self._args, REFUSED)
+        if replays_masks(self._args):
+            raise InvalidRequest(
+                f"--rollout-top-p is {self._args.rollout_top_p:g}: the trainer's log-probs are over the whole "
+                "vocabulary, and rows are drawn by the tasks' capture.sampling. Leave it at 1."
+            )
         groups = self._rollouts.collect(self._args, self._data_source, given.weight_version)
         samples = to_samples(
             groups,

@@ -18,6 +18,7 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.errors import BuilderError
 from gangline.domain.image_files import image_problems
 from gangline.domain.row_experts import expert_problem
+from gangline.domain.row_masks import mask_problem
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.trajectories.comparability import why_not_trainable
@@ -30,7 +31,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     rule: str
-    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts."""
+    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts, masks."""
     message: str
     trace_id: str | None = None
     completion_id: str | None = None
@@ -229,6 +230,8 @@ def _check_trace(trace: Trace, tree: CompletionTree) -> Iterator[Violation]:
         yield _broken(trace, "images", problem)
     if (problem := expert_problem(tree, trace)) is not None:
         yield _broken(trace, "experts", problem)
+    if (problem := mask_problem(tree, trace)) is not None:
+        yield _broken(trace, "masks", problem)
     for index, span in enumerate(trace.spans):
         if span.completion_id not in tree:
             yield _broken(trace, "once", "is a turn, but not in the journal", span)

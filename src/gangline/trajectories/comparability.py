@@ -3,7 +3,8 @@
 Two questions, for two readers. The audit computes log-probs again, so it asks whether softmax(logits / temperature) has
 them (`why_not_comparable`). A trainer weighs each token by its own log-prob over the reported one, so it also asks
 whether the token was drawn from that distribution (`why_not_trainable`): top-p, a penalty or a grammar draws from
-another one, and raw log-probs are from before the temperature.
+another one, and raw log-probs are from before the temperature. Where the ids that top-k and top-p left are known, a
+trainer that replays them computes that other distribution, and the log-probs are of it too.
 
 Fields that would change the distribution and are not in `SamplingParams` (min-p, a repetition penalty, a logit bias)
 never reach an engine: the dialects refuse them.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gangline.domain.completion import Certificate
+from gangline.domain.row_masks import is_masked
 
 __all__ = ["scoring_temperature", "why_not_comparable", "why_not_trainable"]
 
@@ -50,10 +52,11 @@ def why_not_trainable(certificate: Certificate) -> str | None:
         return "sampled under a grammar (tool_choice): let the agent leave tool_choice at auto"
     if certificate.constraint is not None:
         return f"sampled under a grammar ({certificate.constraint}): let the agent ask for plain text"
-    if changed := [*_cuts(certificate), *_penalties(certificate)]:
+    replayed = is_masked(certificate) and certificate.logprobs == "processed"
+    if changed := [*(() if replayed else _cuts(certificate)), *_penalties(certificate)]:
         named = ", ".join(f"{name} {value:g}" for name, value in changed)
         neutral = ", ".join(f"capture.sampling.{name}.override: {_NEUTRAL[name]}" for name, _ in changed)
-        return f"sampled with {named}: set {neutral} in the tasks"
+        return f"sampled with {named}{_why_not_replayed(certificate)}: set {neutral} in the tasks"
     temperature = certificate.sampling.temperature
     if temperature == 0:
         return "sampled greedily (temperature 0): set capture.sampling.temperature.override: 1 in the tasks"
@@ -63,6 +66,14 @@ def why_not_trainable(certificate: Certificate) -> str | None:
             "--logprobs-mode processed_logprobs, or set capture.sampling.temperature.override: 1 in the tasks"
         )
     return None
+
+
+def _why_not_replayed(certificate: Certificate) -> str:
+    evidence = certificate.sampling_mask
+    if evidence is None:
+        return ""
+    why = "its log-probs are raw" if evidence.refused is None else evidence.refused
+    return f", and what they left cannot be replayed ({why})"
 
 
 _NEUTRAL = {"top_p": 1, "top_k": -1, "presence_penalty": 0, "frequency_penalty": 0}

@@ -71,6 +71,9 @@ _STRUCT = {
             ("missing", pa.string()),
         ]
     ),
+    "sampling_mask": pa.struct(
+        [("num_tokens", pa.int32()), ("data", pa.large_binary()), ("missing", pa.string())],
+    ),
 }
 _TEXTS = ("response_texts",)
 _NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}

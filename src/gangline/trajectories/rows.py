@@ -19,6 +19,8 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.experts import RowExperts
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.row_experts import experts_of_traces
+from gangline.domain.row_masks import masks_of_traces
+from gangline.domain.sampling_masks import RowMask
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.trajectory import SharedPrefix, Splice, TraceRole, TurnSpan
@@ -60,6 +62,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of sampled tokens, None for others; empty unless `capture.token_texts` asks for them."""
     routed_experts: RowExperts | None = None
     """Experts of the whole prompt and the response; None unless `capture.routed_experts` asks for them."""
+    sampling_mask: RowMask | None = None
+    """Ids that the response's tokens were drawn among; None unless `capture.sampling_masks` asks for them."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -82,7 +86,7 @@ def rows_of(result: SessionResult) -> list[Row]:
     trajectory = result.trajectory
     if trajectory is None:
         return []
-    experts = experts_of_traces(result)
+    experts, masks = experts_of_traces(result), masks_of_traces(result)
     return [
         Row(
             task_id=result.task_id,
@@ -101,6 +105,7 @@ def rows_of(result: SessionResult) -> list[Row]:
             response_versions=trace.response_versions,
             response_texts=trace.response_texts,
             routed_experts=experts.get(trace.trace_id),
+            sampling_mask=masks.get(trace.trace_id),
             finish_reason=trace.finish_reason,
             untrainable=trace.untrainable,
             role=trace.role,

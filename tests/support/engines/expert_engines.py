@@ -6,8 +6,9 @@ Compared on 2026-11-26 with vLLM 0.32.0 (its package: `entrypoints/openai/chat_c
 `srt/entrypoints/openai/serving_chat.py`); `routed_experts_dtype` with SGLang's main at a6463a1.
 
 vLLM: with `--enable-return-routed-experts` each choice of each whole chat reply has `routed_experts`, the base64 of an
-`.npy` file [num_tokens - 1 - start, layers, chosen] of uint8, uint16 or int32; streams have none. SGLang: `meta_info`
-has the base64 of int32 numbers without a shape, for requests that ask.
+`.npy` file [num_tokens - 1 - start, layers, chosen] of uint8, uint16 or int32; streams have none. The route of ids,
+`/inference/v1/generate`, has the same (`entrypoints/scale_out/token_in_token_out/{protocol,serving}.py`, compared on
+2026-11-27). SGLang: `meta_info` has the base64 of int32 numbers without a shape, for requests that ask.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class FakeMoeVllm:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/inference/v1/generate", self._generate)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -120,6 +122,28 @@ class FakeMoeVllm:
         ids = [token for piece in pieces for token in self.tokenizer.encode(piece)] + sorted(self.tokenizer.eos_ids)
         reply = self._reply(body, prompt, ids[:1] if is_probe else ids, text, "length" if is_probe else "stop")
         return await _streamed(request, reply) if body.get("stream") else web.json_response(reply)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        """A whole reply of the route of ids has the field too, and takes the start among its sampling parameters."""
+        body = await request.json()
+        params = body["sampling_params"]
+        if body.get("stream"):
+            return web.json_response({"error": {"message": "not here", "code": 400}}, status=400)
+        is_probe = params["max_tokens"] == 1
+        if not is_probe:
+            self.bodies.append(body)
+        ids = [*self.tokenizer.encode(self.texts[0]), *self.tokenizer.eos_ids]
+        ids = ids[: params["max_tokens"]]
+        choice = {
+            "index": 0,
+            "token_ids": ids,
+            "logprobs": {"content": [{"token_id": one, "logprob": -0.25, "top_logprobs": []} for one in ids]},
+            "finish_reason": "length" if is_probe else "stop",
+            "stop_reason": None,
+            "routed_experts": self._experts(params, body["token_ids"], ids),
+            "sampling_mask": None,
+        }
+        return web.json_response({"request_id": "x", "choices": [choice], "prompt_token_ids": body["token_ids"]})
 
     def _reply(
         self, body: dict[str, Any], prompt: list[int], ids: list[int], text: str, finish_reason: str

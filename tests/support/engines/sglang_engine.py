@@ -33,6 +33,11 @@ class FakeSglang:
     odd_logprobs: bool = False
     incremental: bool = False
     """Streams bring new ids alone, as with `--incremental-streaming-output`."""
+    has_masks: bool = False
+    """Knows `return_sampling_mask`, as 0.5.23 does (`srt/managers/{scheduler,tokenizer_manager}.py`, read on 2026-11-27
+    from its package); another version ignores the field."""
+    largest_mask: int | None = None
+    """`--sampling-mask-max-tokens`: requests of another top-k are refused, 0.5.23 refuses those without one."""
     weight_version: str = "v3"
     can_load: bool = True
     controlled: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
@@ -95,6 +100,8 @@ class FakeSglang:
         prompt = body.get("input_ids")
         if prompt is None or self.ignores_input_ids:
             prompt = self.tokenizer.render(template_messages(body["messages"]), tools=body.get("tools"))
+        if (refused := self._mask_refused(body, body.get("top_k", -1))) is not None:
+            return _error(refused)
         if len(prompt) >= self.context_length:
             return _error(
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
@@ -108,13 +115,32 @@ class FakeSglang:
             del choice["sampled"]
         return web.json_response({"id": "x", "model": "sg-model", "choices": choices, "usage": usage})
 
+    def _mask_refused(self, body: dict[str, Any], top_k: int) -> str | None:
+        if not (self.has_masks and body.get("return_sampling_mask")) or self.largest_mask is None:
+            return None
+        if 1 <= top_k <= self.largest_mask:
+            return None
+        return f"return_sampling_mask requires finite 1 < top_k <= {self.largest_mask}; got top_k={top_k}."
+
+    def _masks(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+        """Each token was drawn among itself and its neighbours."""
+        if not (self.has_masks and body.get("return_sampling_mask")):
+            return {}
+        return {
+            "output_token_sampling_mask": [[token, max(token - 1, 0), token + 1] for token in ids],
+            "output_token_sampling_logprobs": [-0.125] * len(ids),
+            "output_token_sampling_mask_length": len(ids),
+        }
+
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
         prompt = body["input_ids"]
         ids = [*self.tokenizer.encode(self.text), *self.tokenizer.eos_ids][: body["sampling_params"]["max_new_tokens"]]
         if not body["stream"]:
-            return web.json_response(self._generated(prompt, ids, 0, is_last=True))
+            whole = self._generated(prompt, ids, 0, is_last=True)
+            whole["meta_info"] |= self._masks(body, ids)
+            return web.json_response(whole)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for end in range(1, len(ids) + 1):
@@ -165,6 +191,7 @@ class FakeSglang:
                 "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
                 "weight_version": self.weight_version,
             } | ({"weight_versions": self.spans} if self.spans is not None else {})
+            choice["meta_info"] |= self._masks(body, ids)
         if body.get("logprobs"):
             texts = [self.tokenizer.decode([token]) if 0 <= token < self.tokenizer.num_ids else "" for token in ids]
             shown = [

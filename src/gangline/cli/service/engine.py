@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,13 @@ def engine(
         int | None, typer.Option("--max-context", help="Maximum context in tokens. Default: the model's own.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Device of the model, as PyTorch names it.")] = "cpu",
+    return_sampling_mask: Annotated[
+        bool,
+        typer.Option(
+            "--return-sampling-mask",
+            help="Report on /inference/v1/generate which ids top-k and top-p left to draw from, as vLLM does.",
+        ),
+    ] = False,
     log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
@@ -46,49 +53,39 @@ def engine(
     """
     if model is not None and scripted is not None:
         raise InvalidRequest("--model and --scripted exclude each other: choose one.")
+    if return_sampling_mask and scripted is not None:
+        raise InvalidRequest("--return-sampling-mask needs a model: a script draws nothing.")
+    at: dict[str, Any] = {"host": host, "port": port, "allowed_hosts": allowed_host or ()}
     service = (
-        _scripted(scripted, tokenizer, host, port, allowed_host or ())
+        _scripted(scripted, tokenizer, at)
         if scripted is not None
-        else _embedded(model or "smollm2", host, port, allowed_host or (), threads, max_batch, max_context, device)
+        else _embedded(
+            at,
+            model=model or "smollm2",
+            threads=threads,
+            max_batch=max_batch,
+            max_context=max_context,
+            device=device,
+            return_sampling_mask=return_sampling_mask,
+        )
     )
     serve(service, kind="engine", parent=parent, log_format=log_format)
 
 
-def _scripted(script: Path, tokenizer: str, host: str, port: int, allowed_hosts: Sequence[str]) -> Service:
+def _scripted(script: Path, tokenizer: str, at: Mapping[str, Any]) -> Service:
     from gangline.plugins import load
 
     if not script.is_file():
         raise InvalidRequest(f"there is no script {script}.")
     serve_engine = load("engine_server", "scripted")
-    return lambda on_ready: serve_engine(
-        script=script, tokenizer=tokenizer, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready
-    )
+    return lambda on_ready: serve_engine(script=script, tokenizer=tokenizer, **at, on_ready=on_ready)
 
 
-def _embedded(
-    model: str,
-    host: str,
-    port: int,
-    allowed_hosts: Sequence[str],
-    threads: int | None,
-    max_batch: int,
-    max_context: int | None,
-    device: str,
-) -> Service:
+def _embedded(at: Mapping[str, Any], **options: Any) -> Service:
     from gangline.plugins import load
 
     serve_engine = load("engine_server", "embedded")
-    return lambda on_ready: serve_engine(
-        model=model,
-        host=host,
-        port=port,
-        allowed_hosts=allowed_hosts,
-        threads=threads,
-        max_batch=max_batch,
-        max_context=max_context,
-        device=device,
-        on_ready=on_ready,
-    )
+    return lambda on_ready: serve_engine(**options, **at, on_ready=on_ready)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,8 +20,10 @@ from gangline.domain.errors import (
     EngineRefused,
     InvalidRequest,
 )
+from gangline.domain.experts import ExpertArray
 from gangline.domain.images import ImageEvidence, images_in
 from gangline.domain.reply import TokenLogprob
+from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import (
     EngineCapabilities,
@@ -44,6 +46,12 @@ from gangline.event_loop import call_all
 __all__ = ["GenerateEngine", "RouteName"]
 
 RouteName = Literal["auto", "vllm", "sglang"]
+
+
+class _Choice(NamedTuple):
+    delta: EngineDelta
+    experts: ExpertArray | None
+    mask: SamplingMask | None
 
 
 class _Prompt(NamedTuple):
@@ -106,17 +114,33 @@ class GenerateEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         await self.capabilities()
         prompt = await self._prompt(request)
-        choices = range(request.call.num_choices)
-        deltas = await call_all([self._choice(request.call, prompt, index) for index in choices])
+        choices = await call_all([self._choice(request, prompt, at) for at in range(request.call.num_choices)])
         folded = ReplyAccumulator()
-        for delta in deltas:
-            folded.feed(delta)
-        return msgspec.structs.replace(folded.reply(), usage=_summed([delta.usage for delta in deltas]))
+        for choice in choices:
+            folded.feed(choice.delta)
+        reply = folded.reply()
+        with_evidence = tuple(
+            msgspec.structs.replace(whole, experts=choice.experts, sampling_mask=choice.mask)
+            for whole, choice in zip(reply.choices, choices, strict=True)
+        )
+        usage = _summed([choice.delta.usage for choice in choices])
+        return msgspec.structs.replace(reply, choices=with_evidence, usage=usage)
 
-    async def _choice(self, call: ModelCall, prompt: _Prompt, index: int) -> EngineDelta:
+    async def _choice(self, request: EngineRequest, prompt: _Prompt, index: int) -> _Choice:
+        call = request.call
         reader = await self._text.reader(call, prompt.ids, index)
-        sampled = await self._calls.sample(self._new_route(), self._ask(call, prompt, index, stream=False))
-        return await self._delta(reader, call, prompt, sampled)
+        ask = msgspec.structs.replace(
+            self._ask(call, prompt, index, stream=False),
+            experts_from=request.experts_from,
+            with_mask=request.with_mask,
+        )
+        sampled = await self._calls.sample(self._new_route(), ask)
+        delta = await self._delta(reader, call, prompt, sampled)
+        num_kept, experts, mask = len(delta.sampled_ids or ()), sampled.experts, sampled.mask
+        if num_cut := len(sampled.ids) - num_kept:  # behind a stop string, which was found here
+            experts = None if experts is None else experts[: len(experts) - num_cut]
+            mask = None if mask is None else mask.first(num_kept)
+        return _Choice(delta, experts, mask if request.with_mask else None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Several choices come as one delta each."""

@@ -58,6 +58,8 @@ async def probe_route(
         streams_ids=await _streams(calls, route, ask),
         renders=True,
         logprob_kind=route.logprob_kind or raw_or_processed,
+        reports_experts=sampled.experts is not None,
+        reports_masks=await _reports_masks(calls, route, ask),
         reports_versions=bool(sampled.version_spans),
         num_ids=text.num_ids or await vocabulary_size(calls.http, card.id),
         prompt_source="rendered",
@@ -127,6 +129,15 @@ async def _streams(calls: GenerateCalls, route: RouteKind, ask: GenerateAsk) -> 
     except (EngineRefused, EngineUnavailable):
         return False
     return ended and 0 < num_ids == num_logprobs
+
+
+async def _reports_masks(calls: GenerateCalls, route: RouteKind, ask: GenerateAsk) -> bool:
+    """With a call of its own, as SGLang refuses it where its backend has none."""
+    try:
+        sampled = await calls.sample(route(), msgspec.structs.replace(ask, with_mask=True))
+    except EngineError:
+        return False
+    return sampled.mask is not None
 
 
 async def _version(http: EngineHttp) -> str:

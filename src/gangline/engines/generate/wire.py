@@ -14,7 +14,10 @@ import numpy as np
 from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import ModelCall, Usage
 from gangline.domain.errors import EngineMalformed, EngineUnavailable
+from gangline.domain.experts import ExpertArray
+from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import TokenIds
+from gangline.engines.evidence import experts_of_file, mask_of_sets, sglang_mask
 from gangline.engines.fields import NEUTRAL_SAMPLING
 from gangline.engines.json_ids import TokenId
 from gangline.engines.replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
@@ -40,6 +43,10 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     """`data:` URLs of the images of the prompt, which then has one placeholder id for each: the engine expands it."""
     seed: int | None = None
     stream: bool = False
+    experts_from: int | None = None
+    """As in `EngineRequest`; vLLM's route alone has them."""
+    with_mask: bool = False
+    """As in `EngineRequest`."""
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +63,10 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None = None
     """Repeated by the engine, where it does."""
     usage: Usage | None = None
+    experts: ExpertArray | None = None
+    """As in `EngineChoice`; only in a whole reply."""
+    mask: SamplingMask | None = None
+    """As in `EngineChoice`; only in a whole reply."""
 
 
 class GenerateRoute(Protocol):
@@ -91,6 +102,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[WireSpan] | None = None
+    routed_experts: bytes | None = None
+    """A NumPy file."""
+    sampling_mask: list[list[TokenId]] | None = None
 
 
 class _VllmReply(msgspec.Struct):
@@ -121,6 +135,7 @@ class VllmGenerate:
             "stop_token_ids": list(ask.stop_ids) or None,
             "logprobs": max(1, ask.call.num_top_logprobs or 0),
             "structured_outputs": None if constraint is None else {"json": constraint},
+            "routed_experts_prompt_start": ask.experts_from or None,
         }
         body: dict[str, Any] = {
             "model": ask.model,
@@ -153,7 +168,19 @@ class VllmGenerate:
             version_spans=version_spans(choice.weight_versions),
             prompt_ids=ids_of(reply.prompt_token_ids),
             usage=usage_of(reply.usage),
+            experts=_experts(choice, url),
+            mask=mask_of_sets(choice.sampling_mask),
         )
+
+
+def _experts(choice: _Choice, url: str) -> ExpertArray | None:
+    """Raises: EngineMalformed."""
+    if choice.routed_experts is None:
+        return None
+    try:
+        return experts_of_file(choice.routed_experts)
+    except ValueError as error:
+        raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
 
 
 def _candidates(entries: list[_TokenLogprob]) -> list[Candidate]:
@@ -173,6 +200,9 @@ class _SglangMeta(msgspec.Struct):
     cached_tokens: int = 0
     output_token_logprobs: list[list[Any]] | None = None
     output_top_logprobs: list[list[list[Any]] | None] | None = None
+    output_token_sampling_mask: list[list[TokenId]] | None = None
+    output_token_sampling_logprobs: list[float | None] | None = None
+    """Among the ids of the mask."""
     prompt_token_ids: list[TokenId] | None = None
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
@@ -212,7 +242,7 @@ class SglangGenerate:
             "json_schema": None if constraint is None else msgspec.json.encode(constraint).decode(),
             "skip_special_tokens": False,
         }
-        body = {
+        body: dict[str, Any] = {
             "input_ids": ask.prompt_ids.tolist(),
             "sampling_params": NEUTRAL_SAMPLING | _given(params),
             "return_logprob": True,
@@ -220,6 +250,8 @@ class SglangGenerate:
             "return_prompt_token_ids": True,
             "stream": ask.stream,
         }
+        if ask.with_mask:
+            body["return_sampling_mask"] = True
         return msgspec.json.encode(body)
 
     def read(self, answer: bytes, url: str) -> Sampled | None:
@@ -235,14 +267,15 @@ class SglangGenerate:
         prompt_ids = meta.prompt_token_ids if reply.prompt_token_ids is None else reply.prompt_token_ids
         try:
             values, candidates = _sglang_logprobs(meta, ids)
+            mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
         except (msgspec.ValidationError, ValueError) as error:
-            raise EngineMalformed(f"engine {url} answered odd log-probs in meta_info: {error}") from error
+            raise EngineMalformed(f"engine {url} answered odd log-probs or masks in meta_info: {error}") from error
         spans = meta.weight_versions
         if spans is None and meta.weight_version is not None:
             spans = [WireSpan(meta.weight_version, 0, meta.completion_tokens)]
         return Sampled(
             ids=ids,
-            logprobs=values,
+            logprobs=values if mask is None else among_kept,
             candidates=candidates,
             finish_reason=None if finish is None else finish.type,
             stop_string=finish.matched if finish is not None and isinstance(finish.matched, str) else None,
@@ -255,6 +288,7 @@ class SglangGenerate:
                 num_sampled_tokens=meta.completion_tokens,
                 num_cached_tokens=meta.cached_tokens,
             ),
+            mask=mask,
         )
 
 

@@ -103,6 +103,7 @@ class SglangEngine:
             reports_ids=True,
             takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
             reports_experts=self._experts_shape is not None,
+            reports_masks=await self._reports_masks(prompt_ids),
             streams_ids=False,
             renders=prompt_ids is not None,
             logprob_kind="temperature_scaled",
@@ -111,6 +112,16 @@ class SglangEngine:
             template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )
         return self._capabilities
+
+    async def _reports_masks(self, prompt_ids: TokenIds | None) -> bool:
+        """With a call of its own: where the backend has no masks, SGLang refuses it."""
+        sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
+        call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
+        try:
+            reply = engine_reply(await self._sampled(EngineRequest(call=call, prompt_ids=prompt_ids, with_mask=True)))
+        except (EngineError, msgspec.ValidationError, ValueError):
+            return False
+        return all(choice.sampling_mask is not None for choice in reply.choices)
 
     def _checked_prompt_ids(self, reply: EngineReply) -> TokenIds:
         """Raises: EngineIncapable."""
@@ -146,7 +157,7 @@ class SglangEngine:
             reply = engine_reply(wire, show_logprobs=shown, experts_shape=self._experts_shape)
         except (msgspec.ValidationError, ValueError) as error:
             raise EngineMalformed(
-                f"engine {self.url} answered odd log-probs or experts in meta_info: {error}"
+                f"engine {self.url} answered odd log-probs, experts or masks in meta_info: {error}"
             ) from error
         evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
         return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))

@@ -14,7 +14,7 @@ import numpy as np
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.engines.experts import experts_of_numbers
+from gangline.engines.evidence import experts_of_numbers, sglang_mask
 from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
 from gangline.engines.json_ids import TokenId
 from gangline.engines.replies import (
@@ -44,6 +44,10 @@ class _Meta(msgspec.Struct):
     routed_experts: bytes | None = None
     """Numbers of experts, token after token, layer after layer."""
     routed_experts_dtype: str = "int32"
+    output_token_sampling_mask: list[list[TokenId]] | None = None
+    """[T] of the ids that were kept."""
+    output_token_sampling_logprobs: list[float | None] | None = None
+    """[T], among these."""
 
 
 class _Choice(msgspec.Struct):
@@ -90,6 +94,8 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> 
     if request.experts_from is not None:
         body["return_routed_experts"] = True
         body["routed_experts_start_len"] = request.experts_from
+    if request.with_mask:
+        body["return_sampling_mask"] = True
     if request.prompt_ids is not None and not has_media(call.messages):
         body["input_ids"] = request.prompt_ids.tolist()
     return body_of(body, messages)
@@ -134,7 +140,7 @@ def engine_reply(
     """
     show_logprobs: the client asked for log-probs of its own.
     experts_shape: layers, and experts of each; None leaves experts out.
-    Raises: ValueError, msgspec.ValidationError where log-probs or experts cannot be read.
+    Raises: ValueError, msgspec.ValidationError where log-probs, experts or masks cannot be read.
     """
     prompts = [choice.prompt_token_ids for choice in reply.choices if choice.prompt_token_ids is not None]
     return EngineReply(
@@ -152,6 +158,9 @@ def _choice(choice: _Choice, show_logprobs: bool, experts_shape: tuple[int, int]
     experts = None
     if experts_shape is not None and meta.routed_experts is not None:
         experts = experts_of_numbers(meta.routed_experts, meta.routed_experts_dtype, *experts_shape)
+    mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
+    if mask is not None:
+        values = among_kept
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
@@ -163,6 +172,7 @@ def _choice(choice: _Choice, show_logprobs: bool, experts_shape: tuple[int, int]
         version_spans=version_spans(_spans(meta, len(ids or ()))),
         token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
         experts=experts,
+        sampling_mask=mask,
     )
 
 

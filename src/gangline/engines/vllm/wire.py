@@ -16,7 +16,7 @@ from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.engines.experts import experts_of_file
+from gangline.engines.evidence import experts_of_file
 from gangline.engines.fields import (
     NEUTRAL_SAMPLING,
     body_of,

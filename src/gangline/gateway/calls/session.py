@@ -108,6 +108,7 @@ class ModelSession:
             clock=clock,
             with_texts=capture.token_texts,
             with_experts=capture.routed_experts,
+            with_masks=capture.sampling_masks,
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )

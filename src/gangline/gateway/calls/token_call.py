@@ -91,8 +91,9 @@ class _TokenSampler:
             )
         parent_id = self._parent_id() if self._parts.with_experts else None
         experts_from = self._parts.experts_from(capabilities, parent_id, self._request.prompt_ids)
-        answer = self._checked(await self._sample(capabilities, experts_from))
-        self._parts.check_experts(answer, experts_from)
+        with_mask = self._parts.asks_mask(capabilities, self._request.sampling)
+        answer = self._checked(await self._sample(capabilities, experts_from, with_mask))
+        self._parts.check_evidence(answer, experts_from, with_mask)
         self.is_committing = True
         (completion,) = await self._recorder.commit(self._sampled(answer.choices, capabilities))
         return TokenReply(
@@ -126,14 +127,17 @@ class _TokenSampler:
             stream=request.stream,
         )
 
-    async def _sample(self, capabilities: EngineCapabilities, experts_from: int | None) -> EngineReply:
+    async def _sample(self, capabilities: EngineCapabilities, experts_from: int | None, with_mask: bool) -> EngineReply:
         call = msgspec.structs.replace(
             self._call(capabilities), messages=_STAND_IN, num_top_logprobs=0 if self._parts.with_texts else None
         )
-        request = EngineRequest(call=call, prompt_ids=self._request.prompt_ids, experts_from=experts_from)
+        request = EngineRequest(
+            call=call, prompt_ids=self._request.prompt_ids, experts_from=experts_from, with_mask=with_mask
+        )
         stamps = self._recorder.stamps
         stamps.begin()
-        if experts_from is not None or not (self._request.stream and capabilities.streams_ids):
+        whole = with_mask or experts_from is not None
+        if whole or not (self._request.stream and capabilities.streams_ids):
             answer = await self._parts.engine.chat(request)
             for choice in answer.choices[:1]:
                 self._show(choice.sampled_ids, choice.logprobs)

@@ -13,6 +13,7 @@ from gangline.domain.completion import (
     Constraint,
     Context,
     DivergenceCause,
+    LogprobKind,
     ParseStatus,
     PromptSource,
 )
@@ -23,6 +24,7 @@ from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.engines.fields import has_documents, media_in
 from gangline.gateway.truth.experts import KeptExperts, kept_experts
+from gangline.gateway.truth.masks import KeptMask, kept_mask
 from gangline.gateway.truth.placing import Place
 
 __all__ = ["Prompt", "completion_of", "parse_status", "tool_call_id", "with_own_call_ids"]
@@ -78,18 +80,21 @@ def completion_of(
     with_texts: bool = False,
     with_experts: bool = False,
     experts_before: ExpertEvidence | None = None,
+    with_mask: bool = False,
     engine_role: str | None = None,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
     with_texts: keep the texts of the sampled ids, where there is one for each.
     with_experts: keep the routed experts of the context that the parent's record lacks. experts_before: the parent's.
+    with_mask: keep the ids that tokens were drawn among; only where some were cut away.
     aborted: why the call was cut off; None for a call that was answered whole.
     engine_role: see `Certificate`.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     follows = prompt.parent_id is not None
     experts = _experts(choice, prompt, experts_before) if with_experts else None
+    mask = kept_mask(choice, capabilities.num_ids) if with_mask else None
     requested = {} if call.model == capabilities.model else {"requested_model": call.model}
     return Completion(
         completion_id="",
@@ -107,11 +112,12 @@ def completion_of(
         logprobs=_aligned(choice.logprobs, len(ids)),
         sampled_texts=_texts(choice, len(ids)) if with_texts else (),
         routed_experts=b"" if experts is None else experts.data,
+        sampling_mask=b"" if mask is None else mask.data,
         messages_shared=place.num_shared if follows else 0,
         new_messages=place.new_messages if follows else call.messages,
         response=choice.message,
         tools=() if follows else call.tools,
-        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role, experts),
+        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role, experts, mask),
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
@@ -140,12 +146,13 @@ def _certificate(
     aborted: str | None,
     engine_role: str | None,
     experts: KeptExperts | None,
+    mask: KeptMask | None,
 ) -> Certificate:
     cut_off = f"aborted: {aborted}" if aborted is not None else None
     return Certificate(
         prompt_source=prompt.source,
         context=prompt.context,
-        logprobs="missing" if choice.logprobs is None else capabilities.logprob_kind,
+        logprobs=_logprob_kind(choice, capabilities),
         finish_reason="abort" if aborted is not None else choice.finish_reason or "abort",
         parse=parse_status(call, choice),
         first_divergence=prompt.first_divergence,
@@ -165,7 +172,15 @@ def _certificate(
         engine_role=engine_role,
         images=choice.images,
         routed_experts=None if experts is None else experts.evidence,
+        sampling_mask=None if mask is None else mask.evidence,
     )
+
+
+def _logprob_kind(choice: EngineChoice, capabilities: EngineCapabilities) -> LogprobKind:
+    if choice.logprobs is None:
+        return "missing"
+    among_kept = choice.sampling_mask is not None and capabilities.logprob_kind != "raw"
+    return "processed" if among_kept else capabilities.logprob_kind
 
 
 def _experts(choice: EngineChoice, prompt: Prompt, before: ExpertEvidence | None) -> KeptExperts:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-import msgspec
-
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.experts import ExpertArray, ExpertEvidence, ExpertNumber, ExpertsMissing
 from gangline.domain.row_experts import context_experts
 
-__all__ = ["KeptExperts", "kept_experts", "num_known", "whole_experts", "without_experts"]
+__all__ = ["KeptExperts", "kept_experts", "num_known", "whole_experts"]
 
 
 class KeptExperts(NamedTuple):
@@ -76,8 +74,3 @@ def _kept(own: ExpertArray, start: int) -> KeptExperts:
 
 def _refused(reason: str) -> KeptExperts:
     return KeptExperts(ExpertEvidence(refused=reason), b"")
-
-
-def without_experts(completion: Completion) -> Completion:
-    """The same record without the bytes, which the journal holds: those of an open session are never needed."""
-    return msgspec.structs.replace(completion, routed_experts=b"") if completion.routed_experts else completion

@@ -11,7 +11,6 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
 from gangline.forks.calls import REPLAYED
-from gangline.gateway.truth.experts import without_experts
 from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.placing import PlaceIndex
 from gangline.gateway.truth.volatile import VolatileText
@@ -63,7 +62,7 @@ class Ledger:
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
         """Set, and replaced, by the next commit."""
-        for completion in map(without_experts, completions):
+        for completion in map(_without_bytes, completions):
             self.tree.add(completion)
             self._num_committed += 1
             self._note(completion)
@@ -81,7 +80,7 @@ class Ledger:
                 for number, draft in enumerate(drafts, start=first)
             ]
             await self._journal.append_all(committed)
-            for completion in map(without_experts, committed):
+            for completion in map(_without_bytes, committed):
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
@@ -155,3 +154,10 @@ class Ledger:
                 certificate.finish_reason,
             ),
         )
+
+
+def _without_bytes(completion: Completion) -> Completion:
+    """The same record without experts and masks, which the journal holds: those of an open session are never needed."""
+    if not completion.routed_experts and not completion.sampling_mask:
+        return completion
+    return msgspec.structs.replace(completion, routed_experts=b"", sampling_mask=b"")

@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import EngineIncapable, EngineUnavailable
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import Engine, EngineCapabilities, EngineReply
+from gangline.engines.evidence import cuts
 from gangline.event_loop import Share
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.truth.experts import num_known
@@ -22,6 +24,11 @@ __all__ = ["CallParts", "PartsByRole"]
 _HOW_TO_REPORT = (
     "Serve a mixture-of-experts model with `--enable-return-routed-experts` (vLLM and SGLang have it; of SGLang, give "
     "the engine's option experts_per_token too), reach it on its chat route, or leave the setting out."
+)
+
+_HOW_TO_MASK = (
+    "vLLM reports them on its generate route with `--return-sampling-mask` (reach it as the engine kind generate), "
+    "SGLang 0.5.23 on both routes, the embedded engine as vLLM does. Or leave the setting out."
 )
 
 
@@ -39,6 +46,8 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether records keep the texts of sampled tokens."""
     with_experts: bool = False
     """Whether records keep routed experts."""
+    with_masks: bool = False
+    """Whether records keep the ids that tokens were drawn among."""
     empty_retries: int = 0
     """How often an empty generation of one call is sampled again."""
     share: Share = msgspec.field(default_factory=Share)
@@ -71,9 +80,28 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         return num_known(self.ledger.tree[parent_id].certificate.routed_experts)
 
+    def asks_mask(self, capabilities: EngineCapabilities, sampling: SamplingParams) -> bool:
+        """Whether a call asks for sampling masks: nothing is to be kept where nothing is cut away, and engines of roles
+        may not report them.
+
+        Raises: EngineIncapable where the policy's engine reports none.
+        """
+        if not self.with_masks or not cuts(sampling):
+            return False
+        if not capabilities.reports_masks and self.engine_role is None:
+            raise EngineIncapable(
+                f"capture.sampling_masks asks for the ids that each token was drawn among, and the engine "
+                f"({capabilities.engine} {capabilities.version}) reports none. {_HOW_TO_MASK}"
+            )
+        return capabilities.reports_masks
+
     @staticmethod
-    def check_experts(answer: EngineReply, experts_from: int | None) -> None:
-        """Raises: EngineIncapable when the reply to a call that asked for experts has none."""
+    def check_evidence(answer: EngineReply, experts_from: int | None, with_mask: bool) -> None:
+        """Raises: EngineIncapable when the reply to a call that asked for experts or masks has none."""
+        if with_mask and any(choice.sampling_mask is None for choice in answer.choices):
+            raise EngineIncapable(
+                "the engine returned no sampling mask for this call. Reach it without a router that strips them."
+            )
         if experts_from is not None and any(choice.experts is None for choice in answer.choices):
             raise EngineIncapable(
                 "the engine returned no routed experts for this call. Reach it without a router that strips them."

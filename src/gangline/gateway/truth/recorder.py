@@ -13,6 +13,7 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, assistant_message
+from gangline.engines.evidence import cuts
 from gangline.event_loop import Turn
 from gangline.gateway.truth.capture import Prompt, completion_of, with_own_call_ids
 from gangline.gateway.truth.lineage_index import HistoryDigest
@@ -109,6 +110,7 @@ class Recorder:
                 with_texts=self._parts.with_texts,
                 with_experts=self._parts.with_experts,
                 experts_before=experts_before,
+                with_mask=self._parts.with_masks and cuts(sampled.call.sampling),
                 engine_role=self._parts.engine_role,
             )
             for choice in sampled.choices or self.own([_nothing_sampled()])

@@ -57,7 +57,13 @@ class Sequence:
         request = self.request
         banned = request.stop_ids if self.num_sampled < request.min_tokens else frozenset[int]()
         return RowParameters(
-            request.temperature, request.top_p, request.top_k, banned, request.num_top_logprobs, self._penalties()
+            request.temperature,
+            request.top_p,
+            request.top_k,
+            banned,
+            request.num_top_logprobs,
+            self._penalties(),
+            request.with_mask,
         )
 
     def _penalties(self) -> dict[int, float]:
@@ -211,7 +217,9 @@ class Batch:
         reason = self._finish_reason(sequence, drawn.token_id)
         if reason is not None:
             self._leave(sequence)
-        return SampledToken(drawn.token_id, drawn.logprob, self.version, reason, drawn.top_logprobs)
+        return SampledToken(
+            drawn.token_id, drawn.logprob, self.version, reason, drawn.top_logprobs, kept_ids=drawn.kept_ids
+        )
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if token_id in sequence.request.stop_ids:

@@ -51,8 +51,10 @@ class EmbeddedSampler:
         max_context: int | None = None,
         seed: int | None = None,
         threads: int | None = None,
+        returns_masks: bool = False,
     ) -> None:
         self.model_name = model_name
+        self.returns_masks = returns_masks
         self.tokenizer: ChatTokenizer = tokenizer
         self.weight_version = 0
         self._batch = Batch(model, max_batch=max_batch, context_length=max_context)

@@ -25,6 +25,12 @@ class RowParameters(NamedTuple):
     num_top_logprobs: int = 0
     penalties: Mapping[int, float] = {}
     """id -> amount subtracted from its logit"""
+    with_mask: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether top-k or top-p takes ids away."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 class Draw(NamedTuple):
@@ -32,6 +38,8 @@ class Draw(NamedTuple):
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]
     """Most probable first; ids that the processing excluded are not in it, so it may be shorter than asked for."""
+    kept_ids: tuple[int, ...] | None = None
+    """Ids of a probability above 0, in ascending order, where the row asks for them and some were taken away."""
 
 
 def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence[float]) -> list[Draw]:
@@ -43,7 +51,7 @@ def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence
     token_ids = cast("list[int]", ids.tolist())
     chosen = cast("list[float]", logprobs.gather(1, ids[:, None])[:, 0].tolist())
     return [
-        Draw(token_id, logprob, _top(logprobs[i], row.num_top_logprobs))
+        Draw(token_id, logprob, _top(logprobs[i], row.num_top_logprobs), _kept(logprobs[i], row))
         for i, (row, token_id, logprob) in enumerate(zip(rows, token_ids, chosen, strict=True))
     ]
 
@@ -61,7 +69,7 @@ def processed_logprobs(logits: torch.Tensor, rows: Sequence[RowParameters]) -> t
             scaled[i, list(row.penalties)] -= amounts / scale[i]
         if row.banned_ids:
             scaled[i, list(row.banned_ids)] = -math.inf
-        if row.temperature > 0 and (row.top_k > 0 or row.top_p < 1):
+        if row.is_cut:
             scaled[i] = _truncated(scaled[i], row.top_k, row.top_p)
     return scaled.log_softmax(-1)
 
@@ -82,6 +90,12 @@ def _invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # `right` steps over ids of probability zero: they do not raise the sum.
     ids = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
     return ids.clamp(max=logprobs.shape[-1] - 1)
+
+
+def _kept(logprobs: torch.Tensor, row: RowParameters) -> tuple[int, ...] | None:
+    if not (row.with_mask and row.is_cut):
+        return None
+    return tuple(cast("list[int]", (logprobs > -math.inf).nonzero()[:, 0].tolist()))
 
 
 def _top(logprobs: torch.Tensor, number: int) -> tuple[tuple[int, float], ...]:

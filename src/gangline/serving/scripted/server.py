@@ -113,6 +113,7 @@ class ScriptedSampler:
         self.model_name = script.model
         self.context_length = script.context_length
         self.num_ids = tokenizer.num_ids
+        self.returns_masks = False
         self.weight_version = script.weight_version
         self._encoder = ReplyEncoder(tokenizer)
         self._admits = _set_event()

@@ -119,11 +119,11 @@ def key_of(record: Entry | EntryHead | Completion) -> AttemptKey:
 
 
 def num_text_chars(entry: Entry) -> int:
-    """Characters of the texts and media in an entry's new messages, and bytes of experts: the bulk of a large entry."""
+    """Characters of the texts and media in an entry's new messages, bytes of experts and masks: its bulk, if large."""
     if not isinstance(entry, Appended):
         return 0
     parts = (part for one in entry.completions for message in one.new_messages for part in message.parts)
-    num_bytes = sum(len(one.routed_experts) for one in entry.completions)
+    num_bytes = sum(len(one.routed_experts) + len(one.sampling_mask) for one in entry.completions)
     return num_bytes + sum(len(part.text) if type(part) is Text else _num_chars(part) for part in parts)
 
 

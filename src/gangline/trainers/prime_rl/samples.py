@@ -65,6 +65,9 @@ class PrimeSettings(TrainingOptions):
     """Rows of more than `seq_len` tokens. Sessions are compared before a row is left out."""
     router_replay: bool = False
     """prime-rl's `enable_router_replay`: rows carry the experts that the engine chose, and one without is refused."""
+    sampling_replay: bool = False
+    """Rows carry the ids that top-k and top-p left to draw each token from, and prime-rl's log-probs are among them.
+    Needs a prime-rl whose rows have a `SamplingMask`."""
     staleness: StalenessSettings = StalenessSettings()
     env_name: str = "gangline"
     """Name of the rows in prime-rl's metrics."""
@@ -112,9 +115,14 @@ def to_samples(
             temperature=settings.temperature,
             takes_images=True,
             replays_experts=settings.router_replay,
+            replays_masks=settings.sampling_replay,
         )
     ]
-    samples = [sample for group in groups for sample in make_samples(group, algorithm, mask, takes_images=True)]
+    samples = [
+        sample
+        for group in groups
+        for sample in make_samples(group, algorithm, mask, takes_images=True, replays_masks=settings.sampling_replay)
+    ]
     found = zip(rows, over_batch(samples, algorithm.advantage), strict=True)
     fitting = [(row, sample) for row, sample in found if sample.weights.any() and _fits(row, settings)]
     weights = _loss_weights([sample for _, sample in fitting], algorithm.loss)
@@ -209,7 +217,25 @@ def _fields(row: TrainerRow, sample: Sample, weights_T: NDArray[np.float64], set
     }
     if not np.allclose(weights_T[is_trained], 1.0, rtol=0, atol=1e-12):
         fields["rl_weights"] = [*[0.0] * prompt, *weights_T.tolist()]
-    return fields | _images(row.trace) | _experts(row)
+    return fields | _images(row.trace) | _experts(row) | _mask(row)
+
+
+def _mask(row: TrainerRow) -> dict[str, Any]:
+    """Counts of all tokens: 0 in the prompt, and wherever the whole vocabulary stands.
+
+    Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl, `transports/rollouts/types.py` as of September 2026 (read).
+    """
+    if row.sampling_mask is None:
+        return {}
+    try:
+        make = prime_rl("transports.rollouts.types").SamplingMask
+    except AttributeError:
+        raise InvalidRequest(
+            "this version of prime-rl has no SamplingMask in its rows: take a newer one, or leave sampling_replay out."
+        ) from None
+    counts = np.concatenate([np.zeros(len(row.prompt_ids), np.int32), row.sampling_mask.counts])
+    ids = row.sampling_mask.ids.astype(np.int32)
+    return {"sampling_mask": make(ids=ids.tobytes(), counts=counts.tobytes())}
 
 
 def _experts(row: TrainerRow) -> dict[str, Any]:

@@ -14,6 +14,7 @@ __all__ = [
     "num_groups_in_flight",
     "refuse_options",
     "replays_experts",
+    "replays_masks",
     "require_compared_by_session",
     "require_correction",
     "require_fitting",
@@ -72,15 +73,10 @@ def require_fitting(args: Any) -> None:
 
 def _require_whole_distribution(args: Any) -> None:
     """Raises: InvalidRequest."""
-    if getattr(args, "rollout_top_p", 1.0) != 1.0:
-        raise InvalidRequest(
-            f"--rollout-top-p is {args.rollout_top_p:g}: the trainer would replay the tokens that top-p kept, which "
-            "rows do not have. Sample with --rollout-top-p 1."
-        )
     if getattr(args, "rollout_top_k", -1) not in (-1, None):
         raise InvalidRequest(
-            f"--rollout-top-k {args.rollout_top_k} would be ignored: nodes sample by their own policy, and turns with "
-            "top-k are not trained on. Leave it out."
+            f"--rollout-top-k {args.rollout_top_k} would be ignored: nodes sample by the tasks' capture.sampling and "
+            "their own policy. Leave it out."
         )
 
 
@@ -118,6 +114,14 @@ def require_correction(args: Any) -> None:
 def replays_experts(args: Any) -> bool:
     """Whether tokens are routed as they were when they were sampled: `--use-rollout-routing-replay`."""
     return bool(getattr(args, "use_rollout_routing_replay", False))
+
+
+def replays_masks(args: Any) -> bool:
+    """Whether slime computes log-probs among the ids that tokens were drawn among: `--rollout-top-p` below 1.
+
+    Nodes sample by the tasks' `capture.sampling`, and record the ids under `capture.sampling_masks`.
+    """
+    return getattr(args, "rollout_top_p", 1.0) != 1.0
 
 
 def num_groups_in_flight(args: Any) -> int:

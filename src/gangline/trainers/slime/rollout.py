@@ -154,6 +154,7 @@ class SlimeRollout:
             first_group=self._num_groups,
             temperature=args.rollout_temperature,
             replays_experts=arguments.replays_experts(args),
+            replays_masks=arguments.replays_masks(args),
         )
         self._num_groups += len(groups)
         arguments.require_compared_by_session(args, samples)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from gangline.domain.conversation import Message, Text
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.image_files import placed_images
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT
+from gangline.domain.sampling_masks import SamplingMask
 from gangline.evaluators.transcript import chat_messages
 from gangline.language.vision import ImageReader
 from gangline.trainers.contract import TrainerRow, rows_of
@@ -38,6 +39,7 @@ def to_samples(
     temperature: float = 1.0,
     reader: ImageReader | None = None,
     replays_experts: bool = False,
+    replays_masks: bool = False,
 ) -> list[list[list[Any]]]:
     """For each group the samples of each session, as slime nests compact rollouts: [group][session][trace].
 
@@ -47,7 +49,8 @@ def to_samples(
     num_samples: sessions of each group. sample_type: the trainer's `Sample`; slime's is imported where None.
     reader: image processor of the model in training; without it rows with images are refused.
     replays_experts: fill `rollout_routed_experts`, int32 [len(tokens) - 1, layers, chosen], for
-    `--use-rollout-routing-replay`.
+    `--use-rollout-routing-replay`. replays_masks: fill `rollout_top_p_token_ids` and `rollout_top_p_token_offsets`, of
+    the response, for `--rollout-top-p` below 1.
     first_group: `group_index` of the first. temperature: `rollout_temperature`. `weight_versions` has one entry a turn,
     or more where weights changed within it; `metadata` says which trace it is, and from where to where each version
     goes.
@@ -57,7 +60,7 @@ def to_samples(
     """
     make = _maker(sample_type_of("slime") if sample_type is None else sample_type, reader)
     takes_images = reader is not None
-    options = {"takes_images": takes_images, "replays_experts": replays_experts}
+    options = {"takes_images": takes_images, "replays_experts": replays_experts, "replays_masks": replays_masks}
     rows = [rows_of(group, num_samples, temperature=temperature, **options) for group in groups]
     return [
         [
@@ -97,6 +100,10 @@ def _maker(sample_type: Any, reader: ImageReader | None) -> Callable[[TrainerRow
             fields["multimodal_train_inputs"] = processed(row.trace, reader)
         if row.routed_experts is not None:
             fields["rollout_routed_experts"] = row.routed_experts.astype(np.int32)
+        if row.sampling_mask is not None:
+            _require_cut_everywhere(row, row.sampling_mask)
+            fields["rollout_top_p_token_ids"] = row.sampling_mask.ids.tolist()
+            fields["rollout_top_p_token_offsets"] = row.sampling_mask.offsets.tolist()
         if missing := fields.keys() - known:
             raise InvalidRequest(
                 f"this version of the trainer has no {', '.join(sorted(missing))} in its Sample: without it what was "
@@ -129,6 +136,19 @@ def _fields(row: TrainerRow, status: Any) -> dict[str, Any]:
             "version_spans": [(span.version, span.start, span.end) for span in spans],
         },
     }
+
+
+def _require_cut_everywhere(row: TrainerRow, mask: SamplingMask) -> None:
+    """slime counts a token without kept ids as certain: its log-prob is 0, and nothing is learnt from it.
+
+    Source: slime at 624b824, `utils/ppo_utils.py`. Raises: InvalidGroup.
+    """
+    if ((row.loss_mask != 0) & (mask.counts == 0)).any():
+        raise InvalidGroup(
+            f"{row.trace_id} has tokens that were drawn from the whole vocabulary, and under --rollout-top-p "
+            "slime takes them for certain. Sample all turns with capture.sampling.top_p.override and "
+            "capture.sampling_masks."
+        )
 
 
 def _is_cut_short(row: TrainerRow) -> bool:

@@ -65,6 +65,7 @@ class VerlSampler:
         self.context_length = context_length
         self.tokenizer = tokenizer
         self.num_ids = num_ids
+        self.returns_masks = False
         self.weight_version = UNKNOWN_VERSION
         self._generate = generate
         self._retry_s = retry_s

@@ -24,6 +24,7 @@ from pydantic import Field
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.image_files import placed_images
 from gangline.domain.lifecycle import UNGRADED, is_infrastructure_fault
+from gangline.domain.row_masks import is_masked
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.training.options import TrainingOptions
@@ -41,6 +42,7 @@ __all__ = [
     "early_ends",
     "judge_group",
     "require_no_images",
+    "require_no_masks",
     "tokens_left_out",
     "trainable_traces",
     "why_invalid",
@@ -147,6 +149,18 @@ def require_no_images(trace: Trace) -> None:
             f"{trace.trace_id} has images, and their pixels would be left behind here: train it where they are carried "
             "(docs/guides/vision.md), or leave such tasks out."
         )
+
+
+def require_no_masks(trace: Trace) -> None:
+    """For a trainer that computes log-probs over the whole vocabulary. Raises: InvalidGroup."""
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        if is_masked(certificate) and trace.loss_mask[span.start : span.end].any():
+            raise InvalidGroup(
+                f"{span.completion_id} in {trace.trace_id} was drawn from a part of the vocabulary (top-k, top-p), and "
+                "its sampling mask would not be replayed here: train it where masks are replayed "
+                "(docs/guides/sampling-masks.md), or sample with capture.sampling.top_p.override: 1 and "
+                "capture.sampling.top_k.override: -1 in the tasks."
+            )
 
 
 def _only_comparable(trace: Trace) -> Trace:

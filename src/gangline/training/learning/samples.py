@@ -14,7 +14,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.collecting.degenerates import num_sampled
-from gangline.training.collecting.groups import Group, require_no_images, trainable_traces
+from gangline.training.collecting.groups import Group, require_no_images, require_no_masks, trainable_traces
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages, part_advantages, whitened
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.branches import branch_advantages
@@ -75,6 +75,7 @@ def make_samples(
     *,
     penalties: Mapping[str, float] | None = None,
     takes_images: bool = False,
+    replays_masks: bool = False,
 ) -> list[Sample]:
     """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
     credited by their scores, masked. Under a critic nothing is compared: rewards are put on tokens.
@@ -82,12 +83,15 @@ def make_samples(
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. factors: role -> factor of the sessions' advantages in its turns (`player_factors`).
     penalties: session id -> subtracted from its shaped reward. takes_images: pixels travel beside the samples.
-    Raises: ValueError when a session has no reward, InvalidGroup when a trace has images.
+    replays_masks: so do sampling masks.
+    Raises: ValueError when a session has no reward, InvalidGroup when a trace has images or masks that would be left.
     """
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
     for trace in () if takes_images else flat:
         require_no_images(trace)
+    for trace in () if replays_masks else flat:
+        require_no_masks(trace)
     if algorithm.follows_from_scores:
         return _samples_for_critic(group, traces, algorithm, mask, penalties or {})
     if algorithm.compare == "roles":

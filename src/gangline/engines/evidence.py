@@ -1,24 +1,28 @@
-"""Routed experts as engines write them -> arrays. Pure.
+"""Evidence beside the tokens as engines write it -> arrays: routed experts, sampling masks. Pure.
 
-vLLM sends a NumPy file, which names its type and shape. SGLang sends the numbers alone, row after row: int32, unless
-the reply says otherwise; the shape is the model's.
+Experts: vLLM sends a NumPy file, which names its type and shape. SGLang sends the numbers alone, row after row: int32,
+unless the reply says otherwise; the shape is the model's. Masks: both send a list of ids for each sampled token.
 
 Source: vLLM 0.32.0 `entrypoints/openai/chat_completion/protocol.py` and `utils/serial_utils.py`; SGLang 0.5.23
-`srt/managers/detokenizer_manager.py`, and main at a6463a1, `srt/state_capturer/routed_experts_wire.py` (the type).
+`srt/managers/{detokenizer,tokenizer}_manager.py`, and main at a6463a1, `srt/state_capturer/routed_experts_wire.py` (the
+type of experts).
 """
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gangline.domain.conversation import SamplingParams
 from gangline.domain.experts import ExpertArray
+from gangline.domain.sampling_masks import SamplingMask
 
-__all__ = ["experts_of_file", "experts_of_numbers", "narrowed"]
+__all__ = ["cuts", "experts_of_file", "experts_of_numbers", "mask_of_sets", "narrowed", "sglang_mask"]
 
 _HEAD_BYTES = 4 << 10
 """The head of a file of three dimensions has 128."""
@@ -66,3 +70,29 @@ def narrowed(array: NDArray[Any]) -> ExpertArray:
     if least < 0 or most > np.iinfo(np.uint16).max:
         raise ValueError(f"it has expert {least if least < 0 else most}, which no model has")
     return np.ascontiguousarray(array, dtype=np.uint8 if most <= np.iinfo(np.uint8).max else np.uint16)
+
+
+def cuts(sampling: SamplingParams) -> bool:
+    """Whether top-k or top-p takes ids away before a token is drawn."""
+    if sampling.temperature == 0:
+        return False  # nothing is drawn
+    return sampling.top_p not in (None, 1.0) or sampling.top_k not in (None, 0, -1)
+
+
+def mask_of_sets(sets: Sequence[Sequence[int]] | None) -> SamplingMask | None:
+    """None where the engine reported none."""
+    return None if sets is None else SamplingMask.of_sets(sets)
+
+
+def sglang_mask(
+    sets: Sequence[Sequence[int]] | None, values: Sequence[float | None] | None
+) -> tuple[SamplingMask | None, list[float]]:
+    """The mask, and the log-probs [T] among its ids: the others that SGLang reports are of the whole vocabulary.
+
+    Raises: ValueError where one comes without the other.
+    """
+    if sets is None:
+        return None, []
+    if values is None or len(values) != len(sets):
+        raise ValueError(f"{len(sets)} sampling masks, and {0 if values is None else len(values)} log-probs of them")
+    return SamplingMask.of_sets(sets), [np.nan if value is None else value for value in values]

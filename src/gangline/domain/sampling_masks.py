@@ -1,0 +1,108 @@
+"""Sampling masks: the ids that top-k and top-p kept when a token was drawn. The evidence of a call, the mask of a row.
+
+A trainer that replays them computes the log-prob of a token among the same ids that the engine drew it from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.domain.tokens import TokenIds
+
+__all__ = ["MaskEvidence", "RowMask", "SamplingMask"]
+
+_NUMBER = np.dtype("<i4")
+
+
+class SamplingMask(msgspec.Struct, frozen=True, eq=False):
+    """Kept ids of tokens in a row, token after token, in the engine's order."""
+
+    counts: NDArray[np.int32]
+    """[T]: how many ids were kept; 0 where nothing was cut away, or nothing was drawn."""
+    ids: TokenIds
+    """[sum(counts)]"""
+
+    @classmethod
+    def of_sets(cls, sets: Sequence[Sequence[int]]) -> SamplingMask:
+        counts = np.fromiter(map(len, sets), np.int32, len(sets))
+        ids = np.fromiter((one for kept in sets for one in kept), np.int32, int(counts.sum()))
+        return cls(counts, ids)
+
+    @classmethod
+    def of_data(cls, data: bytes, num_tokens: int) -> SamplingMask:
+        """Raises: ValueError when `data` does not hold as many numbers as its counts say."""
+        numbers = np.frombuffer(data, _NUMBER).astype(np.int32)
+        counts, ids = numbers[:num_tokens], numbers[num_tokens:]
+        if len(counts) != num_tokens or (counts < 0).any() or int(counts.sum()) != len(ids):
+            raise ValueError(f"{len(data)} bytes are no sampling mask of {num_tokens} tokens")
+        return cls(counts, ids)
+
+    def data(self) -> bytes:
+        """Counts, then ids: int32, little-endian."""
+        return np.concatenate([self.counts, self.ids]).astype(_NUMBER).tobytes()
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """[T + 1]: the ids of token t are `ids[offsets[t]:offsets[t + 1]]`."""
+        return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
+
+    def first(self, num_tokens: int) -> SamplingMask:
+        """The mask of the first tokens alone."""
+        counts = self.counts[:num_tokens]
+        return SamplingMask(counts, self.ids[: int(counts.sum())])
+
+    def only(self, wanted: NDArray[np.bool_]) -> SamplingMask:
+        """The mask of the wanted tokens [T] alone: the others keep no ids."""
+        return SamplingMask(np.where(wanted, self.counts, 0).astype(np.int32), self.ids[np.repeat(wanted, self.counts)])
+
+    def sets(self) -> list[list[int]]:
+        offsets = self.offsets.tolist()
+        return [self.ids[start:end].tolist() for start, end in itertools.pairwise(offsets)]
+
+
+class MaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The kept ids that a call's record holds: of each of its sampled tokens."""
+
+    num_tokens: int = 0
+    num_ids: int = 0
+    """Kept ids of all tokens together."""
+    digest: str = ""
+    """SHA-256 of the bytes, in hexadecimal."""
+    refused: str | None = None
+    """Why they are not known; nothing is held then."""
+
+    @classmethod
+    def of(cls, mask: SamplingMask, data: bytes) -> MaskEvidence:
+        """data: the mask's."""
+        return cls(num_tokens=len(mask.counts), num_ids=len(mask.ids), digest=hashlib.sha256(data).hexdigest())
+
+    def mask(self, data: bytes) -> SamplingMask:
+        """Raises: ValueError when the bytes are not those that this certifies, or none are."""
+        if self.refused is not None:
+            raise ValueError(self.refused)
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise ValueError("the record holds another sampling mask than its certificate says")
+        return SamplingMask.of_data(data, self.num_tokens)
+
+
+class RowMask(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept ids of a row's response tokens."""
+
+    num_tokens: int = 0
+    """Those of the whole response. A token that was not sampled keeps 0 ids."""
+    data: bytes = b""
+    """As `SamplingMask.data`."""
+    missing: str | None = None
+    """Why they are not known; everything else is empty then."""
+
+    def mask(self) -> SamplingMask:
+        """Raises: ValueError."""
+        if self.missing is not None:
+            raise ValueError(self.missing)
+        return SamplingMask.of_data(self.data, self.num_tokens)
