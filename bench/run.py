@@ -17,8 +17,8 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
-ON_REQUEST = {"containers", "scale"}
-"""Benchmarks that run only by name: they start engines as root, or take a quarter of an hour."""
+ON_REQUEST = {"captures", "containers", "scale"}
+"""Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
 
 Figures = dict[str, dict[str, Any]]
 
