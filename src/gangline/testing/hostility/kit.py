@@ -178,6 +178,19 @@ def found(secret: str, places: Iterator[str] | list[str]) -> str | None:
     return None
 
 
+def is_open(talk: socket.socket) -> bool:
+    """One that was turned away is closed here too."""
+    talk.setblocking(False)
+    try:
+        talk.recv(1)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    talk.close()
+    return False
+
+
 def removed_file(folder: str, size_bytes: int) -> int:
     """A file of that size that has no name any more."""
     path = f"{folder}/removed"
