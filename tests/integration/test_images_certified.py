@@ -7,17 +7,20 @@ import io
 import json
 import os
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pillow
+from transformers import AutoConfig
+from transformers.models.qwen2_vl import Qwen2VLModel
 
 from gangline.checking.kinds import Finding
 from gangline.checking.row_forms import gangline_rows
@@ -38,7 +41,9 @@ from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.language.vision import ImageReader
 from gangline.plugins import make_builder
 from gangline.trainers.contract import rows_of as trainer_rows
+from gangline.trainers.miles import MilesRollout
 from gangline.trainers.prime_rl import samples as prime
+from gangline.trainers.slime.rollout import GroupRollouts, SlimeRollout
 from gangline.trainers.slime.samples import to_samples as slime_samples
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
@@ -53,6 +58,7 @@ from support.engines.tiny_vision import IMAGE_ID, write_model
 from support.engines.vision_engine import VisionEngine, logprobs_of, vision_engine
 from support.node.proxy import MemoryJournal, served
 from support.slime.types import Sample as SlimeSample
+from support.training.verl_loops import agent_loops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
@@ -305,8 +311,35 @@ async def test_a_trainer_that_carries_no_pixels_refuses_the_row(model_folder: Pa
     assert len(trainer_rows(group, 1, takes_images=True)) == 1
 
 
+def _rollouts(
+    reader: ImageReader, folder: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> list[Callable[[], Any]]:
+    """The rollouts of slime and of miles, over a group that is there."""
+
+    def collect(*_: Any) -> list[Group]:
+        return [group]
+
+    monkeypatch.setattr(GroupRollouts, "collect", collect)
+    arguments = SimpleNamespace(
+        n_samples_per_prompt=2, rollout_temperature=1.0, advantage_estimator="grpo", rewards_normalization=True
+    )
+
+    class Miles(MilesRollout):
+        sample_type = SlimeSample
+        output_type = SimpleNamespace
+
+        def groups(self) -> GroupRollouts:
+            return GroupRollouts("http://127.0.0.1:9", dict, folder)
+
+    Miles.reader = reader
+    slime = SlimeRollout("http://127.0.0.1:9", dict, folder, sample_type=SlimeSample, reader=reader)
+    miles = Miles(SimpleNamespace(args=arguments, data_source=None))
+    asked = SimpleNamespace(evaluation=False, weight_version=None)
+    return [lambda: slime(arguments, 0, None), lambda: miles(asked).samples]  # pyright: ignore[reportArgumentType]
+
+
 async def test_slime_gets_the_processed_pixels_and_prime_rl_the_files(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = ImageReader.load(model_folder)
     async with node(model_folder, "ids") as running:
@@ -317,6 +350,11 @@ async def test_slime_gets_the_processed_pixels_and_prime_rl_the_files(
         with pytest.raises(InvalidGroup, match="pixels would be left behind"):
             slime_samples([group], 2, sample_type=SlimeSample)
         [[[sample], _]] = slime_samples([group], 2, sample_type=SlimeSample, reader=reader)
+        for rollout in _rollouts(reader, tmp_path, group, monkeypatch):
+            [[[its], _]] = rollout()
+            assert torch.equal(
+                its.multimodal_train_inputs["pixel_values"], sample.multimodal_train_inputs["pixel_values"]
+            )
         again = logprobs_of(running.seeing.model, sample.tokens, sample.multimodal_train_inputs, sample.response_length)
         on = np.array(sample.loss_mask) == 1
         assert np.abs(np.array(again) - sample.rollout_log_probs)[on].max() < 1e-5
@@ -342,3 +380,56 @@ async def test_a_placeholder_that_was_sampled_is_not_trained_on(model_folder: Pa
         (completion,) = await running.talk("chat", [Step("Look.", (shown(1),), "A <|image_pad|> dog.")])
     assert IMAGE_ID in completion.sampled_ids.tolist()
     assert completion.certificate.untrainable == "images"
+
+
+def _as_verl_binds(folder: Path) -> SimpleNamespace:
+    """verl's processor, as far as positions go: `hf_processor` needs torchvision, and binds the model's own functions.
+
+    Compared with verl 0.9.1 (`utils/tokenizer/tokenizer.py`) on 2026-11-27.
+    """
+    processor = SimpleNamespace(config=AutoConfig.from_pretrained(folder), image_token_id=IMAGE_ID)
+    for name in ("get_rope_index", "get_vision_position_ids"):
+        if hasattr(Qwen2VLModel, name):
+            setattr(processor, name, MethodType(getattr(Qwen2VLModel, name), processor))
+    return processor
+
+
+async def test_verl_gets_the_pixels_and_the_positions_of_its_own_agent_loops(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    verl = pytest.importorskip("gangline.trainers.verl.batches", exc_type=ImportError)
+    reader, processor = ImageReader.load(model_folder), _as_verl_binds(model_folder)
+    async with node(model_folder, "ids") as running:
+        seen = await running.talk("chat", TALK)
+        blind = await running.talk("chat", [Step("Hello.", (), "Hi.")])
+        with_images = result_of(built(seen), seen)
+        without = msgspec.structs.replace(result_of(built(blind), blind), session_id="s2")
+        group = Group("t1", (with_images, without))
+        with pytest.raises(InvalidGroup, match="pixels would be left behind"):
+            verl.to_data_proto([group], 2)
+        made = verl.to_data_proto([group], 2, reader=reader, processor=processor, prompt_length=400)
+        first, _ = made.non_tensor_batch["multi_modal_inputs"]
+        assert made.non_tensor_batch["multi_modal_inputs"][1] == {}
+        assert made.batch["position_ids"].shape == (2, 4, made.batch["input_ids"].shape[1])
+        with agent_loops(tmp_path) as loops:
+            compute = loops.AgentLoopWorker._compute_position_ids
+            for number, inputs in enumerate(made.non_tensor_batch["multi_modal_inputs"]):
+                ids, mask = (made.batch[name][number : number + 1] for name in ("input_ids", "attention_mask"))
+                theirs = compute(
+                    SimpleNamespace(processor=processor), ids, mask, dict(inputs) | {"mm_token_type_ids": ids}
+                )
+                assert torch.equal(made.batch["position_ids"][number : number + 1], theirs)
+        is_there = made.batch["attention_mask"][0].bool()
+        width = made.batch["responses"].shape[1]
+        with torch.inference_mode():
+            logits = running.seeing.model(
+                input_ids=made.batch["input_ids"][:1, is_there],
+                position_ids=made.batch["position_ids"][:1, 1:, is_there].transpose(0, 1),
+                pixel_values=first["pixel_values"],
+                image_grid_thw=first["image_grid_thw"],
+            ).logits[0]
+        again = torch.log_softmax(logits[-1 - width : -1].float(), -1)
+        again = again.gather(1, made.batch["responses"][0][:, None])[:, 0]
+        on = made.batch["response_mask"][0].bool()
+        assert (again - made.batch["rollout_log_probs"][0])[on].abs().max() < 1e-5
+        assert first["images_seqlens"].sum() == first["pixel_values"].shape[0]

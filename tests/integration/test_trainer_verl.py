@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,8 @@ from gangline.training.learning.packing import pack
 from gangline.training.learning.samples import make_samples
 from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.models import CONFIGS
-from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
+from support.training.verl_loops import agent_loops
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what verl imports
@@ -80,18 +78,6 @@ def test_rows_are_padded_as_verls_agent_loops_do() -> None:
     assert batch["attention_mask"][0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 0]
     assert batch["position_ids"][0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5]
     assert batch["rm_scores"][1].tolist() == [0, 0, 0.5, 0]
-
-
-@contextmanager
-def agent_loops(empty: Path) -> Iterator[Any]:
-    """verl's module of agent loops, without what it starts workers by. empty: a folder."""
-    absent = ("hydra", "omegaconf", "ray", "transfer_queue", "codetiming")
-    before = set(sys.modules)
-    with importable(empty, *absent), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield importlib.import_module("verl.experimental.agent_loop.agent_loop")
-    for name in [name for name in sys.modules if name not in before and name.startswith("verl")]:
-        del sys.modules[name]
 
 
 async def test_routing_is_equal_to_that_of_verls_own_agent_loops(tmp_path: Path) -> None:

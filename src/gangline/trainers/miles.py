@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gangline.domain.errors import InvalidRequest
+from gangline.language.vision import ImageReader
 from gangline.trainers.slime.arguments import refuse_options, replays_experts, replays_masks
 from gangline.trainers.slime.rewards import POST_PROCESS, compares_rewards
 from gangline.trainers.slime.rollout import CONTRACT, GroupRollouts
@@ -42,6 +43,8 @@ class MilesRollout(ABC):
     """miles's `Sample`, which is imported where None."""
     output_type: ClassVar[Any] = None
     """miles's `RolloutFnTrainOutput`, likewise."""
+    reader: ClassVar[ImageReader | None] = None
+    """Image processor of the model in training, without which rows with images are refused."""
 
     def __init__(self, given: Any) -> None:
         """given: miles's `RolloutFnConstructorInput`. Raises: ImportError without miles."""
@@ -79,6 +82,7 @@ class MilesRollout(ABC):
             sample_type=self.sample_type,
             first_group=self._num_groups,
             temperature=self._args.rollout_temperature,
+            reader=self.reader,
             replays_experts=replays_experts(self._args),
         )
         self._num_groups += len(groups)

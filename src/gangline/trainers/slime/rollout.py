@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
+from gangline.language.vision import ImageReader
 from gangline.settings import read_secret
 from gangline.trainers.callbacks import CallbackClient, receiving
 from gangline.trainers.slime import arguments
@@ -132,11 +133,13 @@ class GroupRollouts:
 class SlimeRollout:
     """A rollout function for slime.
 
-    Arguments: of `GroupRollouts`; and sample_type: slime's `Sample`, which is imported where None.
+    Arguments: of `GroupRollouts`; and sample_type: slime's `Sample`, which is imported where None; reader: image
+    processor of the model in training, without which rows with images are refused.
     """
 
-    def __init__(self, *given: Any, sample_type: Any = None, **options: Any) -> None:
+    def __init__(self, *given: Any, sample_type: Any = None, reader: ImageReader | None = None, **options: Any) -> None:
         self._rollouts = GroupRollouts(*given, **options)
+        self._reader = reader
         self._sample_type = sample_type
         self._num_groups = 0
 
@@ -153,6 +156,7 @@ class SlimeRollout:
             sample_type=self._sample_type,
             first_group=self._num_groups,
             temperature=args.rollout_temperature,
+            reader=self._reader,
             replays_experts=arguments.replays_experts(args),
             replays_masks=arguments.replays_masks(args),
         )

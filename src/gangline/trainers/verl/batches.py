@@ -20,8 +20,10 @@ from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
 from gangline.installation import extra_command
+from gangline.language.vision import ImageReader
 from gangline.trainers.contract import TrainerRow, rows_of
 from gangline.trainers.verl.experts import expert_tensor
+from gangline.trainers.verl.pixels import multi_modal_inputs, vision_positions
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.samples import make_samples, over_batch
@@ -47,6 +49,8 @@ def to_data_proto(
     algorithm: Algorithm | None = None,
     temperature: float = 1.0,
     replays_experts: bool = False,
+    reader: ImageReader | None = None,
+    processor: Any = None,
 ) -> DataProto:
     """One row a trace, in the order of groups, sessions, traces.
 
@@ -61,14 +65,15 @@ def to_data_proto(
     replays_experts: add `routed_experts` [B, P + T, layers, chosen], int16, for verl's router replay; 0 where there is
     padding, and for the last token, which was never an input.
 
+    reader, processor: of the vision model in training; `processor` is verl's own (`verl.utils.hf_processor`), which
+    knows the model's positions. Rows then carry `multi_modal_inputs`, and `position_ids` are [B, 4, P + T]. Without
+    them rows with images are refused.
+
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when a row does not fit the
     widths: nothing is cut.
     """
-    rows = [
-        row
-        for group in groups
-        for row in rows_of(group, num_samples, temperature=temperature, replays_experts=replays_experts)
-    ]
+    carried = {"takes_images": _sees(reader, processor), "replays_experts": replays_experts}
+    rows = [row for group in groups for row in rows_of(group, num_samples, temperature=temperature, **carried)]
     if not rows:
         raise InvalidRequest("a batch needs at least one group.")
     prompt_width = _width("prompt", [row.prompt_ids for row in rows], prompt_length)
@@ -76,14 +81,32 @@ def to_data_proto(
     tensors = _tensors(rows, prompt_width, width, pad_id)
     if replays_experts:
         tensors["routed_experts"] = _experts(rows, prompt_width, width)
+    labels = _labels(rows)
+    if reader is not None:
+        inputs = labels["multi_modal_inputs"] = multi_modal_inputs(rows, reader)
+        ids, mask = tensors["input_ids"], tensors["attention_mask"]
+        tensors["position_ids"] = vision_positions(ids, mask, inputs, processor, reader.placeholder_id)
     if algorithm is not None:
         algorithm.require_group_advantages("to_data_proto")
-        found = [sample for group in groups for sample in make_samples(group, algorithm)]
+        sees = reader is not None
+        found = [sample for group in groups for sample in make_samples(group, algorithm, takes_images=sees)]
         samples = over_batch(found, algorithm.advantage)
         advantages = [sample.advantages * row.loss_mask for sample, row in zip(samples, rows, strict=True)]
         tensors["advantages"] = _padded(advantages, width, 0.0, torch.float32)
         tensors["returns"] = tensors["advantages"].clone()
-    return DataProto.from_dict(tensors=tensors, non_tensors=_labels(rows), meta_info={"temperature": temperature})
+    return DataProto.from_dict(tensors=tensors, non_tensors=labels, meta_info={"temperature": temperature})
+
+
+def _sees(reader: ImageReader | None, processor: Any) -> bool:
+    """Raises: InvalidRequest when one is there without the other."""
+    if (reader is None) != (processor is None):
+        raise InvalidRequest("rows with images need both a reader and verl's processor of the model.")
+    if processor is not None and not hasattr(processor, "get_rope_index"):
+        raise InvalidRequest(
+            f"{type(processor).__name__} has no get_rope_index: give the processor that verl.utils.hf_processor makes "
+            "of a model whose positions have several dimensions."
+        )
+    return reader is not None
 
 
 def _width(what: str, ids: Sequence[NDArray[Any]], given: int | None) -> int:
