@@ -254,6 +254,15 @@ async def test_other_bytes_than_the_certified_ones_are_found(harmed: int) -> Non
     assert (found.rule, found.message) == ("experts", f"s1.t0: {told}")
 
 
+async def test_rows_of_a_result_without_its_records_say_that_the_experts_are_missing() -> None:
+    async with moe_server(FakeMoeVllm()) as url, proxied_engine(VllmEngine(url), routed_experts=True) as running:
+        await talk(running, "hello")
+        result = result_of(running.journal.completions)
+    (row,) = rows_of(msgspec.structs.replace(result, completions=()))
+    assert row.routed_experts is not None
+    assert "is not among the session's completions" in (row.routed_experts.missing or "")
+
+
 async def test_sessions_of_a_whole_service_have_their_experts_when_they_are_fetched(tmp_path: Path) -> None:
     """An agent in its sandbox, a node, the server's store, and the client that a trainer uses."""
     fake = FakeMoeVllm(texts=["one", "two", "three"])

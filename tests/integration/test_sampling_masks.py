@@ -7,6 +7,7 @@ SGLang is a stand-in that writes what 0.5.23 writes (`support.engines.sglang_eng
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from support.engines.mask_talks import CUT, TEMPERATURE, TOP_K, TOP_P, WHOLE, dr
 from support.engines.models import reference_model, write_tiny_model
 from support.engines.sglang_engine import FakeSglang, sglang_server
 from support.node.proxy import proxied_engine
+
+Change = Callable[[list[list[int]]], list[list[int]]]
 
 FORMATS = {
     "jsonl": (write_jsonl, read_jsonl),
@@ -249,27 +252,100 @@ async def test_an_sglang_without_masks_is_refused_and_still_probed(fake: FakeSgl
             await talk(running, "hello")
 
 
-async def test_a_mask_that_lacks_the_sampled_id_makes_the_turn_untrainable() -> None:
-    fake = _OddSglang(has_masks=True)
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda kept: [[one[0] + 1] for one in kept], "sampled token 0 is 40, which its mask does not keep"),
+        (lambda kept: [kept[0], [], *kept[2:]], "sampled token 1 is 263, which its mask does not keep"),
+        (lambda kept: [kept[0], kept[1] + kept[1][:1], *kept[2:]], "the mask of sampled token 1 keeps an id twice"),
+        (lambda kept: [*kept[:-1], [*kept[-1], 151936]], "outside of the vocabulary"),
+    ],
+    ids=["lacks the sampled id", "keeps none", "keeps one twice", "keeps a strange id"],
+)
+async def test_an_odd_mask_makes_its_turn_untrainable_and_no_other(change: Change, why: str) -> None:
+    result = await _sglang_talk(_OddSglang(change), "hello", "more")
+    whole, odd = result.completions
+    assert odd.certificate.sampling_mask is not None
+    assert why in (odd.certificate.sampling_mask.refused or "")
+    assert odd.sampling_mask == b""
+    assert result.trajectory is not None
+    ((left_out, num),) = audit(result.trajectory, result.completions).left_out.items()
+    assert f"cannot be replayed ({odd.certificate.sampling_mask.refused})" in left_out
+    assert num == len(odd.sampled_ids)
+    (exported,) = rows_of(result)
+    assert exported.sampling_mask is not None
+    assert why in (exported.sampling_mask.missing or "")
+    (row,) = trainer_rows(Group("t1", (result,)), 1, temperature=TEMPERATURE, replays_masks=True)
+    assert row.sampling_mask is not None
+    assert row.loss_mask.tolist() == (row.sampling_mask.counts > 0).tolist()
+    assert row.loss_mask.sum() == len(whole.sampled_ids)
+
+
+async def test_a_longer_mask_is_not_cut_to_fit_at_a_stop_string() -> None:
+    async with (
+        sglang_server(_OddSglang(lambda kept: [*kept, [1]], from_reply=1)) as url,
+        proxied_engine(_sglang("generate", url), sampling_masks=True, sampling=CUT) as running,
+        running.client() as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "hello"}]
+        await client.chat.completions.create(model="m", messages=messages, stop=["SGL"])
+        (completion,) = running.journal.completions
+    assert len(completion.sampled_ids) == 7
+    assert completion.certificate.sampling_mask is not None
+    assert completion.certificate.sampling_mask.refused == "the mask is of 8 tokens, and 7 were sampled"
+
+
+async def test_a_call_that_the_engine_aborts_before_a_token_has_no_mask_to_report() -> None:
+    result = await _sglang_talk(_AbortingSglang(has_masks=True), "hello")
+    (completion,) = result.completions
+    assert completion.certificate.finish_reason == "abort"
+    assert completion.certificate.untrainable == "no sampled ids"
+
+
+async def test_rows_of_a_result_without_its_records_say_that_the_masks_are_missing() -> None:
+    result = await _sglang_talk(FakeSglang(has_masks=True), "hello")
+    (row,) = rows_of(msgspec.structs.replace(result, completions=()))
+    assert row.sampling_mask is not None
+    assert "is not among the session's completions" in (row.sampling_mask.missing or "")
+
+
+async def _sglang_talk(fake: FakeSglang, *texts: str) -> SessionResult:
     async with (
         sglang_server(fake) as url,
         proxied_engine(SglangEngine(url), sampling_masks=True, sampling=CUT) as running,
     ):
-        await talk(running, "hello")
-        result = result_of(running.journal.completions)
-    (completion,) = result.completions
-    assert completion.certificate.sampling_mask is not None
-    assert "which its mask does not keep" in (completion.certificate.sampling_mask.refused or "")
-    assert completion.sampling_mask == b""
-    assert result.trajectory is not None
-    (why,) = audit(result.trajectory, result.completions).left_out
-    assert "cannot be replayed (sampled token 0 is" in why
+        await talk(running, *texts)
+        return result_of(running.journal.completions)
 
 
 class _OddSglang(FakeSglang):
+    """Changes the masks of replies; of those that are longer than a probe's."""
+
+    def __init__(self, change: Change, from_reply: int = 2) -> None:
+        super().__init__(has_masks=True)
+        self._change = change
+        self._num_before = from_reply - 1
+
     def _masks(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         found = super()._masks(body, ids)
-        return found if len(ids) == 1 else found | {"output_token_sampling_mask": [[one + 1] for one in ids]}
+        if len(ids) == 1:
+            return found
+        if self._num_before:
+            self._num_before -= 1
+            return found
+        kept = self._change(found["output_token_sampling_mask"])
+        return found | {
+            "output_token_sampling_mask": kept,
+            "output_token_sampling_logprobs": [-0.125] * len(kept),
+        }
+
+
+class _AbortingSglang(FakeSglang):
+    def _choice(self, index: int, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+        found = super()._choice(index, body, prompt)
+        if body.get("max_tokens") == 1:
+            return found
+        return found | {"response_token_ids": [], "finish_reason": "abort", "meta_info": {"output_token_logprobs": []}}
 
 
 # -- experts on vLLM's route of ids ------------------------------------------------------------------------------------

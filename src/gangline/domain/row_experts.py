@@ -6,7 +6,6 @@ A record holds the positions that its parent's does not, so the experts of a con
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -74,11 +73,8 @@ def expert_problem(tree: CompletionTree, trace: Trace) -> str | None:
 
 def experts_of_traces(result: SessionResult) -> dict[str, RowExperts]:
     """trace id -> its experts; none where the session was sampled without `capture.routed_experts`."""
-    if result.trajectory is None or not _asked(result.completions):
+    traces = () if result.trajectory is None else result.trajectory.traces
+    if all(one.routed_experts is None for trace in traces for one in trace.certificates):
         return {}
     tree = CompletionTree(result.completions)
-    return {trace.trace_id: experts_of_trace(tree, trace) for trace in result.trajectory.traces}
-
-
-def _asked(completions: Iterable[Completion]) -> bool:
-    return any(one.certificate.routed_experts is not None for one in completions)
+    return {trace.trace_id: experts_of_trace(tree, trace) for trace in traces}

@@ -20,14 +20,14 @@ def is_masked(certificate: Certificate) -> bool:
 
 
 def mask_of_trace(tree: CompletionTree, trace: Trace) -> SamplingMask:
-    """The mask of the response's tokens; 0 ids where nothing was cut away, or nothing was sampled.
+    """The mask of the response's tokens; 0 ids where nothing was cut away, nothing was sampled, or nothing is trained.
 
-    Raises: ValueError where a record lacks what its certificate says.
+    Raises: ValueError where the record of a trained turn lacks what its certificate says.
     """
     counts = np.zeros(len(trace.response_ids), np.int32)
     pieces: list[SamplingMask] = []
     for span, certificate in zip(trace.spans, trace.certificates, strict=True):
-        if certificate.sampling_mask is None:
+        if certificate.sampling_mask is None or not trace.loss_mask[span.start : span.end].any():
             continue
         if span.completion_id not in tree:
             raise ValueError(f"the record of {span.completion_id} is not among the session's completions")
@@ -63,27 +63,24 @@ def mask_problem(tree: CompletionTree, trace: Trace) -> str | None:
 
 def outside_of_mask(mask: SamplingMask, sampled_ids: TokenIds) -> str | None:
     """Why a mask is not of these tokens; None where each was drawn among the ids that it keeps."""
-    if len(mask.counts) != len(sampled_ids):
-        return f"the mask is of {len(mask.counts)} tokens, and {len(sampled_ids)} were sampled"
-    if (wrong := _first_outside(mask, sampled_ids)) is not None:
+    num = len(sampled_ids)
+    if len(mask.counts) != num:
+        return f"the mask is of {len(mask.counts)} tokens, and {num} were sampled"
+    token = np.repeat(np.arange(num), mask.counts)
+    lacking = np.bincount(token[mask.ids == sampled_ids[token]], minlength=num) == 0
+    if lacking.any():
+        wrong = int(lacking.argmax())
         return f"sampled token {wrong} is {int(sampled_ids[wrong])}, which its mask does not keep"
     return None
 
 
-def _first_outside(mask: SamplingMask, ids: TokenIds) -> int | None:
-    """Index of the first token whose kept ids lack it; tokens that keep none are not looked at."""
-    token = np.repeat(np.arange(len(ids)), mask.counts)
-    times = np.bincount(token[mask.ids == ids[token]], minlength=len(ids))
-    lacking = np.flatnonzero((times == 0) & (mask.counts > 0))
-    return int(lacking[0]) if len(lacking) else None
-
-
 def masks_of_traces(result: SessionResult) -> dict[str, RowMask]:
-    """trace id -> its mask; none where no call of the session has one."""
-    if result.trajectory is None or all(one.certificate.sampling_mask is None for one in result.completions):
+    """trace id -> its mask; none where no turn of the session has one."""
+    traces = () if result.trajectory is None else result.trajectory.traces
+    if all(one.sampling_mask is None for trace in traces for one in trace.certificates):
         return {}
     tree = CompletionTree(result.completions)
-    return {trace.trace_id: _row_mask(tree, trace) for trace in result.trajectory.traces}
+    return {trace.trace_id: _row_mask(tree, trace) for trace in traces}
 
 
 def _row_mask(tree: CompletionTree, trace: Trace) -> RowMask:

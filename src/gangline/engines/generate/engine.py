@@ -136,10 +136,10 @@ class GenerateEngine:
         )
         sampled = await self._calls.sample(self._new_route(), ask)
         delta = await self._delta(reader, call, prompt, sampled)
-        num_kept, experts, mask = len(delta.sampled_ids or ()), sampled.experts, sampled.mask
-        if num_cut := len(sampled.ids) - num_kept:  # behind a stop string, which was found here
+        experts, mask = sampled.experts, sampled.mask
+        if num_cut := len(sampled.ids) - len(delta.sampled_ids or ()):  # behind a stop string, which was found here
             experts = None if experts is None else experts[: len(experts) - num_cut]
-            mask = None if mask is None else mask.first(num_kept)
+            mask = None if mask is None else mask.first(max(0, len(mask.counts) - num_cut))
         return _Choice(delta, experts, mask if request.with_mask else None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:

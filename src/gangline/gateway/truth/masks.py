@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gangline.domain.row_masks import outside_of_mask
-from gangline.domain.sampling_masks import MaskEvidence
+from gangline.domain.sampling_masks import MaskEvidence, SamplingMask
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineChoice
 
@@ -26,12 +28,21 @@ def kept_mask(choice: EngineChoice, num_ids: int | None) -> KeptMask:
     sampled = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     if (problem := outside_of_mask(mask, sampled)) is not None:
         return _refused(problem)
-    if (mask.counts == 0).any():
-        return _refused(f"the mask of sampled token {int((mask.counts == 0).argmax())} keeps no id")
     if (mask.ids < 0).any() or (num_ids is not None and (mask.ids >= num_ids).any()):
         return _refused("the mask keeps an id that is outside of the vocabulary")
+    if (wrong := _first_repeating(mask)) is not None:
+        return _refused(f"the mask of sampled token {wrong} keeps an id twice")
     data = mask.data()
     return KeptMask(MaskEvidence.of(mask, data), data)
+
+
+def _first_repeating(mask: SamplingMask) -> int | None:
+    """Index of the first token that keeps an id twice: a sum over the kept ids would count it twice."""
+    token = np.repeat(np.arange(len(mask.counts), dtype=np.int64), mask.counts)
+    # Engines mostly write ascending ids, and a stable sort of what is sorted takes no time.
+    pairs = np.sort((token << 32) | mask.ids, kind="stable")
+    again = np.flatnonzero(pairs[1:] == pairs[:-1])
+    return int(pairs[again[0]] >> 32) if len(again) else None
 
 
 def _refused(reason: str) -> KeptMask:

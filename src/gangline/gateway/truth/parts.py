@@ -97,12 +97,14 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def check_evidence(answer: EngineReply, experts_from: int | None, with_mask: bool) -> None:
-        """Raises: EngineIncapable when the reply to a call that asked for experts or masks has none."""
-        if with_mask and any(choice.sampling_mask is None for choice in answer.choices):
+        """Raises: EngineIncapable when the reply to a call that asked for experts or masks has none. Where nothing was
+        sampled, as of a call that the engine aborts, there is none to report."""
+        sampled = [one for one in answer.choices if one.sampled_ids is not None and len(one.sampled_ids)]
+        if with_mask and any(choice.sampling_mask is None for choice in sampled):
             raise EngineIncapable(
                 "the engine returned no sampling mask for this call. Reach it without a router that strips them."
             )
-        if experts_from is not None and any(choice.experts is None for choice in answer.choices):
+        if experts_from is not None and any(choice.experts is None for choice in sampled):
             raise EngineIncapable(
                 "the engine returned no routed experts for this call. Reach it without a router that strips them."
             )
