@@ -252,16 +252,21 @@ async def test_an_sglang_without_masks_is_refused_and_still_probed(fake: FakeSgl
             await talk(running, "hello")
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda kept: [[one[0] + 1] for one in kept], "sampled token 0 is 40, which its mask does not keep"),
-        (lambda kept: [kept[0], [], *kept[2:]], "sampled token 1 is 263, which its mask does not keep"),
-        (lambda kept: [kept[0], kept[1] + kept[1][:1], *kept[2:]], "the mask of sampled token 1 keeps an id twice"),
-        (lambda kept: [*kept[:-1], [*kept[-1], 151936]], "outside of the vocabulary"),
-    ],
-    ids=["lacks the sampled id", "keeps none", "keeps one twice", "keeps a strange id"],
-)
+ODD: dict[str, tuple[Change, str]] = {
+    "lacks the sampled id": (
+        lambda kept: [[one[0] + 1] for one in kept],
+        "sampled token 0 is 40, which its mask does not keep",
+    ),
+    "keeps none": (lambda kept: [kept[0], [], *kept[2:]], "sampled token 1 is 263, which its mask does not keep"),
+    "keeps one twice": (
+        lambda kept: [kept[0], kept[1] + kept[1][:1], *kept[2:]],
+        "the mask of sampled token 1 keeps an id twice",
+    ),
+    "keeps a strange id": (lambda kept: [*kept[:-1], [*kept[-1], 151936]], "outside of the vocabulary"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), ODD.values(), ids=ODD)
 async def test_an_odd_mask_makes_its_turn_untrainable_and_no_other(change: Change, why: str) -> None:
     result = await _sglang_talk(_OddSglang(change), "hello", "more")
     whole, odd = result.completions

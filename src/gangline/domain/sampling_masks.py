@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -27,12 +26,6 @@ class SamplingMask(msgspec.Struct, frozen=True, eq=False):
     """[T]: how many ids were kept; 0 where nothing was cut away, or nothing was drawn."""
     ids: TokenIds
     """[sum(counts)]"""
-
-    @classmethod
-    def of_sets(cls, sets: Sequence[Sequence[int]]) -> SamplingMask:
-        counts = np.fromiter(map(len, sets), np.int32, len(sets))
-        ids = np.fromiter((one for kept in sets for one in kept), np.int32, int(counts.sum()))
-        return cls(counts, ids)
 
     @classmethod
     def of_data(cls, data: bytes, num_tokens: int) -> SamplingMask:

@@ -15,14 +15,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
+import simdjson
 from numpy.typing import NDArray
 
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.experts import ExpertArray
 from gangline.domain.sampling_masks import SamplingMask
+from gangline.engines.json_ids import LARGEST_ID, NO_IDS
 
-__all__ = ["cuts", "experts_of_file", "experts_of_numbers", "mask_of_sets", "narrowed", "sglang_mask"]
+__all__ = ["cuts", "experts_of_file", "experts_of_numbers", "mask_from_json", "narrowed", "sglang_mask"]
 
 _HEAD_BYTES = 4 << 10
 """The head of a file of three dimensions has 128."""
@@ -79,20 +82,38 @@ def cuts(sampling: SamplingParams) -> bool:
     return sampling.top_p not in (None, 1.0) or sampling.top_k not in (None, 0, -1)
 
 
-def mask_of_sets(sets: Sequence[Sequence[int]] | None) -> SamplingMask | None:
-    """None where the engine reported none."""
-    return None if sets is None else SamplingMask.of_sets(sets)
+def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
+    """A list of ids for each token, without a Python object for each id: a long reply has a million. None for null.
+
+    Raises: ValueError for anything else.
+    """
+    text = bytes(raw)
+    if text == bytes(NO_IDS):
+        return None
+    try:
+        sets = simdjson.Parser().parse(text)
+        if not isinstance(sets, simdjson.Array) or not all(isinstance(one, simdjson.Array) for one in sets):
+            raise TypeError("it is no list of lists")
+        if text.count(b"[") != 1 + len(sets):
+            raise TypeError("its lists hold lists")  # the parser would flatten them
+        counts = np.fromiter(map(len, sets), np.int32, len(sets))
+        ids = np.frombuffer(sets.as_buffer(of_type="i"), np.int64) if counts.any() else np.empty(0, np.int64)
+    except (TypeError, RuntimeError) as error:  # the last for numbers that are no integers of 64 bits
+        raise ValueError(f"no sampling mask: {error}") from error
+    if len(ids) != counts.sum() or (ids < 0).any() or (ids > LARGEST_ID).any():
+        raise ValueError("no sampling mask: it holds other values than ids")
+    return SamplingMask(counts, ids.astype(np.int32))
 
 
-def sglang_mask(
-    sets: Sequence[Sequence[int]] | None, values: Sequence[float | None] | None
-) -> tuple[SamplingMask | None, list[float]]:
+def sglang_mask(raw: msgspec.Raw, values: Sequence[float | None] | None) -> tuple[SamplingMask | None, list[float]]:
     """The mask, and the log-probs [T] among its ids: the others that SGLang reports are of the whole vocabulary.
 
     Raises: ValueError where one comes without the other.
     """
-    if sets is None:
+    mask = mask_from_json(raw)
+    if mask is None:
         return None, []
-    if values is None or len(values) != len(sets):
-        raise ValueError(f"{len(sets)} sampling masks, and {0 if values is None else len(values)} log-probs of them")
-    return SamplingMask.of_sets(sets), [np.nan if value is None else value for value in values]
+    num_values = 0 if values is None else len(values)
+    if values is None or num_values != len(mask.counts):
+        raise ValueError(f"{len(mask.counts)} sampling masks, and {num_values} log-probs of them")
+    return mask, [np.nan if value is None else value for value in values]

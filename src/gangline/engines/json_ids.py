@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gangline.domain.errors import EngineMalformed
 from gangline.domain.tokens import TokenIds, token_ids
 
-__all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json", "plain_ids"]
+__all__ = ["CUT_OUT", "LARGEST_ID", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json", "plain_ids"]
 
 _NULL = b"null"
 NO_IDS = msgspec.Raw(_NULL)
@@ -22,8 +22,8 @@ NO_IDS = msgspec.Raw(_NULL)
 CUT_OUT = b"0"
 """The placeholder for the list that `cut_out_ids` took."""
 
-_LARGEST = np.iinfo(np.int32).max
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(_LARGEST))]
+LARGEST_ID = np.iinfo(np.int32).max
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(LARGEST_ID))]
 """An id in an engine's answer. An answer with any other number is refused: it cannot be trained on."""
 
 _PIECE_BYTES = 128 << 10
@@ -75,7 +75,7 @@ def plain_ids(text: bytes) -> TokenIds | None:
     if len(pieces) > 1 and not all(map(len, pieces)):  # the whole list ends with a comma
         return None
     ids = np.concatenate(pieces)
-    if len(ids) and (ids.min() < 0 or ids.max() > _LARGEST):
+    if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
         return None
     return ids.astype(np.int32)
 

@@ -17,9 +17,9 @@ from gangline.domain.errors import EngineMalformed, EngineUnavailable
 from gangline.domain.experts import ExpertArray
 from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import TokenIds
-from gangline.engines.evidence import experts_of_file, mask_of_sets, sglang_mask
+from gangline.engines.evidence import experts_of_file, mask_from_json, sglang_mask
 from gangline.engines.fields import NEUTRAL_SAMPLING
-from gangline.engines.json_ids import TokenId
+from gangline.engines.json_ids import NO_IDS, TokenId
 from gangline.engines.replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
 
 __all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
@@ -104,7 +104,8 @@ class _Choice(msgspec.Struct):
     weight_versions: list[WireSpan] | None = None
     routed_experts: bytes | None = None
     """A NumPy file."""
-    sampling_mask: list[list[TokenId]] | None = None
+    sampling_mask: msgspec.Raw = NO_IDS
+    """[T] lists of ids."""
 
 
 class _VllmReply(msgspec.Struct):
@@ -169,7 +170,7 @@ class VllmGenerate:
             prompt_ids=ids_of(reply.prompt_token_ids),
             usage=usage_of(reply.usage),
             experts=_experts(choice, url),
-            mask=mask_of_sets(choice.sampling_mask),
+            mask=_mask(choice, url),
         )
 
 
@@ -181,6 +182,14 @@ def _experts(choice: _Choice, url: str) -> ExpertArray | None:
         return experts_of_file(choice.routed_experts)
     except ValueError as error:
         raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
+
+
+def _mask(choice: _Choice, url: str) -> SamplingMask | None:
+    """Raises: EngineMalformed."""
+    try:
+        return mask_from_json(choice.sampling_mask)
+    except ValueError as error:
+        raise EngineMalformed(f"engine {url} answered {error}") from error
 
 
 def _candidates(entries: list[_TokenLogprob]) -> list[Candidate]:
@@ -200,7 +209,8 @@ class _SglangMeta(msgspec.Struct):
     cached_tokens: int = 0
     output_token_logprobs: list[list[Any]] | None = None
     output_top_logprobs: list[list[list[Any]] | None] | None = None
-    output_token_sampling_mask: list[list[TokenId]] | None = None
+    output_token_sampling_mask: msgspec.Raw = NO_IDS
+    """[T] lists of ids."""
     output_token_sampling_logprobs: list[float | None] | None = None
     """Among the ids of the mask."""
     prompt_token_ids: list[TokenId] | None = None

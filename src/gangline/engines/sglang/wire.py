@@ -16,7 +16,7 @@ from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.engines.evidence import experts_of_numbers, sglang_mask
 from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
-from gangline.engines.json_ids import TokenId
+from gangline.engines.json_ids import NO_IDS, TokenId
 from gangline.engines.replies import (
     WireLogprobs,
     WireMessage,
@@ -44,8 +44,8 @@ class _Meta(msgspec.Struct):
     routed_experts: bytes | None = None
     """Numbers of experts, token after token, layer after layer."""
     routed_experts_dtype: str = "int32"
-    output_token_sampling_mask: list[list[TokenId]] | None = None
-    """[T] of the ids that were kept."""
+    output_token_sampling_mask: msgspec.Raw = NO_IDS
+    """[T] lists of the ids that were kept."""
     output_token_sampling_logprobs: list[float | None] | None = None
     """[T], among these."""
 
