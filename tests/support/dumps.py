@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import random
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-__all__ = ["CLEAN", "EOS", "PLANTS", "Conversation", "conversation"]
+import numpy as np
+
+__all__ = ["CLEAN", "EOS", "PLANTS", "Conversation", "conversation", "kept_ids"]
 
 EOS = 2
 Record = dict[str, Any]
@@ -58,6 +62,7 @@ def conversation(chance: random.Random, *, num_turns: int | None = None, zeros: 
 
 def gangline(talk: Conversation) -> Record:
     ids, mask, logprobs = talk.response()
+    kept, num_routed = kept_ids(ids, mask), len(talk.prompt) + len(ids) - 1
     return {
         "trace_id": talk.name,
         "session_id": talk.name,
@@ -71,7 +76,28 @@ def gangline(talk: Conversation) -> Record:
         "untrainable": None,
         "splices": [],
         "prompt_messages": [],
+        "sampling_mask": {"num_tokens": len(ids), "data": _base64([*map(len, kept), *_flat(kept)], "<i4")},
+        "routed_experts": {
+            "num_tokens": num_routed,
+            "num_layers": 2,
+            "num_chosen": 3,
+            "number": "uint8",
+            "data": _base64([7] * (num_routed * 6), "u1"),
+        },
     }
+
+
+def kept_ids(ids: list[int], mask: list[int]) -> list[list[int]]:
+    """Each sampled token was drawn among itself and its neighbours."""
+    return [[max(one - 1, 0), one, one + 1] if sampled else [] for one, sampled in zip(ids, mask, strict=True)]
+
+
+def _flat(lists: list[list[int]]) -> list[int]:
+    return [one for kept in lists for one in kept]
+
+
+def _base64(numbers: list[int], number: str) -> str:
+    return base64.b64encode(np.array(numbers, number).tobytes()).decode()
 
 
 def trl(talk: Conversation) -> Record:
@@ -92,6 +118,7 @@ def trl(talk: Conversation) -> Record:
 
 def slime(talk: Conversation) -> Record:
     ids, mask, logprobs = talk.response()
+    kept = kept_ids(ids, mask)
     return {
         "tokens": talk.prompt + ids,
         "response_length": len(ids),
@@ -105,6 +132,9 @@ def slime(talk: Conversation) -> Record:
         "multimodal_inputs": None,
         "multimodal_train_inputs": None,
         "spec_info": {"completion_token_num": 0},
+        "rollout_top_p_token_ids": _flat(kept),
+        "rollout_top_p_token_offsets": [0, *itertools.accumulate(map(len, kept))],
+        "rollout_routed_experts": [[[7, 8, 9]] * 2 for _ in range(len(talk.prompt) + len(ids) - 1)],
     }
 
 
@@ -399,7 +429,62 @@ def _reward(form: str, records: list[Record]) -> None:
 
 _ALL = tuple(CLEAN)
 _ROWS = ("gangline", "trl", "slime", "verl")
+_REPLAYS = ("gangline", "slime")
 _MASKS = (*_ROWS, "openenv")
+
+
+def _masks(change: Callable[[list[list[int]], list[int]], list[list[int]]]) -> Callable[[str, list[Record]], None]:
+    """change: (kept ids of the response's tokens, its loss mask) -> others."""
+
+    def plant(form: str, records: list[Record]) -> None:
+        record = records[1]
+        num = len(record["loss_mask"])
+        ids = record["response_ids"] if form == "gangline" else record["tokens"][-num:]
+        kept = change(kept_ids(ids, record["loss_mask"]), record["loss_mask"])
+        if form == "gangline":
+            data = _base64([*map(len, kept), *_flat(kept)], "<i4")
+            record["sampling_mask"] = {"num_tokens": len(kept), "data": data}
+        else:
+            record["rollout_top_p_token_ids"] = _flat(kept)
+            record["rollout_top_p_token_offsets"] = [0, *itertools.accumulate(map(len, kept))]
+
+    return plant
+
+
+def _lost_set(kept: list[list[int]], mask: list[int]) -> list[list[int]]:
+    at = mask.index(1) + 1
+    return [*kept[:at], [], *kept[at + 1 :]]
+
+
+def _cut_mask(form: str, records: list[Record]) -> None:
+    """Fewer kept ids than are counted."""
+    if form == "gangline":
+        given = records[1]["sampling_mask"]
+        given["data"] = base64.b64encode(base64.b64decode(given["data"])[:-4]).decode()
+    else:
+        del records[1]["rollout_top_p_token_ids"][-1]
+
+
+def _lost_experts(form: str, records: list[Record]) -> None:
+    if form == "gangline":
+        given = records[1]["routed_experts"]
+        given["num_tokens"] -= 1
+        given["data"] = base64.b64encode(base64.b64decode(given["data"])[:-6]).decode()
+    else:
+        del records[1]["rollout_routed_experts"][0]
+
+
+def _changed_experts(form: str, records: list[Record]) -> None:
+    if form == "gangline":
+        given = records[1]["routed_experts"]
+        given["data"] = base64.b64encode(base64.b64decode(given["data"])[:-1]).decode()
+    else:
+        records[1]["rollout_routed_experts"][1] = [[7, 8]] * 2
+
+
+def _unknown_mask(_form: str, records: list[Record]) -> None:
+    records[1]["sampling_mask"] = {"num_tokens": 0, "data": "", "missing": "the engine reported no sampling mask"}
+
 
 PLANTS: dict[str, tuple[Callable[[str, list[Record]], None], dict[str, set[str]]]] = {
     "a log-prob is NaN": (_logprob(float("nan")), {key: {"logprob_nan"} for key in _ALL}),
@@ -422,6 +507,13 @@ PLANTS: dict[str, tuple[Callable[[str, list[Record]], None], dict[str, set[str]]
     ),
     "a retry is trained": (_retry, {key: {"retry_trained"} for key in ("openenv", "atif")}),
     "pixels are missing": (_images, {key: {"pixels_missing"} for key in _ALL}),
+    "kept ids are shifted": (_masks(lambda kept, _: [[], *kept[:-1]]), {key: {"masks_wrong"} for key in _REPLAYS}),
+    "kept ids of a token are lost": (_masks(_lost_set), {key: {"masks_wrong"} for key in _REPLAYS}),
+    "kept ids of the end are lost": (_masks(lambda kept, _: kept[:-1]), {key: {"masks_wrong"} for key in _REPLAYS}),
+    "kept ids are cut": (_cut_mask, {key: {"masks_wrong"} for key in _REPLAYS}),
+    "kept ids are unknown": (_unknown_mask, {"gangline": {"evidence_missing"}}),
+    "experts of a token are lost": (_lost_experts, {key: {"experts_wrong"} for key in _REPLAYS}),
+    "experts change in number": (_changed_experts, {key: {"experts_wrong"} for key in _REPLAYS}),
     "versions fall": (_versions, {key: {"versions_backwards"} for key in ("gangline", "slime", "verl")}),
     "a fault is scored zero": (_fault, {key: {"fault_scored"} for key in ("gangline", "slime", "verifiers")}),
     "a reward is NaN": (

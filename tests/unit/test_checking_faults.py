@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from pathlib import Path
@@ -17,7 +18,7 @@ from gangline.checking.kinds import KINDS
 from gangline.checking.rules import Vocabulary
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest
-from support.dumps import CLEAN, EOS, PLANTS, conversation
+from support.dumps import CLEAN, EOS, PLANTS, conversation, kept_ids
 
 PAIRS = [(fault, form) for fault, (_, forms) in PLANTS.items() for form in forms]
 
@@ -67,6 +68,27 @@ def test_tokenizer_shows_cut_turns_special_tokens_and_ids_beyond_it() -> None:
     ids[-3], ids[-4], ids[-5] = 1, 0, 1000
     kinds = set(check_records([record], vocabulary=vocabulary).counts)
     assert kinds == {"cut_turn", "special_trained", "padding_trained", "ids_invalid"}
+
+
+def test_log_probs_among_kept_ids_are_not_held_against_the_model() -> None:
+    record, whole = long_records("gangline", 2)
+
+    def score(ids: Any, _temperature: float) -> Any:
+        return np.full(len(ids), -9.0, np.float32)
+
+    report = check_records([record], score=score)
+    assert (report.ok, report.recomputed_tokens) == (True, 0)
+    whole["sampling_mask"] = None
+    assert set(check_records([whole], score=score).counts) == {"model_disagrees"}
+
+
+def test_a_turn_that_was_drawn_from_the_whole_vocabulary_needs_no_kept_ids() -> None:
+    (record,) = long_records("gangline", 1)
+    first_end = record["loss_mask"].index(0)
+    kept = kept_ids(record["response_ids"], [0] * first_end + record["loss_mask"][first_end:])
+    numbers = [*map(len, kept), *(one for each in kept for one in each)]
+    record["sampling_mask"]["data"] = base64.b64encode(np.array(numbers, "<i4").tobytes()).decode()
+    assert check_records([record]).ok
 
 
 def test_model_names_a_shift_that_no_edge_shows() -> None:

@@ -151,10 +151,12 @@ def _unreadable(row: int, words: str) -> Sample:
 
 
 def _recompute(sample: Sample, score: Score, temperature: float, tolerance: float) -> tuple[int, float]:
-    """Trained tokens compared, and the sum of |differences|; a shift by one position is named."""
-    if sample.logprobs is None or not sample.mask[1:].any():
+    """Trained tokens compared, and the sum of |differences|; a shift by one position is named. Log-probs among kept
+    ids are of another distribution than the model's whole one."""
+    compared = sample.mask if sample.among_kept is None else sample.mask & ~sample.among_kept
+    if sample.logprobs is None or not compared[1:].any():
         return 0, 0.0
-    places = 1 + np.flatnonzero(sample.mask[1:])
+    places = 1 + np.flatnonzero(compared[1:])
     again = score(sample.ids.astype(np.int32), temperature).astype(np.float64)
     differences = np.abs(again[places] - sample.logprobs[places])
     mean = float(differences.mean())

@@ -76,6 +76,17 @@ KINDS: dict[str, Kind] = {
         "warning", "two calls of one session have the same prompt, and both are trained", "keep the one that was used"
     ),
     "pixels_missing": Kind("error", "the conversation has images, the row has no pixels", "carry the processed pixels"),
+    "masks_wrong": Kind(
+        "error", "kept ids are not those of the trained tokens", "carry one set for each token, in the same order"
+    ),
+    "experts_wrong": Kind(
+        "error",
+        "routed experts are not those of all tokens but the last, or change in number",
+        "carry the engine's array as it is, prompt included",
+    ),
+    "evidence_missing": Kind(
+        "warning", "the row says that its masks or experts are not known", "do not train it where they are replayed"
+    ),
     "version_invalid": Kind("error", "policy versions of trained tokens are missing or impossible", "stamp each call"),
     "versions_backwards": Kind("error", "the policy version falls within a row", "was a row joined in a wrong order?"),
     "reward_invalid": Kind("error", "the reward is NaN or infinite", "drop the row, and look at the reward function"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gangline.checking.evidence import gangline_experts, gangline_mask, slime_experts, slime_mask
 from gangline.checking.samples import Sample, as_floats, as_ids, has_images, image_urls, streamed
 
 __all__ = ["gangline_rows", "slime_samples", "trl_rows", "verl_rows"]
@@ -43,6 +44,8 @@ def gangline_rows(record: Record, row: int) -> Iterator[Sample]:
         _nothing_trained(sample)
     _reward(sample, record.get("reward"), is_fault=record.get("outcome") == "infra_error")
     _certified_pixels(sample, record)
+    gangline_mask(sample, record.get("sampling_mask"))
+    gangline_experts(sample, record.get("routed_experts"))
     yield sample
 
 
@@ -127,6 +130,8 @@ def _slime_sample(record: Record, row: int, number: int) -> Sample:
         _reward(sample, None if isinstance(reward, Mapping) else reward, is_fault=is_fault)
     if record.get("multimodal_inputs") and not record.get("multimodal_train_inputs"):
         sample.add("pixels_missing", None, "multimodal_inputs without multimodal_train_inputs")
+    slime_mask(sample, record.get("rollout_top_p_token_ids"), record.get("rollout_top_p_token_offsets"))
+    slime_experts(sample, record.get("rollout_routed_experts"))
     return sample
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gangline.checking.kinds import KINDS, Finding
 
-__all__ = ["Sample", "as_floats", "as_ids", "has_images", "image_urls", "spans_of", "streamed"]
+__all__ = ["Ints", "Sample", "as_floats", "as_ids", "has_images", "image_urls", "spans_of", "streamed"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,6 +36,8 @@ class Sample:
     versions: Ints | None = None
     padding: NDArray[np.bool_] | None = None
     """True where the record itself says that there is padding."""
+    among_kept: NDArray[np.bool_] | None = None
+    """True where the log-prob is among the ids that top-k and top-p kept; None: nowhere."""
     is_call: bool = False
     """It is one call with its whole prompt, so the samples of a session can be compared."""
     must_continue: bool = False
