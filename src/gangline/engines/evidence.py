@@ -92,11 +92,12 @@ def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
         return None
     try:
         sets = simdjson.Parser().parse(text)
-        if not isinstance(sets, simdjson.Array) or not all(isinstance(one, simdjson.Array) for one in sets):
-            raise TypeError("it is no list of lists")
-        if text.count(b"[") != 1 + len(sets):
-            raise TypeError("its lists hold lists")  # the parser would flatten them
-        counts = np.fromiter(map(len, sets), np.int32, len(sets))
+        if not isinstance(sets, simdjson.Array):
+            raise TypeError("it is no list")
+        lists = [one for one in sets if isinstance(one, simdjson.Array)]
+        if len(lists) != len(sets) or text.count(b"[") != 1 + len(lists):  # the parser would flatten deeper lists
+            raise TypeError("it is no list of lists of ids")
+        counts = np.fromiter(map(len, lists), np.int32, len(lists))
         ids = np.frombuffer(sets.as_buffer(of_type="i"), np.int64) if counts.any() else np.empty(0, np.int64)
     except (TypeError, RuntimeError) as error:  # the last for numbers that are no integers of 64 bits
         raise ValueError(f"no sampling mask: {error}") from error
