@@ -81,7 +81,8 @@ def gangline_experts(sample: Sample, given: Mapping[str, Any] | None) -> None:
     if given is None or _is_missing(sample, "routed experts", given):
         return
     try:
-        array = RowExperts(**{**given, "data": _bytes(given["data"])}).array()
+        fields: dict[str, Any] = {**given, "data": _bytes(given["data"])}
+        array = RowExperts(**fields).array()
     except ValueError as error:
         sample.add("experts_wrong", None, str(error))
         return
