@@ -303,7 +303,8 @@ lock: .venv/.dev
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
 
 # Packages that judge the adapters of environments, each in an environment of its own: they need different versions of mcp.
-environments: $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready $(TOOLS)/verifiers/.ready
+# NeMo Gym wants Python 3.13.14 and runs on any 3.13: GYM_PYTHON names one; without it its tests are skipped.
+environments: $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready $(TOOLS)/verifiers/.ready $(if $(GYM_PYTHON),$(TOOLS)/nemo-gym/.ready)
 
 $(TOOLS)/gyms/.ready: GYMS := gymnasium==1.4.0 pettingzoo==1.27.0 pygame textarena==0.7.4 reasoning-gym==0.1.25
 $(TOOLS)/openenv/.ready: GYMS := openenv==0.10.0
@@ -312,6 +313,12 @@ $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready $(TOOLS)/verifiers/.ready: Makefile
 	@echo "Installing $(GYMS) into $(@D) ..."
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(GYMS)
+	@touch $@
+
+$(TOOLS)/nemo-gym/.ready: Makefile
+	@echo "Installing nemo-gym into $(@D) ..."
+	@$(GYM_PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-requires-python nemo-gym==0.7.0 msgspec
 	@touch $@
 
 tools: $(TOOLS)/.ready

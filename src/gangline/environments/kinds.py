@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline.environments.program import command, opening
 
@@ -17,6 +17,8 @@ __all__ = [
     "GymnasiumKind",
     "McpConfig",
     "McpKind",
+    "NemoGymConfig",
+    "NemoGymKind",
     "OpenEnvConfig",
     "OpenEnvKind",
     "PettingZooConfig",
@@ -170,20 +172,54 @@ class ReasoningGymKind(_Played):
     offers_tools: ClassVar[bool] = False
 
 
-class OpenEnvConfig(_Config):
-    """Configuration of environments of kind `openenv`."""
-
+class _Server(_Config):
     url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s\x00]+$")
     """Where the server is reached from the environment's sandbox."""
     command: tuple[str, ...] = ()
     """Starts the server in the sandbox; empty: it runs elsewhere, and the sandbox's network reaches it."""
+    start_seconds: float = Field(default=60.0, gt=0)
+    """How long the server may take to start."""
+
+
+class NemoGymConfig(_Server):
+    """Configuration of environments of kind `nemo_gym`."""
+
+    python: str = "python3"
+    """Python in the environment's sandbox, 3.10 or newer. It needs no package, unless `command` does."""
+    row: dict[str, Any]
+    """A row of the server's dataset: `responses_create_params`, and the fields that `/seed_session` and `/verify`
+    read."""
+
+    @field_validator("row")
+    @classmethod
+    def _has_params(cls, row: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(row.get("responses_create_params"), dict):
+            raise ValueError("a row of a NeMo Gym dataset has an object `responses_create_params`")
+        return row
+
+
+class NemoGymKind:
+    """One session with a resources server of NeMo Gym."""
+
+    name: ClassVar[str] = "nemo_gym"
+    Config: ClassVar[type[BaseModel]] = NemoGymConfig
+    hidden_tools: ClassVar[frozenset[str]] = _FINISH
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: NemoGymConfig) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("nemo_gym_server", config.model_dump(mode="json"))
+        self.env: dict[str, str] = {}
+
+
+class OpenEnvConfig(_Server):
+    """Configuration of environments of kind `openenv`."""
+
     python: str = "python3"
     """Python in the environment's sandbox that has the package `openenv`."""
     seed: int | None = None
     reset_options: dict[str, Any] = Field(default_factory=dict)
     """More parameters of `reset`, such as `episode_id`."""
-    start_seconds: float = Field(default=60.0, gt=0)
-    """How long the server may take to start."""
 
 
 class OpenEnvKind:

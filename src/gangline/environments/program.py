@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["command", "opening"]
 
 _INSIDE = Path(__file__).with_name("inside")
-_SHARED = ("protocol", "episode", "spaces")
+_SHARED = ("protocol", "episode", "server", "spaces")
 
 _BOOTSTRAP = """\
 import os, sys

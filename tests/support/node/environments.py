@@ -19,13 +19,18 @@ from gangline.gateway.worlds.worlds import recorded_calls
 from support.node.attempt import lease_of, node_parts
 from support.requirements import TOOLS, need, need_command, need_module
 
-__all__ = ["calls_of", "directly", "need_python", "played", "step_rewards", "using"]
+__all__ = ["calls_of", "directly", "need_python", "played", "python_with", "step_rewards", "using"]
 
 
 def need_python(variable: str, folder: str, *modules: str) -> str:
-    """A Python environment with packages that are not ours: its folder."""
+    """A Python environment with packages that are not ours, for environments in sandboxes: its folder."""
     need_module("mcp", "pip install 'gangline[mcp]'")
     need_command("bwrap", "apt-get install bubblewrap")
+    return python_with(variable, folder, *modules)
+
+
+def python_with(variable: str, folder: str, *modules: str) -> str:
+    """A Python environment with packages that are not ours: its folder."""
     found = Path(os.environ.get(variable) or TOOLS / folder)
     need(
         (found / "bin" / "python").exists(),

@@ -6,25 +6,18 @@ arguments are the fields of its action. `state` and `finish` are for the grader.
 
 from __future__ import annotations
 
-import atexit
 import json
-import subprocess
-import sys
-import time
 from functools import partial
 from importlib import import_module
 from typing import Any
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 from .episode import over
 from .protocol import Refused, Result, Tool
+from .server import Http, start
 
 __all__ = ["begin"]
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-_POLL_S = 0.1
-_END_S = 5.0
 _LIST, _CALL = "list_tools", "call_tool"
 
 
@@ -34,8 +27,8 @@ class OpenEnvSession:
     def __init__(self, config: dict[str, Any]) -> None:
         self._url: str = config["url"].rstrip("/")
         if config["command"]:
-            _start(config["command"])
-        schema = _fetched(f"{self._url}/schema", config["start_seconds"])["action"]
+            start(config["command"])
+        schema = Http(self._url, config["start_seconds"]).ask_first("/schema")["action"]
         client = import_module("openenv.core.generic_client").GenericEnvClient
         self._env: Any = client(base_url=self._url).sync()
         self._env.connect()
@@ -94,34 +87,6 @@ class OpenEnvSession:
 def _sum(one: float | None, other: float | None) -> float | None:
     """None is no reward."""
     return None if one is None and other is None else float(one or 0.0) + float(other or 0.0)
-
-
-def _start(command: list[str]) -> None:
-    """Raises: OSError."""
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
-
-    def end() -> None:
-        server.terminate()
-        try:
-            server.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-
-    atexit.register(end)
-
-
-def _fetched(url: str, patience_s: float) -> Any:
-    """JSON at a URL, once the server is up. Raises: URLError."""
-    opener = build_opener(ProxyHandler({}))
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            with opener.open(url, timeout=patience_s) as answer:
-                return json.load(answer)
-        except URLError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_S)
 
 
 def _without_metadata(schema: dict[str, Any]) -> dict[str, Any]:
