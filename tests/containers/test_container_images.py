@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from containers.engines import IMAGE
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart, TellsImages
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.image_names import located
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.plugins import make_runtime
 
@@ -43,6 +44,16 @@ def start_of(name: str, root: Path, image: str | None = IMAGE, **spec: object) -
 
 async def started(name: str, root: Path, **spec: object) -> RuntimeHandle:
     return await make_runtime(name).start(start_of(name, root, **spec))
+
+
+async def test_the_engines_images_are_told_by_every_name_that_it_would_take(container_runtime: str) -> None:
+    runtime = make_runtime(container_runtime)
+    assert isinstance(runtime, TellsImages)
+    told = await runtime.images()
+    image_id = engine(container_runtime, "image", "inspect", "--format", "{{.Id}}", IMAGE).strip()
+    for name in (IMAGE, image_id, image_id.removeprefix("sha256:")[:12]):
+        assert located(name)[1] in told[""]
+    assert located(f"{IMAGE}-not")[1] not in told[""]
 
 
 @pytest.fixture

@@ -26,7 +26,12 @@ def up(tmp_path: Path) -> Iterator[UpProcess]:
     broken.write_text("#!/bin/sh\necho 'the daemon is gone' >&2; exit 1\n")
     broken.chmod(0o755)
     service = UpProcess(
-        tmp_path, "--label", "gpu", env={"GANGLINE_PODMAN": "no-such-podman", "GANGLINE_DOCKER": str(broken)}
+        *(tmp_path, "--label", "gpu"),
+        env={
+            "GANGLINE_PODMAN": "no-such-podman",
+            "GANGLINE_DOCKER": str(broken),
+            "GANGLINE_IMAGE_FOLDERS": str(tmp_path / "images"),
+        },
     )
     try:
         assert service.ready(), service.outcome()
@@ -62,3 +67,14 @@ def test_a_label_that_the_operator_gave_is_found_and_another_is_missed(up: UpPro
         assert gangline("submit", "-", "--data", up.data, stdin=json.dumps(task)).returncode == 0
     wait_for(lambda: "completed" in seen(up, "status", "on-gpu"))
     assert "lacks label `tpu`" in seen(up, "status", "on-tpu")
+
+
+def test_an_image_is_missed_by_name_until_it_is_there(up: UpProcess, tmp_path: Path) -> None:
+    image = tmp_path / "images" / "swe"
+    task = {**WAITS, "task_id": "in-image", "runtime": {"backend": "sandbox", "image": str(image)}}
+    submitted = gangline("submit", "-", "--data", up.data, stdin=json.dumps(task))
+    assert submitted.returncode == 0, submitted.stderr
+    assert f"lacks image `{image}` for runtime `sandbox`" in " ".join(submitted.stderr.split())
+    (image / "usr").mkdir(parents=True)
+    (image / "usr" / "file").touch()
+    wait_for(lambda: "unplaced: " not in seen(up, "status", "in-image"))

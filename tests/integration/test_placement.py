@@ -7,8 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gangline.domain.errors import RuntimeFailed
+from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Offer
 from gangline.domain.task import TaskRequest
+from gangline.gateway.health.offers import Offers
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.runtimes.containers.runtime import DockerRuntime
+from gangline.settings import Settings
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, beat, request
 
@@ -74,6 +80,93 @@ def test_labels_place_a_session_whichever_of_its_runtimes_asks_for_them(store: T
     offers(store, msgspec.structs.replace(HERE, labels=("x86_64", "gpu")), "n2")
     assert leased(store, "n2") == ["g"]
     assert store.status().unplaced == {"no node can run it; node n2 lacks label `aarch64`": 2}
+
+
+def test_a_session_goes_to_a_node_that_has_its_images(store: TaskStore) -> None:
+    images = {"sandbox": {"/images": packed(["a"])}, "docker": {"": packed(["debian:12"])}}
+    offers(store, msgspec.structs.replace(BOTH, images=images))
+    grader = {"strategy": "script", "refresh_runtime": True, "runtime": {"backend": "sandbox", "image": "/images/c"}}
+    asked = {
+        "here": {"backend": "sandbox", "image": "/images/a"},
+        "away": {"backend": "sandbox", "image": "/images/b"},
+        "elsewhere": {"backend": "sandbox", "image": "/other/b"},
+        "named": {"backend": "docker", "image": "docker.io/library/debian:12"},
+        "unnamed": {"backend": "docker", "image": "debian"},
+    }
+    answers = store.submit(
+        [
+            *(request(name, runtime=runtime, num_samples=1) for name, runtime in asked.items()),
+            of("graded", "sandbox", evaluator=grader),
+        ]
+    )
+    lacks = "no node can run it; node n1 lacks image"
+    assert [answer.unplaced for answer in answers] == [
+        None,
+        f"{lacks} `/images/b` for runtime `sandbox`",
+        None,
+        None,
+        f"{lacks} `debian` for runtime `docker`",
+        f"{lacks} `/images/c` for runtime `sandbox`",
+    ]
+    assert leased(store, "n1") == ["here", "elsewhere", "named"]
+    images["sandbox"]["/images"] = packed(["b", "c"])
+    offers(store, msgspec.structs.replace(BOTH, images=images), "n2")
+    assert sorted(leased(store, "n2")) == ["away", "graded", "graded"]
+
+
+def test_a_node_that_lacks_the_runtime_is_not_said_to_lack_its_image(store: TaskStore) -> None:
+    offers(store, HERE)
+    (answer,) = store.submit([request("d", runtime={"backend": "docker", "image": "x"})])
+    assert answer.unplaced == "no node can run it; node n1 lacks runtime `docker`: docker is not installed"
+
+
+def test_a_store_of_version_5_takes_images_with_long_names(any_database: str) -> None:
+    with TaskStore(any_database) as store, store.database.writing() as conn:
+        if conn.dialect.name == "postgresql":
+            conn.exec_driver_sql("ALTER TABLE needs ALTER COLUMN body TYPE VARCHAR(512)")
+        conn.exec_driver_sql("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+    longest, too_long = (f"/images/{'x' * length}" for length in (992, 993))
+    with TaskStore(any_database) as store:
+        offers(store, msgspec.structs.replace(HERE, images={"sandbox": {"/images": ""}}))
+        first, second = store.submit(
+            [
+                request(name, runtime={"backend": "sandbox", "image": image})
+                for name, image in (("long", longest), ("too-long", too_long))
+            ]
+        )
+    assert first.unplaced is not None
+    assert longest in first.unplaced
+    assert second.unplaced is None, "it is not placed by"
+
+
+async def test_a_node_tells_the_images_of_its_folders_as_they_come_and_go(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "images", tmp_path / "cache"
+    settings = Settings(image_folders=(folder,), cache_dir=cache)
+    told = Offers(["sandbox"], lambda _: SandboxRuntime(settings))
+    assert told.offer.images == {}, "a start looks for programs only"
+    await told.look_at_images()
+    assert told.offer.images == {"sandbox": {str(folder): "", str(cache / "images"): ""}}
+    (folder / "swe").mkdir(parents=True)
+    await told.look_at_images()
+    assert told.offer.images["sandbox"][str(folder)] == packed(["swe"])
+    for number in range(MAX_IMAGES):
+        (folder / str(number)).touch()
+    await told.look_at_images()
+    assert told.offer.images == {"sandbox": {str(cache / "images"): ""}}, "too many to tell"
+
+
+async def test_a_node_tells_the_images_of_an_engine_while_it_answers(tmp_path: Path) -> None:
+    engine = tmp_path / "docker"
+    engine.write_text(f"#!/bin/sh\nprintf 'debian\\t12\\t<none>\\tsha256:{'ab' * 32}\\n'\n")
+    engine.chmod(0o755)
+    told = Offers(["docker"], lambda _: DockerRuntime(Settings(docker=(str(engine),))))
+    await told.look_at_images()
+    assert told.offer.images == {"docker": {"": packed(["debian:12", "ab" * 6])}}
+    engine.write_text("#!/bin/sh\necho 'the daemon is gone' >&2; exit 1\n")
+    with pytest.raises(RuntimeFailed, match="the daemon is gone"):
+        await DockerRuntime(Settings(docker=(str(engine),))).images()
+    await told.look_at_images()
+    assert told.offer.images == {}
 
 
 def test_a_graders_own_runtime_and_those_of_environments_are_needed_too(store: TaskStore) -> None:

@@ -6,7 +6,7 @@ come through the same door. See `gangline.plugins`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -53,6 +53,7 @@ __all__ = [
     "RuntimeStart",
     "RuntimeUser",
     "SupportsCapabilities",
+    "TellsImages",
     "TellsMissing",
     "VariesBetweenRuns",
     "in_binary_units",
@@ -335,6 +336,17 @@ class TellsMissing(Protocol):
 
     def missing(self) -> str | None:
         """The missing part and the command to run, after a look at installed programs alone; None: none is known."""
+        ...
+
+
+@runtime_checkable
+class TellsImages(Protocol):
+    """A runtime that can list its images. Nodes pass over sessions that need another one, which none pulls."""
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        """Folder -> names of the images directly in it; the folder `""` has those without a path, by each of their
+        names (see `image_names`). Only of folders that are known wholly. Raises: RuntimeFailed, RuntimeUnavailable.
+        """
         ...
 
 

@@ -6,9 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from gangline.domain.image_names import has_image, located
 from gangline.domain.task import TaskRequest
 
 __all__ = ["Needs", "Offer", "nearest", "needs_of"]
+
+_MAX_IMAGE_CHARS = 1000
+"""Bound for the names of a task's images together, by the store's index. Longer ones do not count."""
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -18,6 +22,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of runtime plug-ins: the agent's, the grader's, and those of its environments. Sorted."""
     labels: tuple[str, ...] = ()
     """Labels of the node, of the same. Sorted."""
+    images: tuple[tuple[str, str], ...] = ()
+    """Runtime and image, of the same, where they name one. Sorted."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,11 +35,21 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name of another runtime plug-in -> why it cannot."""
     labels: tuple[str, ...] = ()
     """Its architecture, and the labels that its operator gave it."""
+    images: dict[str, dict[str, str]] = {}
+    """Name of a runtime plug-in -> folder -> the images there (see `image_names`). An image in no folder of these may
+    be there, or be pulled."""
 
     def lacks(self, needs: Needs) -> list[str]:
         """What is missing, a sentence for each; none: the node can run it."""
         runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
-        return runtimes + [f"label `{label}`" for label in needs.labels if label not in self.labels]
+        images = [f"image `{image}` for runtime `{name}`" for name, image in needs.images if self._misses(name, image)]
+        return runtimes + images + [f"label `{label}`" for label in needs.labels if label not in self.labels]
+
+    def _misses(self, runtime: str, image: str) -> bool:
+        """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
+        folder, name = located(image)
+        told = self.images.get(runtime, {}).get(folder)
+        return told is not None and not has_image(told, name)
 
     def _lack(self, runtime: str) -> str:
         return f"runtime `{runtime}`: {self.missing.get(runtime, 'the node does not have this plug-in')}"
@@ -42,9 +58,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def needs_of(task: TaskRequest) -> Needs:
     others = (task.evaluator.runtime, *(spec.runtime for spec in task.environments.values()))
     specs = [task.runtime, *(one for one in others if one is not None)]
+    images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
     return Needs(
         runtimes=tuple(sorted({spec.backend for spec in specs})),
         labels=tuple(sorted({label for spec in specs for label in spec.node_labels})),
+        images=tuple(sorted(images)) if sum(len(image) for _, image in images) <= _MAX_IMAGE_CHARS else (),
     )
 
 

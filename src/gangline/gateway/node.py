@@ -241,6 +241,7 @@ async def serve(
         adopted = await _adopted(keeper, delivery, parts)
         checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
+        offers = await asyncio.to_thread(partial(Offers, labels=labels))
         pipeline = Pipeline(
             parts,
             client,
@@ -250,9 +251,10 @@ async def serve(
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
             disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
-            offers=await asyncio.to_thread(partial(Offers, labels=labels)),
+            offers=offers,
             num_external=external.num_open,
         )
+        await offers.look_at_images()
         await pipeline.join()
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)

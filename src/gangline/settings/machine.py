@@ -48,6 +48,10 @@ class Settings(BaseModel):
     """Host folders that prepare actions see read-only at the same path, and agents and graders never do, such as clones
     whose later commits hold the fix; for the runtimes `sandbox` and `apptainer`. Prepare actions that name one of them
     leave no process running. The variable separates them by `:`."""
+    image_folders: Annotated[_Folders, Setting(env=("GANGLINE_IMAGE_FOLDERS",))] = ()
+    """Host folders of images: a node tells which are directly in them, and sessions whose image is in one of them go
+    only to nodes that have it; for the runtimes `sandbox` and `apptainer`, and best the same for all nodes. The images
+    of `gangline image build` are among them. The variable separates them by `:`."""
     hide: Annotated[_Folders, Setting(env=("GANGLINE_HIDE",))] = ()
     """Host folders that no sandbox sees, even inside one that it does see. `data_dir`, and the data folder that a node
     was started with, are always among them. The variable separates them by `:`."""

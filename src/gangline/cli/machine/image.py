@@ -113,9 +113,10 @@ def prune(
 
 def _builder() -> ImageBuilder:
     from gangline.runtimes.images.building import ImageBuilder
+    from gangline.runtimes.images.listing import built_images
 
     settings = Settings.from_environ()
-    return ImageBuilder(settings.cache_dir / "images", apptainer=settings.apptainer, docker=settings.docker)
+    return ImageBuilder(built_images(settings), apptainer=settings.apptainer, docker=settings.docker)
 
 
 def _recipe(**fields: Any) -> Recipe:

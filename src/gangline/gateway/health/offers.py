@@ -1,9 +1,11 @@
 """What a node can run, for the server to place sessions by.
 
 Laws
-- A start costs a look at installed programs only: no sandbox is tried.
+- A start costs a look at installed programs and at images: no sandbox is tried.
 - A runtime that turns out to be unusable is withdrawn, once its own check has said so; the session that found out goes
   back unharmed. It is offered again as soon as its check passes.
+- What images there are is told where it is known wholly: of a runtime or folder that cannot be listed, or has too many,
+  nothing is told, and the node is given all its sessions.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from gangline import plugins
-from gangline.domain.contracts import Runtime, TellsMissing
+from gangline.domain.contracts import Runtime, TellsImages, TellsMissing
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
+from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Offer, needs_of
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
@@ -28,6 +31,8 @@ log = logging.getLogger("gangline.node")
 
 _LOOK_AGAIN_S = 30.0
 _TRUSTED_S = 10.0
+_LOOK_AT_IMAGES_S = 10.0
+_LISTING_S = 10.0
 
 
 class Offers:
@@ -46,6 +51,7 @@ class Offers:
         self._names = plugins.names("runtime") if names is None else names
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
         self._labels = tuple(dict.fromkeys((platform.machine(), *labels)))
+        self._images: dict[str, dict[str, str]] = {}
         self._passed_at: dict[str, float] = {}
         self._monotonic = monotonic
         self._lock = asyncio.Lock()
@@ -56,6 +62,7 @@ class Offers:
             runtimes=tuple(name for name in self._names if name not in self._missing),
             missing=dict(self._missing),
             labels=self._labels,
+            images=self._images,
         )
 
     def _cannot(self, name: str) -> str | None:
@@ -86,10 +93,31 @@ class Offers:
         return self._monotonic() - self._passed_at.get(name, -math.inf) >= _TRUSTED_S
 
     async def watch(self) -> None:
-        """Offer runtimes again that became usable."""
+        """Offer runtimes again that became usable, and the images that there are."""
+        looked_at = self._monotonic()
         while True:
-            await asyncio.sleep(_LOOK_AGAIN_S)
-            await self.look_again()
+            await asyncio.sleep(_LOOK_AT_IMAGES_S)
+            if self._monotonic() - looked_at >= _LOOK_AGAIN_S:
+                await self.look_again()
+                looked_at = self._monotonic()
+            await self.look_at_images()
+
+    async def look_at_images(self) -> None:
+        """List the images of each runtime that is offered."""
+        self._images = {name: told for name in self.offer.runtimes if (told := await self._listed(name))}
+
+    async def _listed(self, name: str) -> dict[str, str]:
+        """Folder -> its images, as `packed`."""
+        found: Mapping[str, Collection[str]] = {}
+        try:
+            runtime = self._make(name)
+            async with asyncio.timeout(_LISTING_S):
+                if isinstance(runtime, TellsImages):
+                    found = await runtime.images()
+        except (GanglineError, TimeoutError) as error:
+            log.debug("runtime.images_not_told runtime=%s error=%s", name, error)
+            return {}
+        return {folder: packed(names) for folder, names in found.items() if len(names) <= MAX_IMAGES}
 
     async def look_again(self) -> None:
         async with self._lock:

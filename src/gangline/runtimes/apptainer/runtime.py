@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
@@ -38,6 +38,7 @@ from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.commands.zygote import run_helper
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import FirstLife, refuse_hidden_image
+from gangline.runtimes.images.listing import images_in
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
@@ -66,7 +67,7 @@ class ApptainerRuntime:
     is_keepable: ClassVar[bool] = True
 
     def __init__(self, settings: Settings | None = None) -> None:
-        settings = settings or Settings.from_environ()
+        self._settings = settings = settings or Settings.from_environ()
         self._program = settings.apptainer
         self._fakeroot = settings.apptainer_fakeroot
         self._expose = exposed_folders(settings.expose)
@@ -78,6 +79,9 @@ class ApptainerRuntime:
         except RuntimeUnavailable as error:
             return error.message
         return None
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        return await images_in(self._settings)
 
     async def check(self) -> None:
         """Start a container with the host's programs and run `true` in it. Raises: RuntimeUnavailable."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +30,7 @@ from gangline.runtimes.commands.holder import PATH, Launch
 from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import FirstLife
+from gangline.runtimes.images.listing import images_in
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
@@ -56,11 +57,15 @@ class SandboxRuntime:
     is_keepable: ClassVar[bool] = True
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self._expose = exposed_folders((settings or Settings.from_environ()).expose)
+        self._settings = settings or Settings.from_environ()
+        self._expose = exposed_folders(self._settings.expose)
         self._privileged = can_give_users()
 
     def missing(self) -> str | None:
         return None if shutil.which("bwrap", path=PATH) else obstacle("", path=PATH)
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        return await images_in(self._settings)
 
     async def check(self) -> None:
         """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""

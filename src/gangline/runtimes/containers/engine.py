@@ -101,6 +101,14 @@ class Engine:
         folders = [] if layer is None else [Path(str(layer)), *volumes]
         return Inspected(pid=int(told["State"]["Pid"]), env=env, folders=folders)
 
+    async def images(self) -> list[tuple[str, str, str, str]]:
+        """Repository, tag, digest and id of each image here, `<none>` where it has none. Raises: RuntimeFailed,
+        RuntimeUnavailable."""
+        form = "{{.Repository}}\t{{.Tag}}\t{{.Digest}}\t{{.ID}}"
+        listed = await self._done("image", "ls", "--no-trunc", "--digests", "--format", form)
+        rows = [line.split("\t") for line in listed.splitlines()]
+        return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
+
     async def containers(self, labels: Sequence[str]) -> set[str]:
         """Ids of our runtimes whose containers carry all these labels, running or not. Raises: RuntimeFailed."""
         filters = [piece for label in labels for piece in ("--filter", f"label={label}")]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -31,6 +31,7 @@ from gangline.domain.errors import (
     RuntimeUnavailable,
 )
 from gangline.domain.ids import validated_id
+from gangline.domain.image_names import engine_names
 from gangline.domain.task import LimitsSpec
 from gangline.event_loop import to_end
 from gangline.runtimes.commands.execution import Order
@@ -84,6 +85,7 @@ class _ContainerRuntime:
 
     name: ClassVar[str]
     is_keepable: ClassVar[bool] = True
+    _finds_short_names: ClassVar[bool] = False
 
     def __init__(self, command: Sequence[str], settings: Settings) -> None:
         self._engine = Engine(self.name, command)
@@ -102,6 +104,11 @@ class _ContainerRuntime:
         self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        """Raises: RuntimeFailed, RuntimeUnavailable."""
+        self._check_program()
+        return {"": engine_names(await self._engine.images(), short=self._finds_short_names)}
 
     async def check(self) -> None:
         """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
@@ -165,6 +172,7 @@ class PodmanRuntime(_ContainerRuntime):
     """Podman, as root or as an ordinary user."""
 
     name: ClassVar[str] = "podman"
+    _finds_short_names = True
     _install = "apt-get install -y podman uidmap"
     _advice = "`podman info` may say more."
 

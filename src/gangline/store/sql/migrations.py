@@ -105,7 +105,13 @@ def _to_5(conn: sa.Connection) -> None:
             conn.execute(changed)
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5}
+def _to_6(conn: sa.Connection) -> None:
+    """Needs with the names of images, which are longer. SQLite keeps no length of a text."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("ALTER TABLE IF EXISTS needs ALTER COLUMN body TYPE TEXT")
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6}
 """version -> the step that leads to it from the previous one."""
 
 

@@ -23,6 +23,7 @@ GONE_AFTER_S = 30.0
 
 # Made once, as in rows.py.
 _KNOWN = sa.select(needs.c.id, needs.c.body)
+_FOUND = _KNOWN.where(needs.c.body.in_(sa.bindparam("bodies", expanding=True)))
 _PRESENT = (
     sa.select(nodes.c.node_id, nodes.c.offer)
     .where(nodes.c.draining.is_(sa.false()), nodes.c.last_seen_at > sa.bindparam("since"))
@@ -37,8 +38,8 @@ def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
     transaction may fail.
     """
     bodies = {one: msgspec.json.encode(one).decode() for one in wanted}
-    if set(bodies.values()) - unit.interned.keys():
-        unit.interned.update({body: number for number, body in unit.conn.execute(_KNOWN)})
+    if new := set(bodies.values()) - unit.interned.keys():
+        unit.interned.update({body: number for number, body in unit.conn.execute(_FOUND, {"bodies": sorted(new)})})
     given = {body: _added(unit.conn, body) for body in sorted(set(bodies.values()) - unit.interned.keys())}
     return {one: given.get(body) or unit.interned[body] for one, body in bodies.items()}
 

@@ -22,7 +22,7 @@ __all__ = [
     "turns",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raise it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -134,7 +134,7 @@ needs = sa.Table(
     "needs",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("body", sa.String(512), nullable=False, unique=True),  # Needs as JSON; few differ, and none is deleted
+    sa.Column("body", sa.Text, nullable=False, unique=True),  # Needs as JSON; few differ, and none is deleted
 )
 
 nodes = sa.Table(

@@ -1,0 +1,83 @@
+"""Names of images, so that a task's and a node's can be compared; and many of them in few bytes. Pure.
+
+An image with a path is in a folder of the node's machine. Any other is an engine's own, in the folder `""`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+
+__all__ = ["MAX_IMAGES", "engine_names", "has_image", "located", "packed"]
+
+MAX_IMAGES = 2000
+"""Images of one folder that a node tells. Of a folder with more it tells nothing."""
+
+_DIGEST_CHARS = 8
+_ID = re.compile(r"(?:sha256:)?([0-9a-f]{12})[0-9a-f]{0,52}")
+_ID_CHARS = 12
+_IMPLIED = re.compile(r"^(?:(?:index\.)?docker\.io/|localhost/)?(?:library/)?")
+
+
+def located(image: str) -> tuple[str, str]:
+    """Its folder, and its name there."""
+    if image.startswith("/"):
+        folder, name = posixpath.split(posixpath.normpath(image))
+        return folder, name
+    return "", _canonical(image)
+
+
+def _canonical(image: str) -> str:
+    """A name as engines read it: with its tag, and without the registry and folder that they assume; or a short id."""
+    if (found := _ID.fullmatch(image)) is not None:
+        return found[1]
+    whole, at, digest = _IMPLIED.sub("", image).partition("@")
+    repository, colon, tag = whole.rpartition(":")
+    has_tag = bool(colon) and "/" not in tag
+    if at:
+        return f"{repository if has_tag else whole}@{digest}"
+    return whole if has_tag else f"{whole}:latest"
+
+
+def engine_names(listed: Iterable[tuple[str, str, str, str]], *, short: bool = False) -> set[str]:
+    """Every name by which an engine's images can be asked for.
+
+    listed: repository, tag, digest and id of each, `<none>` where it has none. short: the engine also finds an image of
+    any registry by the end of its name.
+    """
+    names: set[str] = set()
+    for repository, tag, digest, image_id in listed:
+        names.add(image_id.removeprefix("sha256:")[:_ID_CHARS])
+        ends = (f":{tag}" if tag != "<none>" else "", f"@{digest}" if digest != "<none>" else "")
+        whole = [] if repository == "<none>" else [repository + end for end in ends if end]
+        names.update(_canonical(one) for one in whole)
+        if short:
+            names.update(_canonical(piece) for one in whole for piece in _ends(one))
+    return names
+
+
+def _ends(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[at:]) for at in range(1, len(parts))]
+
+
+def packed(names: Collection[str]) -> str:
+    """Digests of the names, of eight characters each. They say which names are there, not what they are."""
+    return "".join(sorted(_digest(name) for name in names))
+
+
+def has_image(told: str, name: str) -> bool:
+    """told: as `packed` gives it. Of 2,000 names, one in two million others is taken for one of them."""
+    return _digest(name) in _digests(told)
+
+
+@lru_cache(maxsize=1024)
+def _digests(told: str) -> frozenset[str]:
+    return frozenset(told[at : at + _DIGEST_CHARS] for at in range(0, len(told), _DIGEST_CHARS))
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:_DIGEST_CHARS]
