@@ -24,13 +24,14 @@ from gangline.domain.contracts import (
     Evaluator,
     GradesClean,
     Harness,
+    HasServices,
     Runtime,
     SupportsCapabilities,
 )
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
-from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
+from gangline.domain.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest
 from gangline.installation import extra_command, package_command
 
 __all__ = [
@@ -191,7 +192,7 @@ def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
 
 def check_task(task: TaskRequest) -> None:
     """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
-    load("runtime", task.runtime.backend)
+    _check_runtime(task.runtime, "runtime")
     harness = make_harness(task.agent.harness, task.agent.settings)
     _check_capabilities(task.agent, harness)
     _check_environments(task, harness)
@@ -199,12 +200,22 @@ def check_task(task: TaskRequest) -> None:
     check_evaluator(task.evaluator)
 
 
+def _check_runtime(spec: RuntimeSpec, field: str) -> None:
+    """Raises: UnknownPlugin, InvalidRequest when the runtime would start the sandbox without its services."""
+    runtime = load("runtime", spec.backend)
+    if spec.services and not (isinstance(runtime, HasServices) and runtime.has_services):
+        raise InvalidRequest(
+            f"{field}.services: runtime `{spec.backend}` starts no services ({', '.join(spec.services)}): use `docker` "
+            "or `podman`."
+        )
+
+
 def check_evaluator(spec: EvaluatorSpec) -> None:
     """Raises: UnknownPlugin, InvalidRequest when its configuration is wrong, or it would ignore that a clean runtime is
     asked for."""
     evaluator = make_evaluator(spec.strategy, spec.config)
     if spec.runtime is not None:
-        load("runtime", spec.runtime.backend)
+        _check_runtime(spec.runtime, "evaluator.runtime")
     if spec.refresh_runtime and not (isinstance(evaluator, GradesClean) and evaluator.grades_clean):
         raise InvalidRequest(
             f"evaluator.refresh_runtime: evaluator {spec.strategy!r} grades in no clean runtime; leave refresh_runtime "
@@ -221,7 +232,7 @@ def _check_environments(task: TaskRequest, harness: Harness) -> None:
         except InvalidRequest as error:
             raise InvalidRequest(f"environments.{name}: {error.message}") from error
         if spec.runtime is not None:
-            load("runtime", spec.runtime.backend)
+            _check_runtime(spec.runtime, f"environments.{name}.runtime")
         if kind.offers_tools and "mcp_servers" not in _taken(harness):
             raise InvalidRequest(
                 f"environments.{name}: harness {task.agent.harness!r} has no way to give its program an environment's "

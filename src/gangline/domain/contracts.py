@@ -42,6 +42,7 @@ __all__ = [
     "Harness",
     "HarnessContext",
     "HarnessVerdict",
+    "HasServices",
     "Keepable",
     "Launch",
     "Layered",
@@ -358,6 +359,13 @@ class Layered(Protocol):
         """Remove a checkpoint as soon as no sandbox is over it. Idempotent. A reaper removes those that were never
         released, as it does sandboxes: by `checkpoint_id`."""
         ...
+
+
+@runtime_checkable
+class HasServices(Protocol):
+    """A runtime whose sandboxes may have the `services` of their specification. Others refuse such tasks."""
+
+    has_services: ClassVar[bool]
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from gangline.domain.ids import ID_PATTERN, ROLE_PATTERN
 from gangline.domain.network import NetworkRule
 from gangline.domain.seeds import derived_seed
+from gangline.domain.services import MAX_SERVICES, ServiceName, ServiceSpec, checked_services
 from gangline.domain.vetting import TaskVerdict
 
 __all__ = [
@@ -140,6 +141,12 @@ class RuntimeSpec(_Spec):
     env: dict[str, str] = Field(default_factory=dict)
     prepare: tuple[PrepareAction, ...] = ()
     limits: LimitsSpec = LimitsSpec()
+    services: Annotated[dict[ServiceName, ServiceSpec], AfterValidator(checked_services)] = Field(
+        default_factory=dict, max_length=MAX_SERVICES
+    )
+    """Other containers of the session's own, such as a database, that are reached by their names on a network which
+    nobody else is on (`docker`, `podman`). They start before `prepare` and last as long as the sandbox. They reach the
+    outside under network `full` alone, and never the node's proxy."""
 
     @field_validator("network_allow")
     @classmethod

@@ -29,6 +29,7 @@ from gangline.runtimes.shared.environment import PythonEnvironment, argv_of, cle
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
+from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
 
@@ -50,6 +51,7 @@ class ProcessRuntime:
         """Raises: InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
+        refuse_services(start.spec, self.name)
         if start.spec.image is not None:
             raise InvalidRequest("runtime `process` has no images; use `sandbox`.")
         if start.spec.folders:

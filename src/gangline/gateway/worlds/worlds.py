@@ -102,4 +102,4 @@ def _ended_at(call: EnvironmentCall) -> float:
 
 
 def _like(agent: RuntimeSpec) -> RuntimeSpec:
-    return agent.model_copy(update={"network": "none", "network_allow": ()})
+    return agent.model_copy(update={"network": "none", "network_allow": (), "services": {}})

@@ -52,6 +52,7 @@ from gangline.runtimes.namespaced import (
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap, remove_tree
+from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
 
@@ -106,6 +107,7 @@ class ApptainerRuntime:
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        refuse_services(start.spec, self.name)
         self._check_program()
         image = checked_image(start.spec.image)
         if image is not None:

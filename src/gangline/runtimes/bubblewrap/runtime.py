@@ -44,6 +44,7 @@ from gangline.runtimes.namespaced import (
 )
 from gangline.runtimes.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
+from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
 
@@ -78,6 +79,7 @@ class SandboxRuntime:
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, InvalidRequest."""
+        refuse_services(start.spec, self.name)
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
         user = held_user(start) if self._privileged else None

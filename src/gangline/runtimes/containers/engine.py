@@ -21,7 +21,7 @@ import msgspec
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from gangline.runtimes.shared.leftovers import LABEL
 
-__all__ = ["Engine", "Inspected", "checked_image"]
+__all__ = ["Engine", "Inspected", "checked_image", "container_name"]
 
 _PATIENCE_S = 180.0
 _NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
@@ -29,7 +29,8 @@ _NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORE
 _IMAGE = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII
 )
-_PREFIX = "gangline-"
+_NAME = re.compile(r"gangline(?:_(?:service|network)-\d+)?-(.+)")
+_MAX_LOG_LINES = 20
 
 
 class Inspected(msgspec.Struct, frozen=True):
@@ -56,14 +57,19 @@ class Engine:
     def is_installed(self) -> bool:
         return shutil.which(self._command[0]) is not None
 
-    async def run(self, runtime_id: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
-        """Start a container in the background; `argv[0]` stands in for the image's entry point.
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """Command line before one that enters the namespaces of its containers."""
+        return (*self._command, "unshare") if os.geteuid() != 0 else ()
+
+    async def run(self, name: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
+        """Start a container in the background; `argv`: the arguments of its entry point.
 
         Never pulls. `folder`: where podman's monitor runs, which leaves a file there when memory ran out.
         Raises: InvalidRequest when the image is not there, RuntimeFailed, RuntimeUnavailable.
         """
-        given = ("--detach", "--pull", "never", "--name", _PREFIX + runtime_id, "--entrypoint", argv[0])
-        code, _, complaint = await self._said("run", *given, *options, image, *argv[1:], folder=folder)
+        given = ("--detach", "--pull", "never", "--name", name)
+        code, _, complaint = await self._said("run", *given, *options, image, *argv, folder=folder)
         if code != 0 and _NO_IMAGE.search(complaint):
             raise InvalidRequest(
                 f"the image {image!r} is not on this machine, and none is pulled while a session waits. "
@@ -72,26 +78,44 @@ class Engine:
         if code != 0:
             raise RuntimeFailed(f"{self.name} did not start a container: {complaint}")
 
-    async def start(self, runtime_id: str, folder: Path) -> None:
+    async def start(self, name: str, folder: Path) -> None:
         """Start a container that has ended. Raises: RuntimeFailed."""
-        await self._done("start", _PREFIX + runtime_id, folder=folder)
+        await self._done("start", name, folder=folder)
 
-    async def kill(self, runtime_id: str) -> None:
+    async def kill(self, name: str) -> None:
         """End a container and keep its files; one that has ended stays as it is. Raises: RuntimeFailed."""
-        code, _, complaint = await self._said("kill", _PREFIX + runtime_id)
+        code, _, complaint = await self._said("kill", name)
         if code != 0 and "not running" not in complaint and "state improper" not in complaint:
             raise RuntimeFailed(f"{self.name} did not end a container: {complaint}")
-        await self._done("wait", _PREFIX + runtime_id)
+        await self._done("wait", name)
 
-    async def remove(self, runtime_id: str) -> None:
+    async def remove(self, name: str) -> None:
         """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed, RuntimeUnavailable."""
-        code, _, complaint = await self._said("rm", "--force", "--volumes", _PREFIX + runtime_id)
+        code, _, complaint = await self._said("rm", "--force", "--volumes", name)
         if code != 0 and not _NO_CONTAINER.search(complaint):
             raise RuntimeFailed(f"{self.name} did not remove a container: {complaint}")
 
-    async def inspect(self, runtime_id: str) -> Inspected:
+    async def exit_code(self, name: str) -> int | None:
+        """Exit code of a container's first process; None while it runs. Raises: RuntimeFailed."""
+        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]["State"]
+        return None if told["Running"] else int(told["ExitCode"])
+
+    async def succeeds(self, name: str, argv: Sequence[str], timeout_s: float) -> bool:
+        """Whether a command in the container exits with 0 in that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await self._said("exec", name, *argv))[0] == 0
+        except TimeoutError:
+            return False
+
+    async def last_words(self, name: str) -> str:
+        """The end of a container's output. Raises: RuntimeFailed."""
+        _, printed, complaint = await self._said("logs", "--tail", str(_MAX_LOG_LINES), name)
+        return (printed + complaint).strip()
+
+    async def inspect(self, name: str) -> Inspected:
         """Raises: RuntimeFailed."""
-        told: Any = msgspec.json.decode(await self._done("container", "inspect", _PREFIX + runtime_id))[0]
+        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]
         env = dict(line.partition("=")[::2] for line in told["Config"]["Env"] or ())
         driver: dict[str, Any] = told.get("GraphDriver") or {}
         mounts: list[dict[str, Any]] = told.get("Mounts") or []
@@ -109,11 +133,12 @@ class Engine:
         rows = [line.split("\t") for line in listed.splitlines()]
         return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
-    async def containers(self, labels: Sequence[str]) -> set[str]:
-        """Ids of our runtimes whose containers carry all these labels, running or not. Raises: RuntimeFailed."""
+    async def containers(self, labels: Sequence[str]) -> dict[str, str]:
+        """Name -> id of its runtime, for each container of ours with all these labels, running or not. One comes before
+        the container whose network it is in. Raises: RuntimeFailed."""
         filters = [piece for label in labels for piece in ("--filter", f"label={label}")]
         names = await self._done("ps", "--all", *filters, "--format", "{{.Names}}")
-        return {name.removeprefix(_PREFIX) for name in names.split() if name.startswith(_PREFIX)}
+        return {name: match[1] for name in sorted(names.split(), reverse=True) if (match := _NAME.fullmatch(name))}
 
     async def _done(self, *argv: str, folder: Path | None = None) -> str:
         """Its output. Raises: RuntimeFailed."""
@@ -151,6 +176,11 @@ class Engine:
                     process.kill()
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
+
+
+def container_name(runtime_id: str, part: str | None = None) -> str:
+    """`part`: `service-N` or `network-N`, of the container's Nth service; None is the agent's container."""
+    return f"gangline-{runtime_id}" if part is None else f"gangline_{part}-{runtime_id}"
 
 
 def _environment() -> dict[str, str]:

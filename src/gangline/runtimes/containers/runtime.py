@@ -9,7 +9,7 @@ Laws:
 - The agent is never root inside. Its folders are in the container's own layer, with the image's content there.
 - Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
 - Nothing outlives the process that started it: see `life`. That is the node's keeper: see `keeper`. A layer
-  that it leaves is found by its labels.
+  that it leaves is found by its labels, and so are services.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ from gangline.runtimes.confinement.limits import (
 from gangline.runtimes.confinement.masks import masked
 from gangline.runtimes.confinement.seccomp import filters_of
 from gangline.runtimes.confinement.system_calls import enforced, filter_for, may_use_keys
-from gangline.runtimes.containers.engine import Engine, checked_image
+from gangline.runtimes.containers.engine import Engine, checked_image, container_name
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
+from gangline.runtimes.containers.services import Services
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
 from gangline.runtimes.network.listeners import NetworkListeners
 from gangline.runtimes.shared.accounts import Traffic
@@ -86,6 +87,7 @@ class _ContainerRuntime:
     name: ClassVar[str]
     is_keepable: ClassVar[bool] = True
     _finds_short_names: ClassVar[bool] = False
+    has_services: ClassVar[bool] = True
 
     def __init__(self, command: Sequence[str], settings: Settings) -> None:
         self._engine = Engine(self.name, command)
@@ -138,7 +140,7 @@ class _ContainerRuntime:
             raise InvalidRequest(f"runtime `{self.name}` has no runtime.python: install the packages into its image.")
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
-        options = [*_CONFINED, *self._user_options(), *_labels(mark), *self._options]
+        options = [*_CONFINED, *self._user_options(), "--env", f"{LABEL}={mark.label}", *self._options]
         return await begun(_Container(self._engine, start, mark, image, self._expose, options))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
@@ -146,9 +148,10 @@ class _ContainerRuntime:
         found: set[str] = set()
         if await asyncio.to_thread(_was_used, self.name, owner, root):
             labelled = await self._engine.containers([f"gangline.owner={owner}", f"gangline.runtime={self.name}"])
-            found = labelled - keep
-            for runtime_id in found:
-                await self._engine.remove(runtime_id)
+            found = set(labelled.values()) - keep
+            for name, runtime_id in labelled.items():
+                if runtime_id in found:
+                    await self._engine.remove(name)
         return len(found | await asyncio.to_thread(reap, self.name, owner, root, keep))
 
 
@@ -231,7 +234,7 @@ class _Container:
         self._engine = engine
         self._start = start
         self._mark = mark
-        self._image = image
+        self._services = Services(engine, start, image, _labels(mark), _limits_options(start.spec.limits))
         self._expose = expose
         self._options = options
         self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
@@ -277,6 +280,7 @@ class _Container:
         if self._start.spec.network != "none" and not self._run.shares_network:
             await self._listeners.open(self._mark.label, life.proc_fd, self._start)
         await self._foreman.ready()
+        await self._services.join(life.pid)
 
     async def _another_life(self) -> ContainerLife:
         pipes = await asyncio.to_thread(Pipes, self._start.folder / "pipes")
@@ -294,15 +298,17 @@ class _Container:
 
     async def _first_pid(self) -> int:
         """Start the container. Returns its first process."""
-        runtime_id, folder = self._start.runtime_id, self._start.folder
+        name, folder = container_name(self._start.runtime_id), self._start.folder
         if self._was_made:
-            await self._engine.start(runtime_id, folder)
+            await self._engine.start(name, folder)
         else:
             through = _parents([*self._own, *map(str, self._expose)])
             argv = first_process(self._uid, self._own, through, grader_uid=self._grader_uid, grader_home=GRADER_HOME)
-            await self._engine.run(runtime_id, self._run_options(), self._image, argv, folder)
+            options = [*self._run_options(), "--entrypoint", argv[0]]
+            image = checked_image(self._start.spec.image, self._engine.name)
+            await self._engine.run(name, options, image, argv[1:], folder)
             self._was_made = True
-        inspected = await self._engine.inspect(runtime_id)
+        inspected = await self._engine.inspect(name)
         env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
         self._run = msgspec.structs.replace(self._run, env=env, written=inspected.folders)
         return inspected.pid
@@ -310,7 +316,8 @@ class _Container:
     def _run_options(self) -> list[str]:
         """Options from `start`; the others were given before."""
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
-        return [*network, *_limits_options(self._inner_limits()), *self._mounts(), *self._options]
+        limits, names = _limits_options(self._inner_limits()), self._services.names_options
+        return [*network, *limits, *names, *self._mounts(), *_labels(self._mark), *self._options]
 
     def _inner_limits(self) -> LimitsSpec:
         """Limits with room for processes that are not the agent's."""
@@ -335,13 +342,14 @@ class _Container:
         if life is not None:
             life.close()
             if not is_last:
-                await to_end(self._engine.kill(self._start.runtime_id))
+                await to_end(self._engine.kill(container_name(self._start.runtime_id)))
         if self._foreman is not None:
             await self._foreman.end()
             self._foreman = None
 
     async def remove(self) -> None:
-        await to_end(self._engine.remove(self._start.runtime_id))
+        await to_end(self._services.remove())
+        await to_end(self._engine.remove(container_name(self._start.runtime_id)))
         await run_to_end(remove_folder, self._start.folder)
         if self._user is not None:
             self._user.release()
@@ -435,10 +443,9 @@ def _was_used(name: str, owner: str, root: Path) -> bool:
 
 
 def _labels(mark: Mark) -> list[str]:
-    """For the reaper: of the container, and in the environment of its first process."""
+    """For the reaper."""
     named = {"owner": mark.owner, "runtime": mark.runtime, "runtime_id": mark.runtime_id}
-    labels = [piece for name, value in named.items() for piece in ("--label", f"gangline.{name}={value}")]
-    return [*labels, "--env", f"{LABEL}={mark.label}"]
+    return [piece for name, value in named.items() for piece in ("--label", f"gangline.{name}={value}")]
 
 
 def _limits_options(limits: LimitsSpec) -> list[str]:

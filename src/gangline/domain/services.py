@@ -1,0 +1,87 @@
+"""The services beside an agent's container, such as a database: other containers that it reaches by name."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["MAX_SERVICES", "ServiceCondition", "ServiceHealthcheck", "ServiceName", "ServiceSpec", "checked_services"]
+
+MAX_SERVICES = 16
+
+ServiceCondition = Literal["started", "ready"]
+
+
+def _is_another(name: str) -> str:
+    if name in ("main", "localhost"):
+        raise ValueError(f"{name!r} is the agent's own container")
+    return name
+
+
+ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"), AfterValidator(_is_another)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ServiceHealthcheck(_Spec):
+    """A command in the service's container that exits with 0 once the service works."""
+
+    command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    """A string goes to `sh -c`."""
+    timeout_seconds: float = Field(default=30, gt=0, le=3600)
+    """Time of one try; it is repeated each second."""
+    within_seconds: float = Field(default=60, gt=0, le=3600)
+    """The service must work so long after its start; else the sandbox does not start."""
+
+
+class ServiceSpec(_Spec):
+    """One service. It has the limits of the agent's container once more for itself."""
+
+    image: str = Field(min_length=1, max_length=512)
+    """Name of an image, which must be on the node's machine."""
+    entrypoint: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Replaces the image's entry point, and its command with it."""
+    command: tuple[str, ...] | None = None
+    """Arguments of the entry point; None is the image's own."""
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_:.-]{0,64}$")
+    """User, with or without `:group`; None is the image's own, which may be root."""
+    workdir: str | None = Field(default=None, pattern=r"^/[^\x00]*$")
+    healthcheck: ServiceHealthcheck | None = None
+    """None: it is not waited for."""
+    completes: bool = False
+    """Whether it ends by itself, with exit code 0, before the sandbox has started: to fill a database, say."""
+    depends_on: dict[ServiceName, ServiceCondition] = Field(default_factory=dict)
+    """Services that come first, and what must be true of each: it was `started`, or is `ready`, which means healthy or
+    completed."""
+
+    @property
+    def comes_to_be_ready(self) -> bool:
+        return self.completes or self.healthcheck is not None
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> ServiceSpec:
+        if self.completes and self.healthcheck is not None:
+            raise ValueError("a service that completes has no healthcheck")
+        if bad := [name for name in self.env if not name or "=" in name or "\0" in name + self.env[name]]:
+            raise ValueError(f"env: {bad[0]!r} is no variable")
+        return self
+
+
+def checked_services(services: dict[str, ServiceSpec]) -> dict[str, ServiceSpec]:
+    """Raises: ValueError when one waits for a service that is not there, for itself, or for one that is never ready."""
+    for name, service in services.items():
+        for other, condition in service.depends_on.items():
+            if other not in services:
+                raise ValueError(f"{name}.depends_on: there is no service {other!r}")
+            if condition == "ready" and not services[other].comes_to_be_ready:
+                raise ValueError(f"{name}.depends_on: {other!r} is never ready: it has no healthcheck")
+    try:
+        TopologicalSorter({name: service.depends_on for name, service in services.items()}).prepare()
+    except CycleError as error:
+        raise ValueError(f"services wait for each other: {' -> '.join(error.args[1])}") from error
+    return services
