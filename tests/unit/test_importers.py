@@ -123,7 +123,7 @@ def test_what_a_harbor_task_cannot_be_given_is_named(tmp_path: Path, section: st
     ("path", "told"),
     [
         ("trajectory.json", "trajectory.json"),
-        ("environment/docker-compose.yaml", "docker-compose.yaml"),
+        ("tests/docker-compose.yaml", "tests/docker-compose.yaml"),
         ("tests/.harborignore", ".harborignore"),
     ],
 )

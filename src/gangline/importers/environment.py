@@ -40,11 +40,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     limits: dict[str, Any]
     folders: OwnFolders
+    services: dict[str, Any] = {}
+    """Other containers beside it, as `runtime.services` has them."""
+    notes: tuple[str, ...] = ()
+    """What is to know of those."""
 
     def runtime(self, choices: Choices) -> tuple[dict[str, Any], list[str]]:
         """The body's `runtime`, and notes. Raises: InvalidRequest when the chosen runtime cannot give it."""
         dockerfile = self._dockerfile()
-        backend = choices.runtime or ("docker" if self._why_image(dockerfile) else "sandbox")
+        backend = choices.runtime or ("docker" if self.services or self._why_image(dockerfile) else "sandbox")
+        if self.services and backend in _WITHOUT_IMAGES:
+            raise InvalidRequest(
+                f"{self.name}: needs services beside its container ({', '.join(self.services)}), which runtime "
+                f"`{backend}` cannot start. Use --runtime docker or podman."
+            )
         if backend == "process":
             raise InvalidRequest(
                 f"{self.name}: needs folders such as {self.folders.paths[0]}, which runtime `process` "
@@ -60,9 +69,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.limits:
             body["limits"] = self.limits
-        if backend in _WITHOUT_IMAGES:
-            return body, self._without_image(body, dockerfile, choices)
-        return body, self._with_image(body, dockerfile, choices)
+        if self.services:
+            body["services"] = self.services
+        with_it = self._without_image if backend in _WITHOUT_IMAGES else self._with_image
+        return body, [*with_it(body, dockerfile, choices), *self.notes]
 
     def copied(self) -> dict[str, dict[str, Any]]:
         """Path inside -> file, for those that its Dockerfile copies. Raises: InvalidRequest for a link."""

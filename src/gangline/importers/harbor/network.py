@@ -9,7 +9,7 @@ from gangline.domain.network import NetworkRule
 from gangline.importers.harbor.config import HarborAgent, HarborConfig, HarborEnvironment, HarborVerifier
 from gangline.importers.imported import Choices
 
-__all__ = ["Networks", "Policy", "networks_of"]
+__all__ = ["Networks", "Policy", "networks_of", "notes_on_services"]
 
 
 class Policy(NamedTuple):
@@ -52,6 +52,17 @@ def networks_of(name: str, config: HarborConfig, choices: Choices, *, separate: 
             "runtime, which has one network. Give --network full or proxy."
         )
     return Networks(_given(name, agent), _given(name, verifier))
+
+
+def notes_on_services(config: HarborConfig, runtime: dict[str, Any]) -> list[str]:
+    """What is different of the services in the agent's runtime."""
+    if not runtime.get("services"):
+        return []
+    own = {_baseline(config.environment), _explicit(config.agent) or _baseline(config.environment)}
+    notes = ["its services reach nothing outside"]
+    if any(policy.mode != "public" for policy in own):
+        notes.append("its services are at their names, where Harbor's Docker has them at the agent's localhost")
+    return notes if runtime["network"] != "full" else notes[1:]
 
 
 def _given(name: str, policy: Policy) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gangline.importers.environment import Environment, OwnFolders
+from gangline.importers.harbor.compose import compose_of
 from gangline.importers.harbor.config import HarborEnvironment, resolved
 from gangline.importers.harbor.healthcheck import healthcheck_action
 from gangline.importers.imported import Choices
@@ -24,14 +26,18 @@ def environment_of(
     where: name of the field with the settings, for messages.
     owns_tests: whether its image brings `/tests`.
     """
+    env = resolved(settings.env, f"{where}.env")
+    compose = None if owns_tests else compose_of(name, context, env)
     return Environment(
         name=name,
         context=context,
-        image=image,
+        image=image if compose is None else compose.image or image,
         workdir=settings.workdir,
-        env=resolved(settings.env, f"{where}.env"),
+        env=env if compose is None else compose.env | env,
         limits=_limits(settings),
         folders=OwnFolders(_LOGS if owns_tests else ("/tests", *_LOGS, "/solution")),
+        services={} if compose is None else compose.services,
+        notes=() if compose is None else compose.notes,
     )
 
 
@@ -47,9 +53,14 @@ def runtime_of(
 
 
 def init_timeout_s(*runtimes: dict[str, Any]) -> float:
-    """INIT's budget, with the time that health checks and `setup.sh` may take."""
-    waits = [sum(action.get("timeout_seconds", 0.0) for action in one.get("prepare", [])) for one in runtimes]
-    return INIT_S + max(waits, default=0.0)
+    """INIT's budget, with the time that health checks, those of services too, and `setup.sh` may take."""
+    return INIT_S + max((sum(_waits(one)) for one in runtimes), default=0.0)
+
+
+def _waits(runtime: dict[str, Any]) -> Iterator[float]:
+    yield from (action.get("timeout_seconds", 0.0) for action in runtime.get("prepare", []))
+    services = runtime.get("services", {}).values()
+    yield from (one["healthcheck"]["within_seconds"] for one in services if "healthcheck" in one)
 
 
 def _limits(settings: HarborEnvironment) -> dict[str, Any]:

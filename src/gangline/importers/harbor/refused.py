@@ -11,7 +11,7 @@ from gangline.importers.harbor.steps import Parts
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
 
-_FILES = ("environment/docker-compose.yaml", ".harborignore")
+_FILES = (".harborignore",)
 _FILES_OF_RUN = ("trajectory.json", "tests/docker-compose.yaml", "tests/.harborignore")
 
 

@@ -14,7 +14,7 @@ from gangline.importers.environment import Environment
 from gangline.importers.files import written_folder
 from gangline.importers.grading import GRADING_MARGIN_S, solution
 from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
-from gangline.importers.harbor.network import networks_of
+from gangline.importers.harbor.network import networks_of, notes_on_services
 from gangline.importers.harbor.places import INIT_S, environment_of, init_timeout_s, runtime_of
 from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
 from gangline.importers.harbor.skills import skills_of
@@ -57,7 +57,8 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
         images=parts.images,
     )
     evaluator, noted = verifier_of(wanted)
-    notes += [*noted, *(f"{name}: {note}" for note in notes_on_users(config))]
+    own = [*notes_on_services(config, runtime), *notes_on_users(config)]
+    notes += [*noted, *(f"{name}: {note}" for note in own)]
     body: dict[str, Any] = {
         "instruction": _without_canary(parts.instruction),
         "runtime": runtime,
