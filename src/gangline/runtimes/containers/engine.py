@@ -62,6 +62,13 @@ class Engine:
         """Command line before one that enters the namespaces of its containers."""
         return (*self._command, "unshare") if os.geteuid() != 0 else ()
 
+    def network_of(self, name: str, pid: int, names: Sequence[str]) -> list[str]:
+        """Options of a container in another one's network. `pid`: of the other's first process; `names`: options for
+        the names that the other one has: Docker's containers have them with the network, podman's have none."""
+        if self.name == "docker":
+            return ["--network", f"container:{name}"]
+        return ["--network", f"ns:/proc/{pid}/ns/net", *names]
+
     async def run(self, name: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
         """Start a container in the background; `argv`: the arguments of its entry point.
 
@@ -134,11 +141,13 @@ class Engine:
         return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
     async def containers(self, labels: Sequence[str]) -> dict[str, str]:
-        """Name -> id of its runtime, for each container of ours with all these labels, running or not. One comes before
-        the container whose network it is in. Raises: RuntimeFailed."""
+        """Name -> id of its runtime, for each container of ours with all these labels, running or not.
+
+        Raises: RuntimeFailed.
+        """
         filters = [piece for label in labels for piece in ("--filter", f"label={label}")]
         names = await self._done("ps", "--all", *filters, "--format", "{{.Names}}")
-        return {name: match[1] for name in sorted(names.split(), reverse=True) if (match := _NAME.fullmatch(name))}
+        return {name: match[1] for name in names.split() if (match := _NAME.fullmatch(name))}
 
     async def _done(self, *argv: str, folder: Path | None = None) -> str:
         """Its output. Raises: RuntimeFailed."""

@@ -53,6 +53,8 @@ class Services:
         self._limits = tuple(limits)
         self._wiring = Wiring(engine.entering)
         self._were_made = False
+        self._pids: dict[str, int] = {}
+        """Service -> first process of the container whose network it is in."""
         self._numbers = {name: number for number, name in enumerate(start.spec.services, 1)}
 
     @property
@@ -81,21 +83,23 @@ class Services:
 
     async def remove(self) -> None:
         """Remove all services with their files and volumes. Raises: RuntimeFailed."""
-        for kind in ("service", "network"):  # no engine removes a network that a container is in
+        for kind in ("service", "network"):
             for name in self._specs:
                 await self._engine.remove(self._container(name, kind))
 
     async def _make_networks(self) -> None:
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
-        options = [*_WAITS, *network, *self.names_options, *self._labels, "--entrypoint", _WAITING[0]]
-        pids: list[int] = []
+        program, *words = _WAITING
         for name in self._specs:
             waiting = self._container(name, "network")
-            own = ["--hostname", name]
-            started = self._engine.run(waiting, [*own, *options], self._image, _WAITING[1:], self._start.folder)
-            await to_end(started)
-            pids.append((await self._engine.inspect(waiting)).pid)
-        await self._wiring.join_services(pids)
+            options = [*_WAITS, *network, *self._names_of(name), *self._labels, "--entrypoint", program]
+            await to_end(self._engine.run(waiting, options, self._image, words, self._start.folder))
+            self._pids[name] = (await self._engine.inspect(waiting)).pid
+        await self._wiring.join_services(tuple(self._pids.values()))
+
+    def _names_of(self, name: str) -> list[str]:
+        """Options by which a service's container knows its own name and the others'."""
+        return ["--hostname", name, *self.names_options]
 
     async def _begin_all(self) -> None:
         turns = {name: _Turn() for name in self._specs}
@@ -115,7 +119,7 @@ class Services:
         for other, condition in spec.depends_on.items():
             await (turns[other].ready if condition == "ready" else turns[other].started).wait()
         options, argv = _run_of(spec)
-        network = ["--network", f"container:{self._container(name, 'network')}"]
+        network = self._engine.network_of(self._container(name, "network"), self._pids[name], self._names_of(name))
         options = [*_SERVES, *network, *self._limits, *self._labels, *options]
         image = checked_image(spec.image, self._engine.name)
         await to_end(self._engine.run(self._container(name), options, image, argv, self._start.folder))

@@ -121,7 +121,7 @@ class WarmPool:
         try:
             while self._wanted:
                 key, spec = self._wanted.popleft()
-                memory = spec.limits.memory_bytes or 0
+                memory = (spec.limits.memory_bytes or 0) * (1 + len(spec.services))
                 if memory <= self._sizes.memory_bytes:
                     await self._add(key, spec, memory)
         finally:
