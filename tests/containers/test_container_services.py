@@ -43,6 +43,14 @@ def web(word: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+async def with_proxy(name: str, root: Path, port: int, **fields: Any) -> RuntimeHandle:
+    """A sandbox that reaches the node's proxy, on this port."""
+    spec = RuntimeSpec.model_validate({"backend": name, "image": IMAGE, **fields})
+    runtime_id = new_id("runtime")
+    start = RuntimeStart(runtime_id=runtime_id, owner=OWNER, spec=spec, folder=root / runtime_id, proxy_port=port)
+    return await make_runtime(name).start(start)
+
+
 async def fetched(handle: RuntimeHandle, url: str) -> str:
     result = await handle.exec(["python3", "-c", FETCH, url])
     return result.stdout.decode() if result.ok else result.stderr.decode().splitlines()[-1]
@@ -84,15 +92,8 @@ async def test_each_session_has_a_network_of_its_own_without_the_nodes_proxy(
     server = await asyncio.start_server(answer, "0.0.0.0", 0)
     port = server.sockets[0].getsockname()[1]
 
-    async def session(word: str) -> RuntimeHandle:
-        spec = RuntimeSpec.model_validate({"backend": container_runtime, "image": IMAGE, "services": {"w": web(word)}})
-        runtime_id = new_id("runtime")
-        start = RuntimeStart(
-            runtime_id=runtime_id, owner=OWNER, spec=spec, folder=tmp_path / runtime_id, proxy_port=port
-        )
-        return await make_runtime(container_runtime).start(start)
-
-    one, other = await session("one"), await session("other")
+    one = await with_proxy(container_runtime, tmp_path, port, services={"w": web("one")})
+    other = await with_proxy(container_runtime, tmp_path, port, services={"w": web("other")})
     assert (await fetched(one, "http://w/word"), await fetched(other, "http://w/word")) == ("one\n", "other\n")
     dial = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).makefile().read())"
     assert (await one.exec(["python3", "-c", dial, "127.0.0.1", str(port)])).stdout == b"proxy\n\n"
@@ -104,6 +105,20 @@ async def test_each_session_has_a_network_of_its_own_without_the_nodes_proxy(
     await one.stop()
     await other.stop()
     server.close()
+
+
+async def test_under_full_services_have_the_engines_network_beside_their_own(
+    container_runtime: str, tmp_path: Path
+) -> None:
+    if container_runtime == "podman":
+        pytest.skip("does not apply: podman's bridge would be this machine's, and stay")
+    handle = await with_proxy(container_runtime, tmp_path, 9, network="full", services={"w": web("out")})
+    assert await fetched(handle, "http://w/word") == "out\n"
+    for name in (f"gangline-{handle.runtime_id}", f"gangline_service-1-{handle.runtime_id}"):
+        links = engine(container_runtime, "exec", name, "cat", "/proc/net/dev")
+        assert "eth0:" in links
+        assert "services:" in links
+    await handle.stop()
 
 
 @pytest.mark.parametrize(

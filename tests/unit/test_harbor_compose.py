@@ -179,7 +179,7 @@ def test_a_runtime_without_services_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["sandbox", "apptainer", "process"])
 def test_a_task_with_services_is_refused_where_none_are_started(backend: str) -> None:
-    request = {
+    request: dict[str, Any] = {
         "instruction": "x",
         "runtime": {"backend": backend, "services": {"store": {"image": "redis:7"}}},
         "agent": {"harness": "shell", "settings": {"command": "true"}},

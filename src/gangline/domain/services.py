@@ -32,7 +32,7 @@ class ServiceHealthcheck(_Spec):
 
     command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
     """A string goes to `sh -c`."""
-    timeout_seconds: float = Field(default=30, gt=0, le=3600)
+    timeout_seconds: float = Field(default=30, gt=0, le=120)
     """Time of one try; it is repeated each second."""
     within_seconds: float = Field(default=60, gt=0, le=3600)
     """The service must work so long after its start; else the sandbox does not start."""

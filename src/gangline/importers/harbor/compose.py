@@ -47,7 +47,8 @@ _VARIABLE = re.compile(
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_LONGEST_S = 3600.0
+_LONGEST_S, _LONGEST_TRY_S = 3600.0, 120.0
+"""Bounds of a task's health check."""
 
 
 class Compose(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +202,8 @@ class _Reader:
             return None
         start_s = self._seconds(f"{where}.start_period", table.get("start_period"), 0)
         within_s = start_s + max(1, int(retries)) * (interval_s + timeout_s)
-        return {"command": command, "timeout_seconds": timeout_s, "within_seconds": min(within_s, _LONGEST_S)}
+        timeout_s, within_s = min(timeout_s, _LONGEST_TRY_S), min(within_s, _LONGEST_S)
+        return {"command": command, "timeout_seconds": timeout_s, "within_seconds": within_s}
 
     def _seconds(self, where: str, given: Any, default: float) -> float:
         """`1m30s`; compose takes 0 as the default."""

@@ -76,7 +76,7 @@ class Services:
             return
         if not self._were_made:
             await self._make_networks()
-        await self._wiring.join_agent(pid)
+        await to_end(self._wiring.join_agent(pid))
         if not self._were_made:
             await self._begin_all()
             self._were_made = True
@@ -95,7 +95,7 @@ class Services:
             options = [*_WAITS, *network, *self._names_of(name), *self._labels, "--entrypoint", program]
             await to_end(self._engine.run(waiting, options, self._image, words, self._start.folder))
             self._pids[name] = (await self._engine.inspect(waiting)).pid
-        await self._wiring.join_services(tuple(self._pids.values()))
+        await to_end(self._wiring.join_services(tuple(self._pids.values())))
 
     def _names_of(self, name: str) -> list[str]:
         """Options by which a service's container knows its own name and the others'."""
