@@ -27,6 +27,7 @@ from gangline.domain.contracts import (
     HasServices,
     Runtime,
     SupportsCapabilities,
+    Tidies,
 )
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
@@ -198,6 +199,26 @@ def check_task(task: TaskRequest) -> None:
     _check_environments(task, harness)
     make_builder(task.builder.strategy, task.builder.config)
     check_evaluator(task.evaluator)
+    _check_steps(task)
+
+
+def _check_steps(task: TaskRequest) -> None:
+    """Raises: UnknownPlugin, InvalidRequest when a step has wrong settings, or its grading would stay where the agent's
+    next step begins."""
+    for number, step in enumerate(task.steps, start=1):
+        try:
+            make_harness(task.agent.harness, task.agent.settings | step.settings)
+            check_evaluator(step.evaluator)
+            evaluator = make_evaluator(step.evaluator.strategy, step.evaluator.config)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"steps.{number - 1} ({step.name}): {error.message}") from error
+        is_apart = step.evaluator.refresh_runtime or isinstance(evaluator, Tidies)
+        if number < len(task.steps) and not is_apart:
+            raise InvalidRequest(
+                f"steps.{number - 1} ({step.name}): evaluator {step.evaluator.strategy!r} may leave files where the "
+                "agent's next step begins. Grade in a clean runtime (refresh_runtime), or by `script`, which removes "
+                "its files."
+            )
 
 
 def _check_runtime(spec: RuntimeSpec, field: str) -> None:

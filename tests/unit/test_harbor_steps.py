@@ -1,4 +1,4 @@
-"""The one step of a Harbor task: its parts and its settings, as Harbor's own code resolves them."""
+"""The steps of a Harbor task: parts and settings, as Harbor's own code resolves them."""
 
 from __future__ import annotations
 
@@ -78,10 +78,43 @@ def test_settings_of_a_step_win_and_lists_are_joined(tmp_path: Path) -> None:
     assert [one["command"] for one in config["collect_commands"]] == ["one", "two"]
 
 
-def test_several_steps_are_refused_with_the_reason(tmp_path: Path) -> None:
-    folder = harbor_task(tmp_path / "t", f'{STEP}[[steps]]\nname = "second"\n', **INSTRUCTION)
-    with pytest.raises(InvalidRequest, match=r"has 2 steps\. A task with one step can be imported"):
+SECOND = {"steps/second/instruction.md": "Walk it again.\n"}
+
+
+def test_several_steps_have_each_their_own_run_and_grading(tmp_path: Path) -> None:
+    toml = (
+        'multi_step_reward_strategy = "final"\n[agent]\ntimeout_sec = 9\n'
+        f"{STEP}min_reward = {{ style = 0.5 }}\nagent = {{ timeout_sec = 7 }}\nhealthcheck = {{ command = 'true' }}\n"
+        '[[steps]]\nname = "second"\nmin_reward = 1\nverifier = { environment_mode = "separate", timeout_sec = 5 }\n'
+    )
+    files = {"steps/second/workdir/seed": "4", "steps/second/tests/test.sh": "#!/bin/sh\ntrue\n"}
+    imported = read_harbor_task(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **SECOND, **files), QUIET)
+    task = validated({**imported.body, "agent": {"harness": "pi"}}, "t")
+    assert (task.step_reward, "evaluator" in imported.body, "solution" in imported.body) == ("final", False, False)
+    assert any("reference solutions" in note for note in imported.notes)
+    assert [one["path"] for one in imported.body["runtime"]["prepare"]] == ["/app/data/words.bin"]
+    first, second = imported.body["steps"]
+    assert [one["name"] for one in (first, second)] == ["first", "second"]
+    assert [one["instruction"] for one in (first, second)] == ["Walk the dog.\n", "Walk it again.\n"]
+    assert [one["timeout_seconds"] for one in (first, second)] == [7, 9]
+    assert [one["min_reward"] for one in (first, second)] == [{"style": 0.5}, 1]
+    assert [len(one["prepare"]) for one in (first, second)] == [2, 2], "a health check; a file"
+    assert [one["evaluator"].get("refresh_runtime", False) for one in (first, second)] == [False, True]
+    assert "runtime" not in second["evaluator"], "a fresh copy of the task's environment, which has no step's files"
+    assert first["evaluator"]["config"]["clear"] == ["/tests", "/logs/verifier"]
+    assert second["evaluator"]["config"]["files"]["/tests/test.sh"]["content"] == "#!/bin/sh\ntrue\n"
+    assert second["evaluation_timeout_seconds"] == 65
+
+
+def test_steps_with_one_name_or_with_different_networks_are_refused(tmp_path: Path) -> None:
+    folder = harbor_task(tmp_path / "t", STEP + STEP, **INSTRUCTION)
+    with pytest.raises(InvalidRequest, match="two steps have the name 'first'"):
         read_harbor_task(folder, QUIET)
+    agent = 'agent = { network_mode = "allowlist", allowed_hosts = ["a.example"] }\nverifier = { environment = { network_mode = "no-network" } }\n'
+    toml = f'[environment]\nnetwork_mode = "no-network"\n{STEP}[[steps]]\nname = "second"\n{agent}'
+    folder = harbor_task(tmp_path / "u", toml, **INSTRUCTION, **SECOND)
+    with pytest.raises(InvalidRequest, match="its steps ask for different networks"):
+        read_harbor_task(folder, Choices(network="list"))
 
 
 @pytest.mark.parametrize("path", ["steps/first/trajectory.json", "steps/first/tests/docker-compose.yaml"])
@@ -147,7 +180,7 @@ def test_the_verifier_and_its_image_are_those_that_harbor_resolves(
     if wanted is None:
         return
     assert (given["config"]["files"] == {}) == wanted.bundled_tests
-    images = parts_of(folder, "t", config_of(read_toml(folder / "task.toml"), folder / "task.toml")).images
+    images = parts_of(folder, "t", config_of(read_toml(folder / "task.toml"), folder / "task.toml"))[0].images
     ours = next((one for one in images if one.exists), None)
     assert (None if ours is None else ours.context) == (wanted.directory if wanted.bundled_tests else None)
     if wanted.config.docker_image is not None:

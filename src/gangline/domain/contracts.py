@@ -56,6 +56,7 @@ __all__ = [
     "SupportsCapabilities",
     "TellsImages",
     "TellsMissing",
+    "Tidies",
     "VariesBetweenRuns",
     "in_binary_units",
 ]
@@ -502,6 +503,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     """completion id -> score, where an evaluator scores turns; kept with the turns (`TurnSpan.score`)."""
     details: dict[str, Any] = {}
     """The checks and their results, for people."""
+    values: dict[str, float] = {}
+    """All numbers that the grader gave, by name, for tasks with steps; empty: `reward` alone."""
 
 
 class GraderEngine(msgspec.Struct, frozen=True, kw_only=True):
@@ -578,6 +581,15 @@ class GradesClean(Protocol):
     task that sets `refresh_runtime` is rejected on submission."""
 
     grades_clean: ClassVar[bool]
+
+
+@runtime_checkable
+class Tidies(Protocol):
+    """An evaluator that removes what its grading left in the agent's runtime: the agent's next step begins there."""
+
+    async def tidy(self, runtime: RuntimeHandle) -> None:
+        """Called when no process runs there. Raises: EvaluatorError, and the runtime's errors."""
+        ...
 
 
 @runtime_checkable

@@ -56,7 +56,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def needs_of(task: TaskRequest) -> Needs:
-    others = (task.evaluator.runtime, *(spec.runtime for spec in task.environments.values()))
+    graders = (task.evaluator, *(step.evaluator for step in task.steps))
+    others = (*(one.runtime for one in graders), *(spec.runtime for spec in task.environments.values()))
     specs = [task.runtime, *(one for one in others if one is not None)]
     images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
     return Needs(

@@ -36,6 +36,7 @@ __all__ = [
     "RuntimeSpec",
     "SamplingPolicy",
     "SolutionSpec",
+    "StepSpec",
     "SystemCall",
     "TaskRequest",
     "TextEncoding",
@@ -438,6 +439,26 @@ class SolutionSpec(_Spec):
         return self
 
 
+class StepSpec(_Spec):
+    """One of several runs of the agent in one sandbox, and its grading."""
+
+    name: str = Field(min_length=1, max_length=200)
+    instruction: str
+    """The agent's instruction in this step."""
+    prepare: tuple[PrepareAction, ...] = ()
+    """Actions in the agent's sandbox before the agent starts. Clean runtimes of graders do without them."""
+    timeout_seconds: float | None = Field(default=None, gt=0)
+    """RUN's budget of this step; None is the task's."""
+    evaluation_timeout_seconds: float | None = Field(default=None, gt=0)
+    """None is the task's."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the harness for this step, over the task's."""
+    evaluator: EvaluatorSpec = EvaluatorSpec()
+    min_reward: float | dict[str, float] | None = None
+    """Below it, no further step begins: of the number `reward`, or of each named number of the grader's. A number that
+    the grader did not give is below any."""
+
+
 MAX_EDIT_CHARS = 1 << 20
 """Characters of a fork's edit."""
 
@@ -464,6 +485,7 @@ class TaskRequest(_Spec):
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller to make submitting idempotent; None lets the server choose."""
     instruction: str
+    """With `steps`, agents are given those of the steps instead; this one is for people."""
     num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions in the group."""
     timeout_seconds: float = Field(default=1200, gt=0)
@@ -479,6 +501,11 @@ class TaskRequest(_Spec):
     capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
+    steps: tuple[StepSpec, ...] = Field(default=(), max_length=64)
+    """Runs of the agent, one after the other in one sandbox, each graded by its own evaluator before the next begins.
+    None: one run, graded by `evaluator`."""
+    step_reward: Literal["mean", "final"] = "mean"
+    """How the steps' rewards become the session's: the mean of those that began, or the last one's."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Sessions of a higher priority are leased before all others."""
     submitter: str | None = Field(default=None, pattern=ID_PATTERN)
@@ -507,6 +534,44 @@ class TaskRequest(_Spec):
         return self
 
     @model_validator(mode="after")
+    def _can_have_its_steps(self) -> TaskRequest:
+        if not self.steps:
+            return self
+        names = [step.name for step in self.steps]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"steps: two have the name {twice[0]!r}")
+        cannot = {
+            "evaluator: each step has one of its own": self.evaluator != EvaluatorSpec(),
+            "evaluator.keep_files: a session with steps cannot be graded again": any(
+                step.evaluator.keep_files for step in self.steps
+            ),
+            "environments: they end with the agent's first run": bool(self.environments),
+            "fork: a session with steps cannot be continued from one of its turns": self.fork is not None,
+            "capture.durable `turn`: a session with steps begins anew where its node is lost": (
+                self.capture.durable == "turn"
+            ),
+            "capture.checkpoints: they are of sessions with one run": self.capture.checkpoints != "none",
+            "solution: it is of one run": self.solution is not None,
+        }
+        if why := [reason for reason, asked in cannot.items() if asked]:
+            raise ValueError(f"a task with steps cannot have {'; '.join(why)}")
+        return self
+
+    def at_step(self, index: int) -> TaskRequest:
+        """The step as a task of its own, without the prepare actions, which are for the agent's sandbox alone."""
+        step = self.steps[index]
+        changes: dict[str, Any] = {
+            "instruction": step.instruction,
+            "timeout_seconds": step.timeout_seconds or self.timeout_seconds,
+            "evaluation_timeout_seconds": step.evaluation_timeout_seconds or self.evaluation_timeout_seconds,
+            "agent": self.agent.model_copy(update={"settings": self.agent.settings | step.settings}),
+            "evaluator": step.evaluator,
+            "steps": (),
+            "vetting": None,
+        }
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
     def _travels(self) -> TaskRequest:
         """Check that free-form values survive JSON and MessagePack."""
         free = {
@@ -515,6 +580,8 @@ class TaskRequest(_Spec):
             "builder": self.builder.config,
             "evaluator.config": self.evaluator.config,
             **{f"environments.{name}.config": one.config for name, one in self.environments.items()},
+            **{f"steps.{index}.settings": one.settings for index, one in enumerate(self.steps)},
+            **{f"steps.{index}.evaluator.config": one.evaluator.config for index, one in enumerate(self.steps)},
         }
         for name, value in free.items():
             if why := _why_not_portable(value):
@@ -567,6 +634,8 @@ _VETTED = {
     "runtime",
     "environments",
     "evaluator",
+    "steps",
+    "step_reward",
     "timeout_seconds",
     "init_timeout_seconds",
     "evaluation_timeout_seconds",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.lifecycle import UNGRADED
 
@@ -40,3 +40,6 @@ class SessionCompletedEvaluator:
             raise EvaluatorError(f"outcome {context.outcome} says nothing of the agent: the session has no reward")
         reward = self._config.completed if context.outcome == "completed" else self._config.otherwise
         return Reward(reward=reward, details={"outcome": context.outcome})
+
+    async def tidy(self, runtime: RuntimeHandle) -> None:
+        """It leaves nothing."""

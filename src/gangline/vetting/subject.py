@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest, WriteAction, vetted_digest
 from gangline.vetting.grading import answered_on_stdout
 
@@ -71,8 +72,11 @@ def subject_of(name: str, task: Mapping[str, Any]) -> Subject:
     """task: a valid body of `POST /v1/tasks`.
 
     An evaluator that reads the model's last message reads standard output instead: no trial calls a model.
+    Raises: InvalidRequest for a task with steps.
     """
     request = TaskRequest.model_validate(task)
+    if request.steps:
+        raise InvalidRequest(f"{name}: has steps; only tasks with one run can be vetted, or solved by a solution.")
     base = {name: value for name, value in task.items() if name in _CONTENT}
     base["evaluator"] = answered_on_stdout(cast("dict[str, Any]", base.get("evaluator") or {}))
     given = request.solution

@@ -148,6 +148,14 @@ class ScriptEvaluator:
             details["output"] = _tail(result.stdout + result.stderr)
         return msgspec.structs.replace(found, details=details)
 
+    async def tidy(self, runtime: RuntimeHandle) -> None:
+        """Remove hidden files and findings. Raises: EvaluatorError."""
+        place = self._place(runtime)
+        if place.user == "grader":
+            await place.clear(place.folder)
+        for path in (f"{runtime.workdir}/{_FOLDER}", *self._own_paths()):
+            await place.clear(path)
+
     async def _grading_runtime(self, context: EvaluationContext) -> tuple[RuntimeHandle, dict[str, list[str]]]:
         """The runtime to grade in, with the collected files, and details about those that could not be collected."""
         config = self._config
@@ -178,7 +186,7 @@ class ScriptEvaluator:
             await place.clear(place.folder)
             await place.clear(f"{place.runtime.workdir}/{_FOLDER}")
             await place.make([f"{place.runtime.workdir}/{_FOLDER}"], user="agent")
-        for path in (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files):
+        for path in self._own_paths():
             await place.clear(path)
         await place.make([_HOME, *self._config.clear])
         await place.write(_TRAJECTORY, msgspec.json.encode(transcript(context)))
@@ -209,6 +217,10 @@ class ScriptEvaluator:
                 raise EvaluatorError(f"the grader's {path} cannot be read: {error.message}") from error
         raise EvaluatorError(f"the grading command ended well but wrote no {' or '.join(self._reward_files())}")
 
+    def _own_paths(self) -> tuple[str, ...]:
+        """Places of its inputs and of the reward."""
+        return (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files)
+
     def _reward_files(self) -> tuple[str, ...]:
         named = self._config.reward_file
         return (named,) if isinstance(named, str) else named
@@ -229,6 +241,7 @@ def _parse_reward(path: str, data: bytes) -> Reward:
     parts: dict[str, dict[str, float]] = {}
     if isinstance(value, dict):
         details = dict(cast(dict[str, Any], value))
+        parts["values"] = {name: float(number) for name, number in details.items() if _is_number(number)}
         for field in ("trace_rewards", "turn_scores"):
             parts[field] = _numbers(path, field, details.pop(field, {}))
         value = details.pop("reward", None) if "reward" in details or len(details) != 1 else details.popitem()[1]

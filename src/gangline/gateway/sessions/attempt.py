@@ -4,21 +4,23 @@ Laws
 - In every case the runtime is stopped, the session's key is dead and the result names the boundary of a failure.
 - Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
 - When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness.run`.
-- A reward is given by the evaluator or not at all: see `postrun`.
+- A reward is given by the evaluator or not at all: see `grading.postrun`.
+- An attempt with steps goes through all stages once for each, in one sandbox, with another key each time: see
+  `grading.steps`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import HarnessContext
+from gangline.domain.contracts import HarnessContext, RuntimeHandle
 from gangline.domain.errors import NodeError, RuntimeFailed
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import UNGRADED, Stage
@@ -31,11 +33,12 @@ from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
 from gangline.gateway.sessions.failures import failure_of, log_failed
-from gangline.gateway.sessions.grading import within
+from gangline.gateway.sessions.grading.evaluation import within
+from gangline.gateway.sessions.grading.postrun import Graded, Postrun
+from gangline.gateway.sessions.grading.steps import Steps
 from gangline.gateway.sessions.harness.run import HarnessRun, Prepared, over_limit
 from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.recorded.files import keep_files
 from gangline.gateway.sessions.recorded.forks import is_durable, replay_of
 from gangline.gateway.sessions.sandboxes import Sandboxes
@@ -72,7 +75,9 @@ class Attempt:
         self.is_done = False
         """Whether it has a result, which is on its way."""
         self._parts = parts
-        self._task = TaskRequest.model_validate(lease.task)
+        self._steps = Steps(TaskRequest.model_validate(lease.task))
+        self._task = self._steps.task
+        """The present step's, in a task with steps."""
         self._adopted = adopted
         self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
         self._worlds = Worlds(self._task, self._sandboxes.start_beside)
@@ -93,22 +98,29 @@ class Attempt:
         return attempt
 
     async def live(self) -> SessionResult:
-        """All four stages. Raises only CancelledError."""
+        """All four stages, once for each step. Raises only CancelledError."""
         try:
-            end = await self._reach_end()
-            self.stages.move("postrun")
-            if end.outcome in UNGRADED:
-                await self._sandboxes.drop_grader()
-            else:
-                await self._sandboxes.settle()
-            async with self._parts.pools.postrun:
-                with self.stages.within("postrun", self._task.evaluation_timeout_seconds):
-                    graded = await self.grade(end)
-            return await self._result(end, graded)
+            end, graded = await self._graded_run()
+            while self._steps.goes_on(graded):
+                self._task = self._steps.task
+                end, graded = await self._graded_run()
+            return await self._result(end, self._steps.combined(graded))
         finally:
             self.stages.move("postrun", _STOP_S)
             await to_end(self._clean())
             self.stages.move("postrun")
+
+    async def _graded_run(self) -> tuple[RunEnd, Graded]:
+        """All four stages, once. Raises only CancelledError."""
+        end = await self._reach_end()
+        self.stages.move("postrun")
+        if end.outcome in UNGRADED:
+            await self._sandboxes.drop_grader()
+        else:
+            await self._sandboxes.settle()
+        async with self._parts.pools.postrun:
+            with self.stages.within("postrun", self._task.evaluation_timeout_seconds):
+                return end, await self.grade(end)
 
     # -- the node's view -----------------------------------------------------------------------------------------
 
@@ -180,14 +192,23 @@ class Attempt:
                 spent_s=handle.spent_s,
                 since=note.entered_at,
             )
-        if self._parts.serves(self.lease.session_id):  # another node may still take the lease
-            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
-        await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
+        if self._session is None:
+            if self._parts.serves(self.lease.session_id):  # another node may still take the lease
+                raise NodeError(
+                    f"a session of its caller's own has the id {self.lease.session_id!r} open on this node."
+                )
+            await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
         budget_s = self._task.init_timeout_seconds
         async with self._parts.pools.init:
             with self.stages.within("init", budget_s):
                 out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
                 return await within(budget_s, self._prepared(), out_of_time)
+
+    async def _begin(self) -> None:
+        """Raises: NodeError: another node may still take the lease; StoreError."""
+        if self._parts.serves(self.lease.session_id):
+            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
+        await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
 
     async def run(self, prepared: Prepared) -> RunEnd:
         """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
@@ -213,9 +234,9 @@ class Attempt:
             yield
 
     def _note(self, ended: RunEnd | None) -> AttemptNote | None:
-        """State for the node's next life; None where that cannot go on, for environments die with the node."""
+        """State for the node's next life; None where that cannot go on: environments and steps die with the node."""
         assert self._session is not None
-        if self._task.environments:
+        if self._task.environments or self._steps.are_several:
             return None
         return AttemptNote(
             lease=self.lease,
@@ -227,9 +248,8 @@ class Attempt:
 
     async def _prepared(self) -> Prepared:
         task, parts = self._task, self._parts
-        handle = await self._sandboxes.start("agent")
-        await self._sandboxes.begin_checkpoints()
-        session = self._open_session(new_secret("gls"), await replay_of(self.lease, task, parts))
+        handle = await self._prepared_sandbox()
+        session = await self._new_session()
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
         await self._worlds.start(handle)
@@ -255,10 +275,30 @@ class Attempt:
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
+    async def _prepared_sandbox(self) -> RuntimeHandle:
+        if self._steps.number > 1:
+            await self._sandboxes.next_step(self._steps.number, self._task)
+            self._worlds = Worlds(self._task, self._sandboxes.start_beside)
+        else:
+            await self._sandboxes.start("agent")
+            await self._sandboxes.begin_checkpoints()
+        await self._sandboxes.prepare_step(self._steps.prepare)
+        assert self._sandboxes.agent is not None
+        return self._sandboxes.agent
+
+    async def _new_session(self) -> ModelSession:
+        """The step's, with a key of its own. Its conversations may go on from those of earlier steps."""
+        completions: list[Completion] = []
+        if self._session is not None:
+            self._parts.close_session(self.lease.session_id)
+            completions = list(await self._parts.journal.read(self.key))
+        replay = await replay_of(self.lease, self._task, self._parts)
+        return self._open_session(new_secret("gls"), replay, *completions)
+
     def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
         if self._parts.turns is not None and is_durable(self._task):
             self._parts.turns.follow(self.key, self.lease.fence, completions)
-        spec = _session_spec(self.lease, self._task, key)
+        spec = _session_spec(self.lease, self._task, key, () if self._adopted is not None else completions)
         self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
         return self._session
 
@@ -312,8 +352,11 @@ class Attempt:
         await self._sandboxes.stop()
 
 
-def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes) -> SessionSpec:
+def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:
+    """before: records of earlier steps, which count against none of this step's limits."""
     agent = task.agent
+    num_calls = len({completion.started_at for completion in before})
+    num_tokens = sum(len(completion.sampled_ids) for completion in before)
     return SessionSpec(
         session_id=lease.session_id,
         task_id=lease.task_id,
@@ -321,7 +364,7 @@ def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes) -> SessionS
         key=key,
         capture=task.capture,
         sample_index=lease.sample_index,
-        max_turns=agent.max_turns,
-        max_sampled_tokens=agent.max_sampled_tokens,
+        max_turns=None if agent.max_turns is None else agent.max_turns + num_calls,
+        max_sampled_tokens=None if agent.max_sampled_tokens is None else agent.max_sampled_tokens + num_tokens,
         max_repeated_actions=agent.max_repeated_actions,
     )

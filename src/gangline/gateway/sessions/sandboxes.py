@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline import plugins
+from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart, Tidies
 from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
-from gangline.domain.task import ExecAction, RuntimeSpec, TaskRequest, decoded
+from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.gateway.health.watchdog import session_task
-from gangline.gateway.sessions.grading import within
+from gangline.gateway.sessions.grading.evaluation import within
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.store.journal.log import AttemptKey
 
@@ -40,6 +41,31 @@ class Sandboxes:
         self._beside: list[RuntimeHandle] = []
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
         self._num_clean = 0
+        self._step = ""
+        """Part of a grader's name; empty in an attempt's only or first step."""
+
+    async def next_step(self, number: int, task: TaskRequest) -> None:
+        """Go on with another step in the agent's sandbox, after everything there and in clean sandboxes is dead.
+
+        number: 2 for the second step.
+        Clean sandboxes of earlier steps stay until the attempt's end: their usage is its own.
+        Raises: RuntimeFailed, and errors of a plug-in.
+        """
+        agent, *graders = self._started
+        await agent.kill()
+        for handle in graders:
+            with suppress(GanglineError):  # gone already
+                await handle.kill()
+        before = self._task.evaluator
+        evaluator = plugins.make_evaluator(before.strategy, before.config)
+        if not before.refresh_runtime and isinstance(evaluator, Tidies):
+            await evaluator.tidy(agent)
+        self._task, self._fresh, self._num_clean, self._step = task, None, 0, f"step{number}."
+
+    async def prepare_step(self, actions: Sequence[PrepareAction]) -> None:
+        """Run a step's actions in the agent's sandbox. Raises: PrepareFailed, and the runtime's errors."""
+        assert self.agent is not None
+        await _run_actions(self.agent, actions)
 
     @property
     def agent(self) -> RuntimeHandle | None:
@@ -88,11 +114,11 @@ class Sandboxes:
 
     async def start_grader(self, role: str) -> RuntimeHandle:
         """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and as `start`."""
-        return await self._in_time(self.start(role, self._task.evaluator.runtime))
+        return await self._in_time(self.start(f"{self._step}{role}", self._task.evaluator.runtime))
 
     async def start_untouched(self, role: str) -> RuntimeHandle:
         """The same, of the agent's specification."""
-        return await self._in_time(self.start(role))
+        return await self._in_time(self.start(f"{self._step}{role}"))
 
     async def start_control(self) -> tuple[RuntimeHandle, RuntimeHandle]:
         """Clean sandboxes in the place of the agent's and of the grader's: one, unless they differ."""
@@ -203,13 +229,17 @@ def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
 
 async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec, parts: NodeParts) -> None:
     """A sandbox that saw folders for its prepare actions is killed after them: in its next life it sees none."""
-    for action in spec.prepare:
+    await _run_actions(handle, spec.prepare)
+    if _named_folders(spec, parts):
+        await handle.kill()
+
+
+async def _run_actions(handle: RuntimeHandle, actions: Sequence[PrepareAction]) -> None:
+    for action in actions:
         if isinstance(action, ExecAction):
             await _prepare(handle, action)
         else:
             await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
-    if _named_folders(spec, parts):
-        await handle.kill()
 
 
 async def usage_of(handle: RuntimeHandle) -> Usage:

@@ -1,4 +1,4 @@
-"""Where the parts of a Harbor task are: in its own folder, or in the folder of its one step.
+"""Where the parts of a Harbor task are: in its own folder, or for each step in the step's.
 
 A step's settings win over the task's, as Harbor resolves them. Its tests are laid over the task's; its collect hooks
 and artifacts are added. Its verifier's time is its own or Harbor's default, never the task's.
@@ -31,10 +31,12 @@ _RUN_SETUP = 'exec bash "$(pwd)/setup.sh"'
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and folders of the one run and the one verification that a task has."""
+    """Settings and folders of one run and its verification: the task's, or a step's."""
 
     config: HarborConfig
-    """The task's, with those of its step in it."""
+    """The task's, with those of the step in it."""
+    step: HarborStep | None = None
+    """None: the task has no steps."""
     folder: Path
     """The folder that has the instruction."""
     tests: tuple[Path, ...]
@@ -51,7 +53,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         return read_text(self.folder / "instruction.md")
 
     def prepare(self) -> list[dict[str, Any]]:
-        """Actions of the agent's runtime, after those of its environment. Raises: InvalidRequest for a link."""
+        """Actions of the agent's runtime, after those of its environment and of earlier steps.
+
+        Raises: InvalidRequest for a link.
+        """
         actions: list[dict[str, Any]] = []
         if self.workdir is not None and self.workdir.is_dir():
             files = written_folder(self.workdir, ".")
@@ -63,22 +68,25 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         return actions
 
 
-def parts_of(folder: Path, name: str, config: HarborConfig) -> Parts:
-    """Raises: InvalidRequest for a task with several steps."""
+def parts_of(folder: Path, name: str, config: HarborConfig) -> tuple[Parts, ...]:
+    """One for each step; one for a task without steps. Raises: InvalidRequest when steps have the same name."""
     image = _image(config.verifier, folder / "tests")
     if not config.steps:
-        return Parts(
+        own = Parts(
             config=config, folder=folder, tests=(folder / "tests",), images=(image,), solution=folder / "solution"
         )
-    if len(config.steps) > 1:
-        raise InvalidRequest(
-            f"{name}: has {len(config.steps)} steps. A task with one step can be imported; several cannot, for an "
-            "attempt runs its agent once and is graded once."
-        )
-    (step,) = config.steps
+        return (own,)
+    names = [step.name for step in config.steps]
+    if twice := sorted({one for one in names if names.count(one) > 1}):
+        raise InvalidRequest(f"{name}: two steps have the name {twice[0]!r}.")
+    return tuple(_of_step(folder, config, step, image) for step in config.steps)
+
+
+def _of_step(folder: Path, config: HarborConfig, step: HarborStep, image: VerifierImage) -> Parts:
     own = folder / "steps" / step.name
     return Parts(
         config=_with_step(config, step),
+        step=step,
         folder=own,
         tests=(folder / "tests", own / "tests"),
         images=(_image(step.verifier, own / "tests"), image),

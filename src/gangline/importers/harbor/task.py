@@ -7,23 +7,27 @@ number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment
 from gangline.importers.files import written_folder
 from gangline.importers.grading import GRADING_MARGIN_S, solution
 from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
-from gangline.importers.harbor.network import networks_of, notes_on_services
+from gangline.importers.harbor.network import Networks, networks_of, notes_on_services
 from gangline.importers.harbor.places import INIT_S, environment_of, init_timeout_s, runtime_of
 from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
 from gangline.importers.harbor.skills import skills_of
-from gangline.importers.harbor.steps import parts_of
+from gangline.importers.harbor.steps import Parts, parts_of
 from gangline.importers.harbor.verifier import Verification, is_separate, verifier_of
 from gangline.importers.imported import Choices, Imported, plain
 
 __all__ = ["is_harbor_task", "read_harbor_task"]
 
+_EMPTY_LOGS = {"type": "exec", "command": "find /logs/agent -mindepth 1 -delete", "timeout_seconds": 30.0}
+"""An agent begins each step without the logs of the one before."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
@@ -36,49 +40,91 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     document = read_toml(folder / "task.toml")
     whole = config_of(document, folder / "task.toml")
     name = str((whole.task or {}).get("name") or folder.name)
-    parts = parts_of(folder, name, whole)
-    config = parts.config
-    refuse_uncarried(folder, name, parts)
-    network = networks_of(name, config, choices, separate=is_separate(config.verifier))
-    settings = config.environment
+    every = parts_of(folder, name, whole)
+    for parts in every:
+        refuse_uncarried(folder, name, parts)
+    networks = [networks_of(name, one.config, choices, separate=is_separate(one.config.verifier)) for one in every]
+    _refuse_other_networks(name, networks)
+    settings = whole.environment
     environment = environment_of(name, settings, settings.docker_image, folder / "environment", where="environment")
-    runtime, notes = runtime_of(environment, settings, network.agent, choices)
-    if more := parts.prepare():
+    runtime, notes = runtime_of(environment, settings, networks[0].agent, choices)
+    if len(every) == 1 and (more := every[0].prepare()):
         runtime["prepare"] = [*runtime.get("prepare", []), *more]
-    wanted = Verification(
+    evaluators: list[dict[str, Any]] = []
+    for parts, network in zip(every, networks, strict=True):
+        evaluator, noted = verifier_of(_verification(name, folder, parts, runtime, network.verifier, choices))
+        evaluators.append(evaluator)
+        own = [*notes_on_services(parts.config, runtime), *notes_on_users(parts.config)]
+        notes += [*noted, *(f"{name}: {note}" for note in own)]
+    body: dict[str, Any] = {
+        "instruction": _without_canary(every[0].instruction),
+        "runtime": runtime,
+        "metadata": {"source": "harbor", "task": name, "instance": plain(document)},
+    }
+    if len(every) == 1:
+        body |= _only_run(every[0], evaluators[0])
+        steps: list[dict[str, Any]] = []
+    else:
+        body["steps"] = steps = [_step(*one) for one in zip(every, evaluators, strict=True)]
+        body["step_reward"] = whole.multi_step_reward_strategy or "mean"
+        if any((parts.solution / "solve.sh").is_file() for parts in every):
+            notes.append(f"{name}: reference solutions of several steps are not carried")
+    waits = [runtime, *steps, *(one.get("runtime", {}) for one in evaluators)]
+    if (init_s := init_timeout_s(*waits)) > INIT_S:
+        body["init_timeout_seconds"] = init_s
+    if agent := _agent(name, whole, environment):
+        body["agent"] = agent
+    return Imported(name=name, body=body, notes=tuple(dict.fromkeys(notes)))
+
+
+def _verification(
+    name: str, folder: Path, parts: Parts, runtime: dict[str, Any], network: dict[str, Any], choices: Choices
+) -> Verification:
+    return Verification(
         name=name,
         folder=folder,
-        config=config,
-        artifacts=config.artifacts,
+        config=parts.config,
+        artifacts=parts.config.artifacts,
         runtime=runtime,
-        network=network.verifier,
+        network=network,
         choices=choices,
         tests=parts.tests,
         images=parts.images,
     )
-    evaluator, noted = verifier_of(wanted)
-    own = [*notes_on_services(config, runtime), *notes_on_users(config)]
-    notes += [*noted, *(f"{name}: {note}" for note in own)]
-    body: dict[str, Any] = {
-        "instruction": _without_canary(parts.instruction),
-        "runtime": runtime,
-        "evaluator": evaluator,
-        "evaluation_timeout_seconds": _evaluation_s(config),
-        "metadata": {"source": "harbor", "task": name, "instance": plain(document)},
-    }
-    if (init_s := init_timeout_s(runtime, evaluator.get("runtime", {}))) > INIT_S:
-        body["init_timeout_seconds"] = init_s
-    if config.agent.timeout_sec is not None:
-        body["timeout_seconds"] = config.agent.timeout_sec
-    if agent := _agent(name, config, environment):
-        body["agent"] = agent
+
+
+def _only_run(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
+    run: dict[str, Any] = {"evaluator": evaluator, "evaluation_timeout_seconds": _evaluation_s(parts.config)}
+    if parts.config.agent.timeout_sec is not None:
+        run["timeout_seconds"] = parts.config.agent.timeout_sec
     if (parts.solution / "solve.sh").is_file():
-        body["solution"] = _solution(parts.solution, config)
-    return Imported(
-        name=name,
-        body=body,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+        run["solution"] = _solution(parts.solution, parts.config)
+    return run
+
+
+def _step(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
+    assert parts.step is not None
+    step: dict[str, Any] = {
+        "name": parts.step.name,
+        "instruction": _without_canary(parts.instruction),
+        "prepare": [_EMPTY_LOGS, *parts.prepare()],
+        "evaluator": evaluator,
+        "evaluation_timeout_seconds": _evaluation_s(parts.config),
+    }
+    if parts.config.agent.timeout_sec is not None:
+        step["timeout_seconds"] = parts.config.agent.timeout_sec
+    if parts.step.min_reward is not None:
+        step["min_reward"] = parts.step.min_reward
+    return step
+
+
+def _refuse_other_networks(name: str, networks: Sequence[Networks]) -> None:
+    """Raises: InvalidRequest."""
+    if any(one.agent != networks[0].agent for one in networks):
+        raise InvalidRequest(
+            f"{name}: its steps ask for different networks of the agent, and all work in one runtime, which has one "
+            "network. Give --network full or proxy."
+        )
 
 
 def _agent(name: str, config: HarborConfig, environment: Environment) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class ForkRoutes:
 
 def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted: ForkRequest) -> TaskRequest:
     """The task of the forks. Raises: Conflict when the session cannot be forked there."""
+    if task.steps:
+        raise Conflict(f"session {recorded.session_id} is not forkable, because its task has steps.")
     harness = plugins.make_harness(task.agent.harness, task.agent.settings)
     tolerance = Tolerance(harness.varying_text if isinstance(harness, VariesBetweenRuns) else ())
     if (why := why_not_forkable(recorded.completions, wanted.turn, tolerance)) is not None:

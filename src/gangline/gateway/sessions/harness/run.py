@@ -68,6 +68,8 @@ class HarnessRun:
         self._note = note
         self._now = now
         self._clock = RunClock(prepared.session.meter, prepared.spent_s)
+        self._num_before = 0 if prepared.launch is None else len(prepared.session.tree)
+        """Records of the attempt's earlier steps."""
         self._evicted: Failure | None = None
         """Why the harness was ended for its use of the machine."""
 
@@ -192,7 +194,7 @@ class HarnessRun:
 
     def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
         """`broken`: our failure, where the last calls met one."""
-        if len(self._prepared.session.tree) or self._task.agent.allow_no_model_call:
+        if len(self._prepared.session.tree) > self._num_before or self._task.agent.allow_no_model_call:
             return "completed", None
         return ("no_model_call", NO_MODEL_CALL) if broken is None else ("infra_error", broken)
 

@@ -20,8 +20,8 @@ from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.gateway.sessions.adoption import RunEnd
 from gangline.gateway.sessions.failures import failure_of
+from gangline.gateway.sessions.grading.postrun import Graded, Postrun
 from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.recorded.files import FILES, AbsentFiles, bring_back
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
@@ -39,6 +39,8 @@ async def regrade(request: GradingRequest, parts: NodeParts) -> Grading:
     Raises: InvalidRequest, UnknownPlugin, Conflict when the session was not to be graded at all.
     """
     task, recorded = _task_of(request), request.result
+    if task.steps:
+        raise Conflict(f"session {recorded.session_id} had steps, which cannot be graded again.")
     end = _end_of(recorded)
     key = AttemptKey(recorded.session_id, recorded.attempt)
     sandboxes = Sandboxes(AttemptKey(new_id("regrade"), recorded.attempt), task, parts)

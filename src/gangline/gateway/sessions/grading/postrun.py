@@ -22,7 +22,7 @@ from gangline.domain.task import TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.sessions.adoption import RunEnd, annotate
 from gangline.gateway.sessions.failures import failure_of, log_failed
-from gangline.gateway.sessions.grading import bounded, graded, within
+from gangline.gateway.sessions.grading.evaluation import bounded, graded, within
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
@@ -31,7 +31,7 @@ from gangline.store.journal.log import AttemptKey
 from gangline.trajectories.builders.building import built
 from gangline.trajectories.rewards import apply_reward
 
-__all__ = ["Graded", "Postrun"]
+__all__ = ["Graded", "Postrun", "vetting_of"]
 
 log = logging.getLogger("gangline.node")
 
@@ -47,11 +47,17 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
     details: dict[str, Any] = {}
     """The evaluator's, about its reward."""
+    values: dict[str, float] = {}
+    """All numbers that the evaluator gave, by name; empty without a reward."""
 
     def rewarded(self, trajectory: Trajectory, found: Reward) -> Graded:
         """Raises: EvaluatorError when the reward does not fit the trajectory."""
         return msgspec.structs.replace(
-            self, trajectory=apply_reward(trajectory, found), reward=found.reward, details=found.details
+            self,
+            trajectory=apply_reward(trajectory, found),
+            reward=found.reward,
+            details=found.details,
+            values=found.values or {"reward": found.reward},
         )
 
 
@@ -125,7 +131,7 @@ class Postrun:
         try:
             context = self._context(trajectory, end, runtime, left, kept or {})
             attempt = attempt.rewarded(trajectory, await self._evaluate(context))
-            attempt = msgspec.structs.replace(attempt, details=attempt.details | _vetting(self._task))
+            attempt = msgspec.structs.replace(attempt, details=attempt.details | vetting_of(self._task))
         except GradingSpoiled as error:
             attempt = self._spoiled(attempt, trajectory, error)
         except Exception as error:
@@ -202,7 +208,7 @@ class Postrun:
         )
 
 
-def _vetting(task: TaskRequest) -> dict[str, Any]:
+def vetting_of(task: TaskRequest) -> dict[str, Any]:
     """The verdict on the task, as part of a reward's evidence; empty where it was not audited."""
     if (found := task.vetting) is None:
         return {}
