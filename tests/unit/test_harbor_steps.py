@@ -110,8 +110,9 @@ def test_steps_with_one_name_or_with_different_networks_are_refused(tmp_path: Pa
     folder = harbor_task(tmp_path / "t", STEP + STEP, **INSTRUCTION)
     with pytest.raises(InvalidRequest, match="two steps have the name 'first'"):
         read_harbor_task(folder, QUIET)
-    agent = 'agent = { network_mode = "allowlist", allowed_hosts = ["a.example"] }\nverifier = { environment = { network_mode = "no-network" } }\n'
-    toml = f'[environment]\nnetwork_mode = "no-network"\n{STEP}[[steps]]\nname = "second"\n{agent}'
+    apart = 'verifier = { environment = { network_mode = "no-network" } }\n'
+    agent = 'agent = { network_mode = "allowlist", allowed_hosts = ["a.example"] }\n'
+    toml = f'[environment]\nnetwork_mode = "no-network"\n{STEP}[[steps]]\nname = "second"\n{agent}{apart}'
     folder = harbor_task(tmp_path / "u", toml, **INSTRUCTION, **SECOND)
     with pytest.raises(InvalidRequest, match="its steps ask for different networks"):
         read_harbor_task(folder, Choices(network="list"))

@@ -77,7 +77,8 @@ class Steps:
             for number, one in enumerate(self._graded, start=1)
             for name, data in one.artifacts.items()
         }
-        details = {"steps": [*map(_detail, self._whole.steps, every)], "step_reward": self._whole.step_reward}
+        ends = [0, *(len(one.completions) for one in every)]
+        details = {"steps": [*map(_detail, self._whole.steps, every, ends)], "step_reward": self._whole.step_reward}
         if self._ended is not None:
             details["ended_early"] = self._ended
         attempt = msgspec.structs.replace(last, artifacts=artifacts | last.artifacts, details=details)
@@ -143,14 +144,15 @@ def _without_reward(attempt: Graded) -> Graded:
     return msgspec.structs.replace(attempt, trajectory=trajectory, reward=None, values={})
 
 
-def _detail(step: StepSpec, graded: Graded) -> dict[str, Any]:
+def _detail(step: StepSpec, graded: Graded, num_before: int) -> dict[str, Any]:
+    """num_before: completions of earlier steps."""
     found: dict[str, Any] = {
         "name": step.name,
         "outcome": graded.outcome,
         "reward": graded.reward,
         "values": graded.values,
         "details": graded.details,
-        "num_calls": len(graded.completions),
+        "num_completions": len(graded.completions) - num_before,
     }
     if graded.failure is not None:
         found["failure"] = msgspec.to_builtins(graded.failure)
