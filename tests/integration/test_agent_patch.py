@@ -12,7 +12,7 @@ from gangline import plugins
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.grading.evaluation import MAX_ARTIFACT_BYTES, bounded
+from gangline.gateway.sessions.evaluation import MAX_ARTIFACT_BYTES, bounded
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime

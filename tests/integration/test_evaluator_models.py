@@ -20,7 +20,7 @@ from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.grading.verdicts import Verdicts
+from gangline.gateway.sessions.verdicts import Verdicts
 from gangline.settings.node import NodeSettings
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime

@@ -32,8 +32,8 @@ from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
+from gangline.gateway.sessions.evaluation import within
 from gangline.gateway.sessions.failures import failure_of, log_failed
-from gangline.gateway.sessions.grading.evaluation import within
 from gangline.gateway.sessions.grading.postrun import Graded, Postrun
 from gangline.gateway.sessions.grading.steps import Steps
 from gangline.gateway.sessions.harness.run import HarnessRun, Prepared, over_limit

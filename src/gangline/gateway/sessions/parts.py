@@ -22,11 +22,11 @@ from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.health.metrics import NodeMetrics
 from gangline.gateway.replay.replay import Replay
-from gangline.gateway.sessions.grading.verdicts import Verdicts
 from gangline.gateway.sessions.pools import Pools
 from gangline.gateway.sessions.stock.checkpoints import Checkpoints
 from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.gateway.sessions.stock.warm import WarmPool
+from gangline.gateway.sessions.verdicts import Verdicts
 from gangline.runtimes.keeping.kept import Keeper
 from gangline.store.journal.log import Journal
 

@@ -15,7 +15,7 @@ from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.gateway.health.watchdog import session_task
-from gangline.gateway.sessions.grading.evaluation import within
+from gangline.gateway.sessions.evaluation import within
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.store.journal.log import AttemptKey
 

@@ -21,8 +21,8 @@ from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.task import TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.sessions.adoption import RunEnd, annotate
+from gangline.gateway.sessions.evaluation import bounded, graded, within
 from gangline.gateway.sessions.failures import failure_of, log_failed
-from gangline.gateway.sessions.grading.evaluation import bounded, graded, within
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from gangline.domain.contracts import Channel, Checkpoint, ExecResult, RuntimeHandle
 from gangline.domain.errors import FilesNotKept, GanglineError, RuntimeFailed
 from gangline.domain.usage import Usage, unmeasured
-from gangline.gateway.sessions.grading.evaluation import MAX_ARTIFACT_BYTES
+from gangline.gateway.sessions.evaluation import MAX_ARTIFACT_BYTES
 
 __all__ = ["FILES", "AbsentFiles", "bring_back", "keep_files"]
 
