@@ -51,7 +51,8 @@ from gangline.runtimes.namespaced import (
 )
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
-from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap, remove_tree
+from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
+from gangline.runtimes.shared.removal import remove_tree
 from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings

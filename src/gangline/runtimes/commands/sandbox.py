@@ -110,9 +110,9 @@ class Life(Protocol):
         ...
 
 
-async def begun(life: Life) -> SandboxHandle:
+async def begun(life: Life, kind: Callable[[Life], SandboxHandle] | None = None) -> SandboxHandle:
     """A started sandbox; one that does not start leaves nothing. Raises: RuntimeFailed, RuntimeUnavailable."""
-    handle = SandboxHandle(life)
+    handle = (kind or SandboxHandle)(life)
     try:
         await handle.begin()
     except BaseException:

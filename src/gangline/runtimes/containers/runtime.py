@@ -64,7 +64,7 @@ from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser, grader_uid
 from gangline.settings import Settings
 
-__all__ = ["DockerRuntime", "PodmanRuntime"]
+__all__ = ["DockerRuntime", "PodmanRuntime", "checked_folder"]
 
 _OURS = 2
 """Processes of the container that are not the agent's."""
@@ -217,8 +217,8 @@ class _Container:
         expose: Sequence[Path],
         options: Sequence[str],
     ) -> None:
-        workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
-        folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
+        workdir = checked_folder(start.spec.workdir, "runtime.workdir")
+        folders = [checked_folder(path, "runtime.folders") for path in start.spec.folders]
         self._own = list(dict.fromkeys([HOME, workdir, *folders]))
         """Folders of the agent's."""
         has_keys = may_use_keys(start.spec.system_calls_allow)
@@ -463,7 +463,7 @@ def _parents(paths: Sequence[str]) -> list[str]:
     return [str(path) for path in sorted(found, key=lambda path: len(path.parts))]
 
 
-def _checked_folder(named: str, field: str) -> str:
+def checked_folder(named: str, field: str) -> str:
     path = PurePosixPath(named)
     above = {str(parent) for parent in (path, *path.parents)}
     forbidden = {*_NO_WORKDIR, GRADER_HOME}

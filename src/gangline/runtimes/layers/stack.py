@@ -28,7 +28,8 @@ from gangline.runtimes.layers.folders import opened_folder, refusing
 from gangline.runtimes.layers.mounting import Lower, View, can_mount, mounted
 from gangline.runtimes.layers.records import FILES, Layer, leave, load, measured, save, spec_digest, use
 from gangline.runtimes.shared.keyrings import clear_keyrings
-from gangline.runtimes.shared.leftovers import Mark, remove_folder, remove_tree, write_mark
+from gangline.runtimes.shared.leftovers import Mark, remove_folder, write_mark
+from gangline.runtimes.shared.removal import remove_tree
 from gangline.runtimes.shared.users import grader_uid
 
 __all__ = ["Layers"]

@@ -88,12 +88,15 @@ class Forwarder:
         self._server = await asyncio.start_server(self._accepted, sock=listening, start_serving=False)
         await self._server.start_serving()
 
+    async def take(self, connection: socket.socket) -> None:
+        """Serve one connection more, which somebody else has accepted."""
+        self._accepted(*await asyncio.open_connection(sock=connection))
+
     async def close(self) -> None:
         """Idempotent."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._server = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for task in tuple(self._clients):
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
-from gangline.runtimes.shared.leftovers import remove_tree
+from gangline.runtimes.shared.removal import remove_tree
 
 __all__ = ["SharedFolders"]
 

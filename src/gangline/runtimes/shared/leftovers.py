@@ -7,14 +7,14 @@ Nothing is remembered in memory: a restarted node finds all of it again. Blockin
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from gangline.runtimes.shared.removal import remove_tree
 
 __all__ = [
     "LABEL",
@@ -24,7 +24,6 @@ __all__ = [
     "marked",
     "reap",
     "remove_folder",
-    "remove_tree",
     "write_mark",
 ]
 
@@ -74,31 +73,6 @@ def remove_folder(folder: Path) -> None:
         inside = [path for path in folder.iterdir() if path.name != _MARK]
     for path in (*inside, folder):
         remove_tree(path)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder with its content. Files that cannot be removed are still there afterwards.
-    Blocking."""
-    try:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-        else:
-            shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except (OSError, RecursionError):
-        subprocess.run(["chmod", "-R", "u+rwx", "--", path], check=False, capture_output=True)
-        subprocess.run(["rm", "-rf", "--", path], check=False, capture_output=True)
-        if os.path.lexists(path) and os.geteuid() != 0:
-            _remove_as_subordinate(path)
-
-
-def _remove_as_subordinate(path: Path) -> None:
-    """Remove files of this user's subordinate ids, the remains of a container with a root of its own."""
-    as_root = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
-    with suppress(OSError):
-        for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
-            subprocess.run([*as_root, *command, "--", path], check=False, capture_output=True)
 
 
 def _remove_unmarked(root: Path) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-__all__ = ["supervise"]
+__all__ = ["kill_tree", "supervise"]
 
 _MAX_SWEEPS = 200
 _TAKEN = b"t"
@@ -120,12 +120,12 @@ def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int
                 return _told(ended[1])
             command = 0
         if events & _GONE:
-            return _kill_tree() if wakes.is_taken else _dismissed(command)
+            return kill_tree() if wakes.is_taken else _dismissed(command)
         if events and not command:
             command = _forked(control, wakes, cgroup_fds, user_fd)
         elif events:
             _ask_to_end(control, wakes)
-            return _kill_tree()
+            return kill_tree()
 
 
 def _forked(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> int:
@@ -141,7 +141,7 @@ def _dismissed(command: int) -> str:
     if command:
         os.kill(command, _signal.SIGKILL)
         os.waitpid(command, 0)
-    return _kill_tree() if _have_children() else "killed"
+    return kill_tree() if _have_children() else "killed"
 
 
 def _difference(before: resource.struct_rusage, now: resource.struct_rusage) -> str:
@@ -174,7 +174,7 @@ def _reap() -> tuple[int, int] | None:
     return (pid, status) if pid else None
 
 
-def _kill_tree() -> str:
+def kill_tree() -> str:
     """Stop every descendant, so that none can fork during the search for the next; then kill; until no child is
     left."""
     for _sweep in range(_MAX_SWEEPS):
