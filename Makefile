@@ -51,7 +51,13 @@ VERL := .venv-verl
 INSPECT := .venv-inspect
 INSPECT_PACKAGE := inspect-ai==0.3.285
 
-.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-trainers test-cluster test-apptainer test-presets simulate \
+# Harbor wants Python 3.12 and much else: an environment of its own, 500 MB, in a minute.
+HARBOR := .venv-harbor
+HARBOR_PACKAGE := harbor==0.25.0
+PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
@@ -68,6 +74,7 @@ help:
 	@echo "make test-verifiers  tasks of verifiers with its own rewards, in an environment that has it (560 MB in $(TOOLS))"
 	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
+	@echo "make test-harbor  Harbor's Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
@@ -198,6 +205,21 @@ test-verifiers: .venv/.dev sandbox $(TOOLS)/verifiers/.ready
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
 test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
+
+# An engine of its own, as root, and the plug-in `compose` where this machine has none.
+test-harbor: .venv/.dev $(HARBOR)/.ready
+	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
+		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/harbor_runtime)
+
+$(HARBOR)/.ready: Makefile scripts/docker-compose.sh
+	@test -n "$(PYTHON_FOR_HARBOR)" || { echo "Python 3.12 or newer is needed: name it with make PYTHON_FOR_HARBOR=..."; exit 1; }
+	@scripts/need-package.sh "command -v dockerd" docker.io
+	@echo "Installing $(HARBOR_PACKAGE) into $(HARBOR) ..."
+	$(PYTHON_FOR_HARBOR) -m venv $(HARBOR)
+	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check $(HARBOR_PACKAGE)
+	@mkdir -p $(HARBOR)/docker
+	@docker compose version >/dev/null 2>&1 || scripts/docker-compose.sh $(HARBOR)/docker
+	@touch $@
 
 # Trainers judge their adapters. For those that are on no package index name a checkout, or their tests are skipped.
 test-trainers: .venv/.trainers
@@ -331,5 +353,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist mutants
+	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(HARBOR) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist mutants
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -66,6 +66,18 @@ class Settings(BaseModel):
     """Command line of podman."""
     container_options: Annotated[tuple[str, ...], Setting(env=("GANGLINE_CONTAINER_OPTIONS",), words=True)] = ()
     """More options of `docker run` and `podman run`, such as `--gpus=all`."""
+    harbor_python: Annotated[_Folder | None, Setting(env=("GANGLINE_HARBOR_PYTHON",))] = None
+    """Python of an environment that has Harbor, for runtime `harbor`, such as `/opt/harbor/bin/python`."""
+    harbor_environment: Annotated[str, Setting(env=("GANGLINE_HARBOR_ENVIRONMENT",))] = "docker"
+    """Environment of runtime `harbor`: a type of Harbor's (`docker`, `daytona`, `modal`, `e2b`, `gke` ...), or a class
+    as `module:Class`."""
+    harbor_options: Annotated[dict[str, Any], Setting(env=("GANGLINE_HARBOR_OPTIONS",))] = Field(
+        default_factory=dict[str, Any]
+    )
+    """Arguments of that environment's class, as JSON."""
+    harbor_network: Annotated[Literal["policy", "closed"], Setting(env=("GANGLINE_HARBOR_NETWORK",))] = "policy"
+    """`policy`: the environment enforces a task's network policy, or refuses the task. `closed`: `harbor_options` close
+    every sandbox's network, whatever Harbor knows of it."""
     server_url: Annotated[str | None, Setting(option="--server", env=("GANGLINE_SERVER",))] = None
     """URL of the server. Default: the service of the data folder. Its token comes from GANGLINE_TOKEN, else from
     there."""

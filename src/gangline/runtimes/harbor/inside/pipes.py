@@ -1,0 +1,50 @@
+"""The two pipes between a sandbox's steward and the `exec` calls of its node. Standard library alone.
+
+    pipes send MESSAGE | @FILE   pass on what the node says, as base64 or in a file
+    pipes hear SECONDS           print what the steward says, waiting that long for it to begin
+
+They are in a folder of root's. A `send` fails where no steward reads, and a `hear` where none is left to write.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+
+__all__ = ["BEGINS", "ENDS", "hear", "send"]
+
+BEGINS, ENDS = "<<<", ">>>"
+"""Around what was heard, as base64: an environment's `exec` may print more."""
+_PIECE = 1 << 16
+_HEARD_BYTES = 3 << 19
+"""At most, at once."""
+_PAUSE_S = 0.01
+"""Nothing more for that long: what came is passed on."""
+
+
+def send(folder: str, argument: str) -> None:
+    """Raises: OSError when no steward reads."""
+    if argument.startswith("@"):
+        with open(argument[1:], "rb") as file:
+            message = file.read()
+        os.unlink(argument[1:])
+    else:
+        message = base64.b64decode(argument)
+    fd = os.open(f"{folder}/in", os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(fd, True)
+    left = memoryview(message)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def hear(folder: str, seconds: str) -> None:
+    """Raises: EOFError when the steward is gone."""
+    fd = os.open(f"{folder}/out", os.O_RDONLY | os.O_NONBLOCK)
+    heard = bytearray()
+    while len(heard) < _HEARD_BYTES and select.select([fd], [], [], _PAUSE_S if heard else float(seconds))[0]:
+        piece = os.read(fd, _PIECE)
+        if not piece:
+            raise EOFError("the steward is gone")
+        heard += piece
+    print(f"{BEGINS}{base64.b64encode(heard).decode()}{ENDS}")
