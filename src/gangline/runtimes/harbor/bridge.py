@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Bridge:
         self._process = process
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {0: asyncio.get_running_loop().create_future()}
+        self._on_part: dict[int, Callable[[str], None]] = {}
         self._hearing = asyncio.create_task(self._hear())
 
     @classmethod
@@ -80,10 +81,17 @@ class Bridge:
     def is_alive(self) -> bool:
         return not self._hearing.done()
 
-    async def ask(self, do: str, name: str, **arguments: object) -> Any:
-        """name: of the environment. Raises: InvalidRequest where Harbor rejects the request, RuntimeFailed."""
+    async def ask(
+        self, do: str, name: str, *, on_part: Callable[[str], None] | None = None, **arguments: object
+    ) -> Any:
+        """name: of the environment. on_part: gets what comes before the answer.
+
+        Raises: InvalidRequest where Harbor rejects the request, RuntimeFailed.
+        """
         number = next(self._ids)
         answered = self._waiting[number] = asyncio.get_running_loop().create_future()
+        if on_part is not None:
+            self._on_part[number] = on_part
         line = json.dumps({"id": number, "do": do, "name": name, **arguments})
         stdin = self._process.stdin
         assert stdin is not None
@@ -97,6 +105,7 @@ class Bridge:
             raise RuntimeFailed("the bridge to Harbor has ended.") from None
         finally:
             self._waiting.pop(number, None)
+            self._on_part.pop(number, None)
         if "error" in answer:
             kind = InvalidRequest if answer.get("kind") == "invalid" else RuntimeFailed
             raise kind(f"Harbor, asked to {do}: {answer['error']}")
@@ -108,6 +117,10 @@ class Bridge:
         with suppress(ValueError):  # a line that is too long, or not JSON: it is not a bridge of ours any more
             while line := await stdout.readline():
                 answer = json.loads(line)
+                if "part" in answer:
+                    if (on_part := self._on_part.get(answer["id"])) is not None:
+                        on_part(answer["part"])
+                    continue
                 waiting = self._waiting.get(answer["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)

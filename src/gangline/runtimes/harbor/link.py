@@ -65,8 +65,11 @@ _ERRORS: Mapping[str, Callable[[str], GanglineError]] = {
 class Environment(Protocol):
     """A started environment of Harbor's."""
 
-    async def exec(self, command: str, timeout_s: int) -> str:
-        """Its output, as root. Raises: RuntimeFailed, also where it does not end with 0."""
+    async def exec(self, command: str, timeout_s: int, on_part: Callable[[str], None] | None = None) -> str:
+        """Its output, as root. on_part: gets the lines before that, where the class streams them.
+
+        Raises: RuntimeFailed, also where it does not end with 0.
+        """
         ...
 
     async def upload(self, data: bytes, path: str) -> None:
@@ -89,6 +92,7 @@ class Link:
         self._has_said = asyncio.Event()
         self._heard = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_lines = False
         self.is_alive = False
 
     async def begin(self, given: Mapping[str, Any], *, is_first: bool) -> dict[str, Any]:
@@ -180,14 +184,23 @@ class Link:
             self._lose(error.message)
 
     async def _listen(self) -> None:
+        """Where lines come as they are printed, one call listens on after the first."""
         try:
             while True:
-                said = await self._environment.exec(f"{_PROGRAM} hear {_LISTEN_S}", _LISTEN_S + _ANSWER_S)
-                # Between marks, for environments that print more; without white space, for those with a terminal.
-                self._heard += base64.b64decode("".join(said[said.index("<<<") + 3 : said.index(">>>")].split()))
-                self._take()
+                lines = _Lines(self._hear)
+                argument = f"+{_LISTEN_S}" if self._has_lines else str(_LISTEN_S)
+                said = await self._environment.exec(f"{_PROGRAM} hear {argument}", _LISTEN_S + _ANSWER_S, lines.add)
+                self._has_lines = lines.num_heard > 0
+                if not self._has_lines:
+                    lines.add(said)
+                if lines.error is not None or lines.num_heard == 0:
+                    raise lines.error or ValueError("the steward's answer has no marks")
         except (GanglineError, ValueError, LookupError) as error:
             self._lose(str(error))
+
+    def _hear(self, data: bytes) -> None:
+        self._heard += data
+        self._take()
 
     def _take(self) -> None:
         while len(self._heard) >= _FRAME.size:
@@ -216,6 +229,27 @@ class Link:
             if not answered.done():
                 answered.set_exception(RuntimeFailed(f"the sandbox is gone: {why}"))
                 answered.exception()
+
+
+class _Lines:
+    """What a call of `hear` prints. An environment may print more: what counts is between marks."""
+
+    def __init__(self, hear: Callable[[bytes], None]) -> None:
+        self.num_heard = 0
+        self.error: Exception | None = None
+        self._hear = hear
+        self._text = ""
+
+    def add(self, text: str) -> None:
+        self._text += text
+        while ">>>" in self._text and self.error is None:
+            line, _, self._text = self._text.partition(">>>")
+            try:
+                # Without white space, for environments with a terminal.
+                self._hear(base64.b64decode("".join(line[line.index("<<<") + 3 :].split())))
+                self.num_heard += 1
+            except (ValueError, LookupError) as error:
+                self.error = error
 
 
 def _program() -> bytes:

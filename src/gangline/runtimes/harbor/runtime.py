@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -255,11 +255,11 @@ class _Environment:
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    async def exec(self, command: str, timeout_s: int) -> str:
+    async def exec(self, command: str, timeout_s: int, on_part: Callable[[str], None] | None = None) -> str:
         """See `link.Environment`."""
         assert self._bridge is not None
         name = _name(self.facts.runtime_id)
-        answer = await self._bridge.ask("exec", name=name, command=command, timeout_s=timeout_s)
+        answer = await self._bridge.ask("exec", name=name, on_part=on_part, command=command, timeout_s=timeout_s)
         if answer["code"] != 0:
             said = f"{answer['output']}{answer['complaint']}".strip()
             raise RuntimeFailed(f"a command in an environment of Harbor's ended with {answer['code']}: {said[-2000:]}")

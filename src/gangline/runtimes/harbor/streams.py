@@ -23,6 +23,8 @@ __all__ = ["RemoteForeman", "SocketStream", "Stream", "Wire"]
 
 WINDOW = 1 << 20
 _PIECE = 1 << 16
+_LOST = b"lost its steward does not answer\n\nlast\n"
+"""As a supervisor says it that cannot run a command."""
 
 
 class Stream(Protocol):
@@ -153,8 +155,10 @@ class RemoteSupervisor(Supervisor):
         """index: 0 is what the supervisor says, 1 and 2 are stdout and stderr."""
         if kind == b"D":
             self._coming.put_nowait((index, payload))
-        elif index == 0 and kind in (b"E", b"R"):
+        elif index == 0 and kind == b"E":
             self._coming.put_nowait((0, b""))
+        elif index == 0 and kind == b"R":
+            self._coming.put_nowait((0, _LOST))
 
     async def _carry(self, hear: Callable[[bytes], None]) -> None:
         """Pass on what comes, in its order, until the supervisor has no more to say."""

@@ -60,9 +60,14 @@ class _Bridge:
             return promised
 
     async def do_exec(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Classes that stream output have it passed on in parts, before the answer."""
         environment = self._environments[request["name"]]
-        # A default user of the environment's would win over the image's.
-        result = await environment.exec(request["command"], cwd="/", timeout_sec=request["timeout_s"], user="root")
+
+        async def pass_on(text: str, _stream: str) -> None:
+            self.say({"id": request["id"], "part": text})
+
+        with environment.scoped_output_callback(pass_on):
+            result = await environment.exec(request["command"], cwd="/", timeout_sec=request["timeout_s"], user="root")
         return {"output": result.stdout or "", "complaint": result.stderr or "", "code": result.return_code}
 
     async def do_upload(self, request: dict[str, Any]) -> None:

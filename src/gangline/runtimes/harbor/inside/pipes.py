@@ -1,7 +1,7 @@
 """The two pipes between a sandbox's steward and the `exec` calls of its node. Standard library alone.
 
     pipes send MESSAGE | @FILE   pass on what the node says, as base64 or in a file
-    pipes hear SECONDS           print what the steward says, waiting that long for it to begin
+    pipes hear [+]SECONDS        print what the steward says, waiting that long for it to begin
 
 They are in a folder of root's. A `send` fails where no steward reads, and a `hear` where none is left to write.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import select
+import time
 
 __all__ = ["BEGINS", "ENDS", "hear", "send"]
 
@@ -19,7 +20,7 @@ BEGINS, ENDS = "<<<", ">>>"
 _PIECE = 1 << 16
 _HEARD_BYTES = 3 << 19
 """At most, at once."""
-_PAUSE_S = 0.01
+_PAUSE_S = 0.03
 """Nothing more for that long: what came is passed on."""
 
 
@@ -38,13 +39,21 @@ def send(folder: str, argument: str) -> None:
         left = left[os.write(fd, left) :]
 
 
-def hear(folder: str, seconds: str) -> None:
-    """Raises: EOFError when the steward is gone."""
+def hear(folder: str, argument: str) -> None:
+    """argument: seconds, and `+` before them where a line is passed on as it is printed, so that more may follow.
+
+    Raises: EOFError when the steward is gone.
+    """
+    follows, seconds = argument.startswith("+"), float(argument)
     fd = os.open(f"{folder}/out", os.O_RDONLY | os.O_NONBLOCK)
-    heard = bytearray()
-    while len(heard) < _HEARD_BYTES and select.select([fd], [], [], _PAUSE_S if heard else float(seconds))[0]:
-        piece = os.read(fd, _PIECE)
-        if not piece:
-            raise EOFError("the steward is gone")
-        heard += piece
-    print(f"{BEGINS}{base64.b64encode(heard).decode()}{ENDS}")
+    end_at = time.monotonic() + seconds
+    is_first = True
+    while is_first or (follows and time.monotonic() < end_at):
+        heard = bytearray()
+        while len(heard) < _HEARD_BYTES and select.select([fd], [], [], _PAUSE_S if heard else seconds)[0]:
+            piece = os.read(fd, _PIECE)
+            if not piece:
+                raise EOFError("the steward is gone")
+            heard += piece
+        print(f"{BEGINS}{base64.b64encode(heard).decode()}{ENDS}", flush=True)
+        is_first = False
