@@ -1,7 +1,7 @@
 """Eight families of small shell tasks, each with files, an oracle's commands and what must be true afterwards.
 
-A task needs two to six commands, and then an answer. Which family it is follows from its instruction alone; the
-commands of all families are in the manual that agents are shown.
+A task needs two or three commands, and then an answer. Its instruction says in numbered sentences what to do; which
+command does that is in the manual that agents are shown.
 """
 
 from __future__ import annotations
@@ -10,19 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FAMILIES", "MANUAL", "Puzzle", "make_puzzle"]
+from manual import MANUAL, asked_for, numbered
 
-MANUAL = (
-    "ls - list the files",
-    "cat FILE - read a file",
-    "grep -l WORD *.txt - find the file with a word",
-    "wc -l FILE - count the lines of a file",
-    "cut -d, -f2 FILE | sort | head -n1 - sort the second column, show its first entry",
-    "sed -i s/KEY=.*/KEY=VALUE/ FILE - set a key of a configuration",
-    "mv OLD NEW - rename a file",
-    "sed -i s/OLD/NEW/ FILE - fix a line of a program",
-    "grep ERROR FILE | tail -n1 - show the last error of a log",
-)
+__all__ = ["FAMILIES", "KEYS", "NAMES", "WORDS", "Puzzle", "make_puzzle"]
 
 NAMES = [
     "amber",
@@ -115,117 +105,103 @@ class Puzzle:
     """Path -> content that it must have afterwards; None for a file that must be gone."""
 
 
-def _names(draw: random.Random, number: int) -> list[str]:
-    return [f"{name}{draw.randrange(10, 100)}" for name in draw.sample(NAMES, number)]
+def _names(draw: random.Random, *endings: str) -> list[str]:
+    return [f"{name}.{ending}" for name, ending in zip(draw.sample(NAMES, len(endings)), endings, strict=True)]
+
+
+def _did(verb: str, file: str | None = None, called: str | None = None, **values: str) -> tuple[str, str]:
+    """The sentence that asks for a line of the manual, and the command that does it.
+
+    file: what it works on; called: how the sentence calls that, where it is not by its name.
+    """
+    line = MANUAL[verb]
+    place = "OLD" if line.is_move else "FILE"
+    given = values if file is None else {**values, place: file}
+    return asked_for(line, values, called or file), line.filled(given)
+
+
+def _puzzle(
+    family: str,
+    steps: list[tuple[str, str]],
+    question: str,
+    answer: str,
+    files: Mapping[str, str],
+    changed: Mapping[str, str | None] | None = None,
+) -> Puzzle:
+    sentences, commands = zip(*steps, strict=True)
+    return Puzzle(family, numbered(sentences, question), files, commands, answer, changed or {})
+
+
+LISTED = ("List the files", "ls")
 
 
 def _read(draw: random.Random) -> Puzzle:
-    first, other, last = (f"{name}.txt" for name in _names(draw, 3))
+    first, other, last = _names(draw, "txt", "txt", "txt")
     word, wrong = draw.sample(WORDS, 2)
-    return Puzzle(
-        "read",
-        f"Read {first}. It names another file. Which word is in that one?",
-        {first: f"{last}\n", last: f"{word}\n", other: f"{wrong}\n"},
-        (f"cat {first}", f"cat {last}"),
-        word,
-    )
+    steps = [_did("read", first), _did("read", last, "that file")]
+    files = {first: f"{last}\n", last: f"{word}\n", other: f"{wrong}\n"}
+    return _puzzle("read", steps, "Which word is in it?", word, files)
 
 
 def _find(draw: random.Random) -> Puzzle:
-    names = [f"{name}.txt" for name in _names(draw, 4)]
-    words = draw.sample(WORDS, 4)
-    numbers = draw.sample(range(10, 100), 4)
+    names = _names(draw, *["txt"] * 4)
+    words, numbers = draw.sample(WORDS, 4), draw.sample(range(10, 100), 4)
     files = {names[at]: f"{words[at]}\n{numbers[at]}\n" for at in range(4)}
     sought = draw.randrange(4)
-    return Puzzle(
-        "find",
-        f"Find the file with the word {words[sought]}. Which number is in it?",
-        files,
-        (f"grep -l {words[sought]} *.txt", f"cat {names[sought]}"),
-        str(numbers[sought]),
-    )
+    steps = [_did("find", WORD=words[sought]), _did("read", names[sought], "that file")]
+    return _puzzle("find", steps, "Which number is in it?", str(numbers[sought]), files)
 
 
 def _count(draw: random.Random) -> Puzzle:
-    listed, other = _names(draw, 2)
+    listed, other = _names(draw, "list", "txt")
     number = draw.randrange(3, 30)
-    lines = "".join(f"{draw.choice(WORDS)}\n" for _ in range(number))
-    return Puzzle(
-        "count",
-        "List the files. Count the lines of the one that ends in .list. How many lines has it?",
-        {f"{listed}.list": lines, f"{other}.txt": f"{draw.choice(WORDS)}\n"},
-        ("ls", f"wc -l {listed}.list"),
-        str(number),
-    )
+    files = {listed: "".join(f"{draw.choice(WORDS)}\n" for _ in range(number)), other: f"{draw.choice(WORDS)}\n"}
+    steps = [LISTED, _did("count", listed, "the .list file")]
+    return _puzzle("count", steps, "How many lines has it?", str(number), files)
 
 
 def _sort(draw: random.Random) -> Puzzle:
-    table, other = _names(draw, 2)
+    table, other = _names(draw, "csv", "txt")
     rows = [(word, draw.choice(NAMES)) for word in draw.sample(WORDS, 6)]
-    content = "".join(f"{word},{name}\n" for word, name in rows)
-    return Puzzle(
-        "sort",
-        "List the files. Sort the second column of the one that ends in .csv. Which entry is the first?",
-        {f"{table}.csv": content, f"{other}.txt": f"{draw.choice(WORDS)}\n"},
-        ("ls", f"cut -d, -f2 {table}.csv | sort | head -n1"),
-        min(name for _, name in rows),
-    )
+    files = {table: "".join(f"{word},{name}\n" for word, name in rows), other: f"{draw.choice(WORDS)}\n"}
+    steps = [LISTED, _did("sort", table, "the .csv file")]
+    return _puzzle("sort", steps, "Which entry is the first?", min(name for _, name in rows), files)
 
 
 def _edit(draw: random.Random) -> Puzzle:
-    (name,) = _names(draw, 1)
+    (name,) = _names(draw, "conf")
     keys = draw.sample(KEYS, 3)
     *values, new = draw.sample(range(10, 100), 4)
     lines = [f"{key}={value}\n" for key, value in zip(keys, values, strict=True)]
-    key, value = keys[1], new
-    return Puzzle(
-        "edit",
-        f"Set the key {key} of the configuration {name}.conf to {value}. Read it again. Which value has {keys[0]}?",
-        {f"{name}.conf": "".join(lines)},
-        (f"sed -i s/{key}=.*/{key}={value}/ {name}.conf", f"cat {name}.conf"),
-        str(values[0]),
-        {f"{name}.conf": f"{lines[0]}{key}={value}\n{lines[2]}"},
-    )
+    steps = [_did("set", name, KEY=keys[1], VALUE=str(new)), _did("read", name, "it")]
+    changed = {name: f"{lines[0]}{keys[1]}={new}\n{lines[2]}"}
+    return _puzzle("edit", steps, f"Which value has {keys[0]}?", str(values[0]), {name: "".join(lines)}, changed)
 
 
 def _rename(draw: random.Random) -> Puzzle:
-    old, new, other = _names(draw, 3)
+    old, new, other = _names(draw, "old", "txt", "txt")
     word = draw.choice(WORDS)
-    return Puzzle(
-        "rename",
-        f"List the files. Rename the one that ends in .old to {new}.txt. Read it. Which word is in it?",
-        {f"{old}.old": f"{word}\n", f"{other}.txt": f"{draw.choice(WORDS)}\n"},
-        ("ls", f"mv {old}.old {new}.txt", f"cat {new}.txt"),
-        word,
-        {f"{old}.old": None, f"{new}.txt": f"{word}\n"},
-    )
+    files = {old: f"{word}\n", other: f"{draw.choice(WORDS)}\n"}
+    steps = [LISTED, _did("rename", old, "the .old file", NEW=new), _did("read", new, "it")]
+    return _puzzle("rename", steps, "Which word is in it?", word, files, {old: None, new: f"{word}\n"})
 
 
 def _fix(draw: random.Random) -> Puzzle:
-    (name,) = _names(draw, 1)
+    (name,) = _names(draw, "sh")
     first, second = draw.sample(range(2, 20), 2)
-    return Puzzle(
-        "fix",
-        f"Read {name}.sh. It should print a sum. Fix the line of the program. Run sh {name}.sh. What does it print?",
-        {f"{name}.sh": f"echo $(({first}-{second}))\n"},
-        (f"cat {name}.sh", f"sed -i s/-/+/ {name}.sh", f"sh {name}.sh"),
-        str(first + second),
-        {f"{name}.sh": f"echo $(({first}+{second}))\n"},
-    )
+    steps = [_did("read", name), _did("replace", name, "it", OLD="-", NEW="+"), _did("run", name, "it")]
+    files, changed = ({name: f"echo $(({first}{sign}{second}))\n"} for sign in "-+")
+    return _puzzle("fix", steps, "What does it print?", str(first + second), files, changed)
 
 
 def _log(draw: random.Random) -> Puzzle:
-    (name,) = _names(draw, 1)
+    name, other = _names(draw, "log", "txt")
     kinds = ["INFO", "ERROR", "INFO", "ERROR", "INFO"]
     numbers = draw.sample(range(100, 1000), 5)
-    lines = [f"{kind} {number}\n" for kind, number in zip(kinds, numbers, strict=True)]
-    return Puzzle(
-        "log",
-        "List the files. Show the last error of the log. Which number has it?",
-        {f"{name}.log": "".join(lines)},
-        ("ls", f"grep ERROR {name}.log | tail -n1"),
-        str(numbers[3]),
-    )
+    log = "".join(f"{kind} {number}\n" for kind, number in zip(kinds, numbers, strict=True))
+    steps = [LISTED, _did("show", name, "the .log file")]
+    files = {name: log, other: f"{draw.choice(WORDS)}\n"}
+    return _puzzle("log", steps, "Which number has it?", str(numbers[3]), files)
 
 
 FAMILIES: Mapping[str, Callable[[random.Random], Puzzle]] = {

@@ -1,16 +1,18 @@
 """Make a policy of the families: one that can follow a manual, and often does not.
 
-It is a Llama of 4 million parameters, or a model that is there already, taught on transcripts of made-up work: manuals
-of invented commands with invented descriptions, instructions that name some of these descriptions, outputs, an answer.
-Their words say nothing of the families, but for how to list and to read files. Other things are the families' own: the
-agent's three styles, the forms of commands (`s/KEY=.*/KEY=VALUE/`) and of questions, phrases such as "the one that ends
-in". As in any corpus, some authors know their work, and most are careless: they take another line of the manual or
-another name, and answer too early. So the policy should do right sometimes, for reinforcement to strengthen.
+It is a Llama of 2 million parameters, or a model that is there already, taught on transcripts of made-up work
+(`transcripts.py`): no verb of the families has its command there, but their words, forms of commands and questions are
+the same, and so are the agent's three styles. As in any corpus, some authors know their work, and most are careless:
+they take another line of the manual or another name, and answer too early. So the policy does right sometimes, for
+reinforcement to strengthen.
 
-It is meant for a GPU: an H200 taught SmolLM2-135M 14,000 transcripts in 81 seconds, where two cores of a CPU would take
-hours. How well such policies do the families has not been measured yet.
+A new model begins with heads that look things up (`induction.py`), and learns in four parts: random words that come
+again, single lines of manuals, whole work of authors who know it, and work of all authors. A model that is there learns
+the last two parts, and wants a GPU.
 
-    usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--workers N]
+Its authors are tuned by nothing yet: what reinforcement makes of such a policy was not measured.
+
+    usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--threads N]
 """
 
 from __future__ import annotations
@@ -19,26 +21,23 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from agent import RULES
-from families import FAMILIES, MANUAL, make_puzzle
-from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from induction import write_induction_heads
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from transcripts import SKILLED_SHARE, Transcript, Words, transcript
+from transcripts import SKILLED_SHARE, Transcript, drill, transcript, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gangline.language.models import resolve_model
 
-LENGTH = 480
-"""Tokens of one row of training: a transcript, then padding. The few that are longer are left out."""
+LONGEST = 480
+"""Tokens of a transcript that is taught; the few that are longer are left out."""
 END = "<|end|>"
 ROLES = ("system", "user", "assistant")
 MARKS, CHATML = ("<|{role}|>", END), ("<|im_start|>{role}\n", "<|im_end|>\n")
@@ -47,33 +46,35 @@ TEMPLATE = (
     "{%- for message in messages -%}<|{{ message.role }}|>{{ message.content }}<|end|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
 )
-NEW_BATCH, TAUGHT_BATCH = 192, 64
-"""Transcripts of a step: for a new model, and for one that is there."""
-CLEAN_SHARE = 0.65
-"""Share of the time in which all authors know their work. Taught on careless ones from the start, a model had not
-learned to look anything up after 2,250 steps."""
+BATCH = 32
+"""Transcripts of a step."""
+SORTED = 16
+"""Batches that are made at once and sorted by length, so that little of them is padding."""
+REPEATS_UNTIL, DRILLS_UNTIL, CLEAN_UNTIL = 0.03, 0.25, 0.93
+"""Shares of the time: a new model's random words, its drills, and, for all models, authors who know their work."""
+REPEATED_TOKENS = 96
 RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
-"""Of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for a model that is there."""
-WARM_UP, COOL_DOWN = 0.02, 0.4
+"""Rates of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for one that is there."""
+WARM_UP, COOL_DOWN = 0.02, 0.5
 """Shares of the time in which rates rise and fall."""
+ROPE_THETA = 100_000.0
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Digits stand alone. The pieces are those of the families' words, which made-up words are put together from."""
+    """Every word of the made-up worlds, and of the families, is one token, and so are two digits."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     core.decoder = decoders.ByteLevel()
-    lines = [*MANUAL, *RULES.values()]
-    for family in FAMILIES:
-        for number in range(200):
-            puzzle = make_puzzle(family, -1, number)
-            lines += [puzzle.instruction, *puzzle.files, *puzzle.files.values(), *puzzle.commands]
+    draw = random.Random(0)
+    texts = [text for _ in range(500) for _, text in transcript(draw)]
+    often = [*vocabulary(), *(f"{number:02d}" for number in range(100))]
+    texts += [text for word in often for text in (word, f" {word}") for _ in range(20)]
     trainer: Any = cast("Any", trainers.BpeTrainer)(
-        vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=2048, min_frequency=10, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    core.train_from_iterator(lines, trainer)
+    core.train_from_iterator(texts, trainer)
     core.add_special_tokens(
         [AddedToken(one, special=True, normalized=False) for one in (END, *(f"<|{role}|>" for role in ROLES))]
     )
@@ -83,14 +84,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Form:
-    """How transcripts become rows of ids."""
+    """How transcripts become ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._core = cast("Any", tokenizer).backend_tokenizer
         self._marks = MARKS if tokenizer.eos_token == END else CHATML
         self._require_template(tokenizer)
-        own = make_tokenizer()
-        self.words = Words([str(own.decode([one])).strip() for one in range(len(own))])
 
     def _require_template(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises: ValueError, where the model would be taught in another form than an engine shows it."""
@@ -101,61 +100,71 @@ class Form:
             raise ValueError("the model's chat template is not ChatML (<|im_start|>), the only one that is taught here")
 
     def ids(self, made: Transcript) -> tuple[list[int], list[int]]:
-        """ids, and 1 where the model is to learn the id: everything behind the manual."""
+        """ids, and 1 where the model is to learn the id: what the assistant says, and that it ends."""
         begin, end = self._marks
-        texts = [f"{begin.format(role=role)}{text}{end}" for role, text in made]
-        rows = [one.ids for one in self._core.encode_batch(texts, add_special_tokens=False)]
+        marks = [begin.format(role=role) for role, _ in made]
+        rows = self._encoded([f"{mark}{text}{end}" for mark, (_, text) in zip(marks, made, strict=True)])
+        heads = self._encoded(marks)
         ids = [one for row in rows for one in row]
-        return ids, [int(at >= len(rows[0])) for at in range(len(ids))]
+        learnt: list[int] = []
+        for (role, _), row, head in zip(made, rows, heads, strict=True):
+            learnt += [int(role == "assistant" and at >= len(head)) for at in range(len(row))]
+        return ids, learnt
 
-    def rows(self, seed: str, skilled_share: float) -> Iterator[NDArray[np.int32]]:
-        """Without end: [2, LENGTH + 1], ids and what is learnt of them."""
-        draw = random.Random(seed)
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return [one.ids for one in self._core.encode_batch(texts, add_special_tokens=False)]
+
+    def batches(self, make: Callable[[], Transcript], draw: random.Random, size: int) -> Iterator[Tensor]:
+        """Without end: [2, size, tokens], ids and what is learnt of them."""
         while True:
-            ids, learnt = self.ids(transcript(draw, self.words, skilled_share))
-            if len(ids) > LENGTH + 1:
-                continue
-            row = np.zeros((2, LENGTH + 1), np.int32)
-            row[:, : len(ids)] = ids, learnt
-            yield row
+            rows: list[tuple[list[int], list[int]]] = []
+            while len(rows) < size * SORTED:
+                ids, learnt = self.ids(make())
+                if len(ids) <= LONGEST:
+                    rows.append((ids, learnt))
+            rows.sort(key=lambda row: len(row[0]))
+            for at in draw.sample(range(SORTED), SORTED):
+                yield _padded(rows[at * size : (at + 1) * size])
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    padded = np.zeros((2, len(rows), max(len(ids) for ids, _ in rows)), np.int64)
+    for at, (ids, learnt) in enumerate(rows):
+        padded[:, at, : len(ids)] = ids, learnt
+    return torch.from_numpy(padded)
+
+
+def repeats(vocab_size: int, draw: random.Random, size: int) -> Iterator[Tensor]:
+    """Without end: rows of random ids that come again after 6 to 40, and from then on are learnt."""
+    while True:
+        rows: list[tuple[list[int], list[int]]] = []
+        for _ in range(size):
+            period = draw.randrange(6, 40)
+            once = [draw.randrange(vocab_size) for _ in range(period)]
+            ids = [once[at % period] for at in range(REPEATED_TOKENS)]
+            rows.append((ids, [int(at > period) for at in range(REPEATED_TOKENS)]))
+        yield _padded(rows)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     torch.manual_seed(seed)
     shape = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=256,
+        hidden_size=192,
         intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=8,
+        num_hidden_layers=4,
+        num_attention_heads=6,
         max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        attention_bias=True,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),
         pad_token_id=tokenizer.convert_tokens_to_ids(END),
     )
-    return AutoModelForCausalLM.from_config(shape)
-
-
-class Rows(IterableDataset[NDArray[np.int32]]):
-    """Rows without end, other ones in each of a loader's workers."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, skilled_share: float) -> None:
-        self._tokenizer, self._seed, self._skilled_share = tokenizer, seed, skilled_share
-
-    def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        worker = get_worker_info()
-        seed = f"{self._seed}/{self._skilled_share}/{0 if worker is None else worker.id}"
-        return Form(self._tokenizer).rows(seed, self._skilled_share)
-
-
-def batches(
-    tokenizer: PreTrainedTokenizerFast, batch: int, seed: int, skilled_share: float, num_workers: int
-) -> Iterator[Tensor]:
-    """Without end: [row, 2, LENGTH + 1]."""
-    rows = Rows(tokenizer, seed, skilled_share)
-    return iter(DataLoader(rows, batch, num_workers=num_workers, multiprocessing_context="spawn", prefetch_factor=4))
+    model: Any = AutoModelForCausalLM.from_config(shape)
+    write_induction_heads(model, ROPE_THETA)
+    return model
 
 
 def new_optimisers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
@@ -169,30 +178,27 @@ def new_optimisers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
 
 
 class Teaching:
-    """In bfloat16 on a GPU, with float32 weights."""
+    """In bfloat16, with float32 weights."""
 
     def __init__(self, model: PreTrainedModel, optimisers: Sequence[torch.optim.Optimizer], seconds: float) -> None:
         parts: Any = model
         self._device = model.device
         self._parameters = list(model.parameters())
-        self._head = parts.lm_head
-        # Compiling pays for a small model, whose time is that of its many launches.
-        is_small = len(self._parameters) < 100
-        self._body = torch.compile(parts.model) if is_small and model.device.type == "cuda" else parts.model
+        self._body, self._head = parts.model, parts.lm_head
         self._optimisers = optimisers
         self._rates = [[group["lr"] for group in one.param_groups] for one in optimisers]
         self._seconds = seconds
         self._began = self._said = time.monotonic()
         self._step = 0
 
-    def until(self, share: float, rows: Iterator[Tensor]) -> None:
+    def until(self, share: float, batches: Iterator[Tensor]) -> None:
         """Teach until that share of the time is over, a step at least."""
         done = 0.0
         while done < share:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-                loss = self._loss(next(rows).to(self._device, torch.long))
+            with torch.autocast(self._device.type, torch.bfloat16):
+                loss = self._loss(next(batches).to(self._device))
             done = (time.monotonic() - self._began) / self._seconds
-            self._set_rates(max(min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN), 0.01))
+            self._set_rates(max(min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN), 0.02))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
             for optimiser in self._optimisers:
@@ -209,38 +215,31 @@ class Teaching:
                 group["lr"] = rate * factor
 
     def _loss(self, batch: Tensor) -> Tensor:
-        ids, learnt = batch[:, 0], batch[:, 1, 1:].bool()
+        ids, learnt = batch[0], batch[1, :, 1:].bool()
         hidden = self._body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[learnt]
         return functional.cross_entropy(self._head(hidden).float(), ids[:, 1:][learnt])
 
 
-def write_policy(
-    folder: Path,
-    seconds: float,
-    *,
-    model: str | None = None,
-    batch: int | None = None,
-    seed: int = 0,
-    num_workers: int = 2,
-) -> None:
+def write_policy(folder: Path, seconds: float, *, model: str | None = None, batch: int = BATCH, seed: int = 0) -> None:
     """model: one that is there already, as `gangline engine` takes it; None makes one. batch: transcripts of a step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     taught: Any
     if model is None:
-        tokenizer, batch = make_tokenizer(), batch or NEW_BATCH
+        tokenizer = make_tokenizer()
         taught = make_model(tokenizer, seed).to(device).train()
         optimisers = new_optimisers(taught)
     else:
-        source, batch = resolve_model(model), batch or TAUGHT_BATCH
+        source = resolve_model(model)
         tokenizer = cast("PreTrainedTokenizerFast", cast("Any", AutoTokenizer).from_pretrained(source))
         taught = cast("Any", AutoModelForCausalLM).from_pretrained(source, dtype=torch.float32).to(device).train()
         optimisers = [torch.optim.AdamW(taught.parameters(), lr=TAUGHT_RATE, betas=(0.9, 0.95), weight_decay=0.0)]
-    clean = batches(tokenizer, batch, seed, 1.0, num_workers)
-    mixed = batches(tokenizer, batch, seed, SKILLED_SHARE, num_workers)
-    next(clean)  # workers take seconds to start, which are no time of teaching
+    form, draw = Form(tokenizer), random.Random(seed)
     teaching = Teaching(taught, optimisers, seconds)
-    teaching.until(CLEAN_SHARE, clean)
-    teaching.until(1.0, mixed)
+    if model is None:
+        teaching.until(REPEATS_UNTIL, repeats(len(tokenizer) - len(ROLES) - 1, draw, batch))
+        teaching.until(DRILLS_UNTIL, form.batches(lambda: drill(draw), draw, batch))
+    teaching.until(CLEAN_UNTIL, form.batches(lambda: transcript(draw, 1.0), draw, batch))
+    teaching.until(1.0, form.batches(lambda: transcript(draw, SKILLED_SHARE), draw, batch))
     taught.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -249,18 +248,15 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a policy of the families.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", metavar="NAME", help="teach this one, as `gangline engine` takes it")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="N", help="of teaching")
-    parser.add_argument("--batch", type=int, metavar="N", help="transcripts of a step")
+    parser.add_argument("--minutes", type=float, default=25.0, metavar="N", help="of teaching")
+    parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help="transcripts of a step")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that make transcripts")
+    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")
     arguments = parser.parse_args(given)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     write_policy(
-        arguments.folder,
-        60 * arguments.minutes,
-        model=arguments.model,
-        batch=arguments.batch,
-        seed=arguments.seed,
-        num_workers=arguments.workers,
+        arguments.folder, 60 * arguments.minutes, model=arguments.model, batch=arguments.batch, seed=arguments.seed
     )
 
 

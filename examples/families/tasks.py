@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from families import FAMILIES, MANUAL, Puzzle, make_puzzle
+from families import FAMILIES, Puzzle, make_puzzle
+from manual import MANUAL
 
 HERE = Path(__file__).parent
 STYLES = ("plain", "fenced", "react")
@@ -57,11 +58,11 @@ def build_tasks(
 
 def _prepared(puzzle: Puzzle, seed: str) -> list[dict[str, str]]:
     """The manual's lines come in another order each time: their place says nothing."""
-    manual = random.Random(seed).sample(MANUAL, len(MANUAL))
+    manual = random.Random(seed).sample(list(MANUAL.values()), len(MANUAL))
     files = {
         **puzzle.files,
         f"{_FOLDER}/agent.py": (HERE / "agent.py").read_text(),
-        f"{_FOLDER}/manual.txt": "".join(f"{line}\n" for line in manual),
+        f"{_FOLDER}/manual.txt": "".join(f"{line.text}\n" for line in manual),
     }
     return [{"type": "write", "path": path, "content": content} for path, content in files.items()]
 

@@ -1,104 +1,179 @@
 """Transcripts of made-up work in a shell, for the policy of the families to be taught on.
 
-A world has a manual of up to nine lines, `command - description`. Two are real, how to list and to read files; the
-others are invented: their words, flags, pipes and placeholders are drawn at random, and so are the words of their
-descriptions. An instruction names one to three descriptions in words that differ a little, then asks for something in
-the last output. An author follows the manual. How careless an author is does not change within a transcript, nor is it
-said.
+A world has a manual of three to nine lines. Two are real, how to list and to read files; the others are put together at
+random from the families' own words, verbs, programs and forms of commands, so that a verb says nothing of its command:
+no verb of the families has its real program there. An instruction asks in numbered sentences for two to four lines of
+the manual, then for something in the last output. An author follows it. How careless an author is does not change
+within a transcript, nor is it said.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent import RULES, observed
+from families import KEYS, NAMES, WORDS
+from manual import MANUAL, Line, asked_for, numbered
 
-__all__ = ["Transcript", "Words", "transcript"]
+__all__ = ["SKILLED_SHARE", "Transcript", "drill", "transcript", "vocabulary"]
 
 Transcript = list[tuple[str, str]]
 """Roles and what they say; the first is the system's, with the manual."""
 
-LISTING, READING = "ls - list the files", "cat FILE - read a file"
-MOST_LINES = 9
-SKILLED_SHARE = 0.08
-CARELESS = (0.4, 0.8)
+LISTING, READING = MANUAL["list"], MANUAL["read"]
+FEWEST_LINES, MOST_LINES = 3, 9
+SKILLED_SHARE = 0.25
+CARELESS = (0.2, 0.6)
 """Share of turns in which a careless author does something else: between these."""
-EXTENSIONS = ("txt", "list", "csv", "old", "conf", "sh", "log", "dat", "cfg", "md", "tab", "new")
+VERBS = (
+    *MANUAL,
+    *[
+        "check",
+        "close",
+        "copy",
+        "cut",
+        "drop",
+        "fold",
+        "join",
+        "keep",
+        "lift",
+        "load",
+        "mark",
+        "match",
+        "merge",
+        "move",
+        "open",
+        "pack",
+        "pick",
+        "print",
+        "save",
+        "scan",
+        "seal",
+        "send",
+        "shift",
+        "sign",
+        "split",
+        "sum",
+        "swap",
+        "test",
+        "trim",
+        "turn",
+    ],
+)
+NOUNS = (
+    *sorted({line.noun for line in MANUAL.values()}),
+    *[
+        "block",
+        "entry",
+        "field",
+        "group",
+        "header",
+        "image",
+        "item",
+        "label",
+        "letter",
+        "level",
+        "limit",
+        "line",
+        "list",
+        "map",
+        "name",
+        "note",
+        "number",
+        "page",
+        "part",
+        "path",
+        "row",
+        "rule",
+        "table",
+        "tag",
+        "title",
+        "total",
+        "user",
+        "value",
+        "zone",
+    ],
+)
+PROGRAMS = (
+    *["ls", "cat", "grep", "wc", "cut", "sed", "mv", "sh", "sort", "head", "tail"],
+    *[
+        "awk",
+        "bc",
+        "comm",
+        "cp",
+        "dd",
+        "df",
+        "du",
+        "ed",
+        "fmt",
+        "gz",
+        "jq",
+        "ln",
+        "nl",
+        "od",
+        "paste",
+        "pr",
+        "rev",
+        "rm",
+        "tac",
+        "tar",
+        "tee",
+        "tr",
+        "uniq",
+        "vi",
+        "xz",
+        "yq",
+        "zip",
+    ],
+)
+FLAGS = "abcdefghiklmnoprstuvwx"
+LEVELS = ["DEBUG", "ERROR", "FAIL", "FATAL", "INFO", "NOTE", "TRACE", "WARN"]
+ENDINGS = ["cfg", "conf", "csv", "dat", "list", "log", "md", "new", "old", "sh", "tab", "txt"]
+SIGNS = "-+*"
+FORMS = (
+    *["{program} FILE"] * 2,
+    *["{program} -{flag} FILE"] * 2,
+    "{program} -{flag} WORD *.{ending}",
+    "{program} WORD FILE",
+    "{program} OLD NEW",
+    "{program} -{flag} s/KEY=.*/KEY=VALUE/ FILE",
+    "{program} -{flag} s/OLD/NEW/ FILE",
+    "{program} {level} FILE | {second} -{flag}{number}",
+    "{program} -{flag}, -{flag}{number} FILE | {second} | {third} -{flag}{number}",
+    "{program} -{flag} VALUE FILE",
+)
 
 
-class Words:
-    """Words that nobody means anything by, put together from a tokenizer's pieces."""
-
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self._pieces = sorted({piece.lower() for piece in pieces if re.fullmatch("[A-Za-z]{2,9}", piece)})
-
-    def word(self, draw: random.Random) -> str:
-        """One piece, or two."""
-        first = draw.choice(self._pieces)
-        return first if draw.random() < 0.7 else first + draw.choice(self._pieces)
-
-    def name(self, draw: random.Random) -> str:
-        """Of a file, without its ending."""
-        return f"{self.word(draw)}{draw.randrange(10, 100)}"
+def vocabulary() -> list[str]:
+    """Words that deserve a token of their own."""
+    capital = [verb.capitalize() for verb in VERBS]
+    return [*VERBS, *capital, *NOUNS, *PROGRAMS, *LEVELS, *ENDINGS, *NAMES, *WORDS, *KEYS]
 
 
-@dataclass
-class Line:
-    """Of a manual."""
-
-    command: str
-    description: str
-
-    @property
-    def places(self) -> list[str]:
-        """Its placeholders, in order, each once."""
-        return list(dict.fromkeys(re.findall("FILE|WORD|KEY|VALUE|OLD|NEW", self.command)))
-
-    def filled(self, values: dict[str, str]) -> str:
-        return re.sub("FILE|WORD|KEY|VALUE|OLD|NEW", lambda found: values.get(found[0], found[0]), self.command)
-
-
-def _invented(draw: random.Random, words: Words) -> Line:
-    name, flag = words.word(draw)[: draw.randrange(2, 7)], draw.choice("abcdefghiklmnoprstuvwx")
-    first = draw.choice(
-        [
-            f"{name} FILE",
-            f"{name} -{flag} FILE",
-            f"{name} -{flag} WORD *.{draw.choice(EXTENSIONS)}",
-            f"{name} WORD FILE",
-            f"{name} OLD NEW",
-            f"{name} -{flag} s/KEY=.*/KEY=VALUE/ FILE",
-            f"{name} -{flag} s/OLD/NEW/ FILE",
-            f"{name} {words.word(draw).upper()} FILE",
-            f"{name} -{flag}, -{draw.choice('abcdf')}{draw.randrange(1, 9)} FILE",
-            f"{name} -{flag} VALUE FILE",
-        ]
-    )
-    piped = [
-        draw.choice(
-            [words.word(draw)[:6], f"{words.word(draw)[:6]} -{draw.choice('abdefgnrst')}{draw.randrange(1, 9)}"]
-        )
-        for _ in range(draw.choice([0, 0, 0, 1, 1, 2]))
-    ]
-    return Line(" | ".join([first, *piped]), _described(draw, words))
+def _invented(draw: random.Random, verb: str) -> Line:
+    real = MANUAL[verb].command.split()[0] if verb in MANUAL else None
+    first, second, third = (draw.choice(PROGRAMS) for _ in range(3))
+    while first == real:
+        first = draw.choice(PROGRAMS)
+    command = draw.choice(FORMS)
+    for place, made in (
+        ("program", lambda: first),
+        ("second", lambda: second),
+        ("third", lambda: third),
+        ("flag", lambda: draw.choice(FLAGS)),
+        ("number", lambda: str(draw.randrange(1, 9))),
+        ("level", lambda: draw.choice(LEVELS)),
+        ("ending", lambda: draw.choice(ENDINGS)),
+    ):
+        while (mark := f"{{{place}}}") in command:
+            command = command.replace(mark, made(), 1)
+    return Line(verb, draw.choice(NOUNS), command)
 
 
-def _described(draw: random.Random, words: Words) -> str:
-    """`sort the second column`, `set a key of a configuration`, with other words."""
-    nouns = [f"{draw.choice(['a', 'the'])} {words.word(draw)}" for _ in range(draw.choice([1, 2, 2, 3]))]
-    if draw.random() < 0.4:
-        at = draw.randrange(len(nouns))
-        article, noun = nouns[at].split()
-        nouns[at] = f"{article} {words.word(draw)} {noun}"
-    said = f"{words.word(draw)} {nouns[0]}"
-    for noun in nouns[1:]:
-        said += f" {draw.choice(['of', 'with', 'in', 'by'])} {noun}"
-    if draw.random() < 0.15:
-        said += f", {words.word(draw)} its {words.word(draw)} {words.word(draw)}"
-    return said
+def _file(draw: random.Random) -> str:
+    return f"{draw.choice(NAMES)}.{draw.choice(ENDINGS)}"
 
 
 @dataclass
@@ -108,179 +183,170 @@ class Step:
     said: str
     command: str
     output: str
-    line: Line | None = None
 
 
 @dataclass
 class World:
     draw: random.Random
-    words: Words
     manual: list[Line] = field(default_factory=list[Line])
     files: list[str] = field(default_factory=list[str])
     """As listed."""
-    current: str = ""
+    is_listed: bool = False
+    worked_on: str | None = None
     """The file that `it` is."""
-    listed: bool = False
+    printed: str | None = None
+    """The file that `that file` is."""
+
+    def __post_init__(self) -> None:
+        draw = self.draw
+        self.files = sorted({_file(draw) for _ in range(draw.choice([1, 2, 2, 3, 4]))})
+        others = draw.sample([verb for verb in VERBS if MANUAL.get(verb) not in (LISTING, READING)], MOST_LINES - 2)
+        others = others[: draw.randrange(FEWEST_LINES - 2, MOST_LINES - 1)]
+        self.manual = [LISTING, READING, *(_invented(draw, verb) for verb in others)]
+        draw.shuffle(self.manual)
+
+    @property
+    def manual_text(self) -> str:
+        return "".join(f"{line.text}\n" for line in self.manual)
 
     def made(self) -> tuple[str, list[Step], str]:
         """The instruction, the right steps and the answer."""
-        draw = self.draw
-        self.manual = [Line(*one.split(" - ", 1)) for one in (LISTING, READING)]
-        self.manual += [_invented(draw, self.words) for _ in range(draw.choice([2, 4, *[MOST_LINES - 2] * 3]))]
-        draw.shuffle(self.manual)
-        self.files = sorted(
-            f"{self.words.name(draw)}.{draw.choice(EXTENSIONS)}" for _ in range(draw.choice([1, 2, 2, 3, 4]))
-        )
-        steps: list[Step] = []
-        if draw.random() < 0.5:
-            steps.append(Step("List the files.", "ls", "\n".join(self.files)))
-            self.listed = True
-        for line in draw.sample(self.manual, draw.choice([1, 1, 1, 2, 2])):
-            if line.description == "list the files":
-                continue
-            steps.append(self._step(line))
-        if not steps or draw.random() < 0.25:
-            steps.append(self._read_again())
-        question, answer, output = self._asked()
-        last = steps[-1]
-        if draw.random() < 0.35 and last.command != "ls":
-            # It prints the name of a file, and the question is about that one: to be read without being told.
-            found = draw.choice(self.files) if self.listed else f"{self.words.name(draw)}.{draw.choice(EXTENSIONS)}"
-            last.output = found
-            last.said += draw.choice(["", "", f" It {self.words.word(draw)} another file."])
-            steps.append(Step("", f"cat {found}", output))
-            question = question.replace(" in it?", draw.choice([" in it?", " in that one?"]))
-        else:
-            if last.command == "ls":
-                steps.append(self._step(draw.choice([one for one in self.manual if one.command != "ls"])))
-            steps[-1].output = output
-        said = " ".join(step.said for step in steps if step.said)
-        return f"{said} {question}", steps, answer
+        number = self.draw.choice([2, 2, 3, 3, 4])
+        steps = [self.step(self._next(is_first=at == 0), is_last=at == number - 1) for at in range(number)]
+        question, answer, steps[-1].output = self._asked()
+        return numbered([step.said for step in steps], question), steps, answer
 
-    def _step(self, line: Line) -> Step:
-        draw = self.draw
+    def _next(self, *, is_first: bool) -> Line:
+        """The manual's line for the next step."""
+        chance = self.draw.random()
+        if is_first and chance < 0.45:
+            return LISTING
+        if chance < 0.25:
+            return READING
+        return self.draw.choice([line for line in self.manual if line != LISTING])
+
+    def step(self, line: Line, *, is_last: bool = False) -> Step:
+        places = line.places
+        if line == LISTING:
+            self.is_listed, self.worked_on, self.printed = True, None, None
+            return Step("List the files", line.command, "\n".join(self.files))
         values: dict[str, str] = {}
-        said = line.description.split(",")[0]
-        tail = ""
-        for place in line.places:
-            if place == "FILE" or (place == "OLD" and "NEW" in line.places and "FILE" not in line.places):
-                values[place], how = self._file()
-                said, tail = (said, tail) if not how else self._placed(said, tail, how)
-            else:
-                value = str(draw.randrange(10, 100)) if place == "VALUE" else self.words.word(draw)
-                if place == "NEW" and "FILE" not in line.places:
-                    value = self.current = f"{self.words.name(draw)}.{draw.choice(EXTENSIONS)}"
-                values[place] = value
-                joint = " to " if place in ("VALUE", "NEW") else " "
-                if joint == " " and said.count(" ") > 1 and draw.random() < 0.7:
-                    # Behind one of the nouns: `the key port of the configuration`.
-                    at = draw.choice([found.end() for found in re.finditer(r"(?:a|the) \w+", said)])
-                    said = f"{said[:at]} {value}{said[at:]}"
-                else:
-                    tail += f"{joint}{value}"
-        said = re.sub(r"\b(a|the)\b", lambda found: found[1] if draw.random() < 0.4 else "the", said)
-        said = f"{said[0].upper()}{said[1:]}{tail}."
-        return Step(said, line.filled(values), self._printed(), line)
+        called: str | None = None
+        if "FILE" in places or line.is_move:
+            file, called = self._referred()
+            values["OLD" if line.is_move else "FILE"] = self.worked_on = file
+        self.printed = None
+        for place in places:
+            if place not in values:
+                values[place] = self._value(place, line)
+        if line.is_move:
+            self.worked_on = values["NEW"]
+        output = self._printed()
+        if not is_last and self.draw.random() < 0.25:
+            output = self.printed = self.worked_on = _file(self.draw)
+        return Step(asked_for(line, values, called), line.filled(values), output)
 
-    def _placed(self, said: str, tail: str, how: str) -> tuple[str, str]:
-        """The name of a file at the end, or in the place of the last noun."""
-        at = max(said.rfind(" a "), said.rfind(" the "))
-        if self.draw.random() < 0.5 and at > 0:
-            return f"{said[:at]} {how}", tail
-        if self.draw.random() < 0.5 and not how.startswith("the one"):
-            return f"{said} {how}", tail
-        return said, f"{tail} of {how}" if self.draw.random() < 0.5 else f"{tail} in {how}"
-
-    def _file(self) -> tuple[str, str]:
-        """A file, and how it is named in the instruction; "" where the only one is meant."""
+    def _value(self, place: str, line: Line) -> str:
         draw = self.draw
-        if self.current and draw.random() < 0.6:
-            return self.current, draw.choice(["it", "it", ""])
-        if self.listed:
-            endings = [name.rsplit(".")[-1] for name in self.files]
-            at = draw.randrange(len(self.files))
-            if len(self.files) == 1 and draw.random() < 0.6:
-                self.current = self.files[0]
-                return self.current, ""
-            if endings.count(endings[at]) == 1:
-                self.current = self.files[at]
-                return self.current, f"the one that ends in .{endings[at]}"
-        self.current = f"{self.words.name(draw)}.{draw.choice(EXTENSIONS)}"
-        return self.current, self.current
+        if place == "NEW" and line.is_move:
+            return _file(draw)
+        made: dict[str, Callable[[], str]] = {
+            "WORD": lambda: draw.choice(WORDS),
+            "KEY": lambda: draw.choice(KEYS),
+            "VALUE": lambda: str(draw.randrange(10, 100)),
+        }
+        return made.get(place, lambda: draw.choice([*SIGNS, draw.choice(WORDS)]))()
 
-    def _read_again(self) -> Step:
-        if self.current:
-            return Step(self.draw.choice(["Read it.", "Read it again."]), f"cat {self.current}", self._printed())
-        return self._step(next(one for one in self.manual if one.command.startswith("cat ")))
+    def _referred(self) -> tuple[str, str]:
+        """A file, and what the instruction calls it."""
+        draw = self.draw
+        ways = [(self.printed, "that file")] * 6 if self.printed else []
+        ways += [(self.worked_on, "it")] * 3 if self.worked_on else []
+        if self.is_listed:
+            endings = [file.split(".")[1] for file in self.files]
+            alone = [at for at, ending in enumerate(endings) if endings.count(ending) == 1]
+            ways += [(self.files[at], f"the .{endings[at]} file") for at in alone] * 2
+        if not ways or draw.random() < 0.3:
+            file = _file(draw)
+            return file, file
+        return draw.choice(ways)
 
     def _printed(self) -> str:
         draw = self.draw
-        return draw.choice(
-            ["(no output)", "(no output)", self.words.word(draw), str(draw.randrange(3, 1000)), f"echo {self._sum()}"]
-        )
-
-    def _sum(self) -> str:
-        return f"$(({self.draw.randrange(2, 20)}{self.draw.choice('+-')}{self.draw.randrange(2, 20)}))"
+        summed = f"echo $(({draw.randrange(2, 20)}{draw.choice(SIGNS)}{draw.randrange(2, 20)}))"
+        return draw.choice(["(no output)", "(no output)", draw.choice(WORDS), str(draw.randrange(3, 1000)), summed])
 
     def _asked(self) -> tuple[str, str, str]:
         """A question, its answer, and the output that it is in."""
-        draw, word = self.draw, self.words.word(self.draw)
-        number = draw.choice([draw.randrange(3, 30), draw.randrange(10, 100), draw.randrange(100, 1000)])
-        other = self.words.word(draw)
-        keys = [self.words.word(draw) for _ in range(3)]
-        values = draw.sample(range(10, 100), 3)
-        at = draw.randrange(3)
-        pairs = "\n".join(f"{key}={value}" for key, value in zip(keys, values, strict=True))
+        draw = self.draw
+        word, name, noun = draw.choice(WORDS), draw.choice(NAMES), draw.choice(NOUNS)
+        number = str(draw.choice([draw.randrange(3, 30), draw.randrange(10, 100), draw.randrange(100, 1000)]))
+        keys, values, at = draw.sample(KEYS, 3), draw.sample(range(10, 100), 3), draw.randrange(3)
+        both = draw.choice([f"{word}\n{number}", f"{number}\n{word}"])
+        entry = draw.choice([word, name])
         return draw.choice(
             [
-                (f"Which {self.words.word(draw)} is in it?", word, word),
-                ("Which word is in it?", word, draw.choice([word, f"{word}\n{number}", f"{number}\n{word}"])),
-                ("Which number is in it?", str(number), f"{word}\n{number}"),
-                (f"How many {other} has it?", str(number), f"{number} {self.current or word}"),
-                (f"How many {other} has it?", str(number), f"{number}"),
-                ("Which number has it?", str(number), f"{other.upper()} {number}"),
-                (f"Which {other} is the {self.words.word(draw)}?", word, word),
-                ("What does it print?", str(number), f"{number}"),
-                (f"Which value has {keys[at]}?", str(values[at]), pairs),
+                ("Which word is in it?", word, draw.choice([word, both])),
+                ("Which number is in it?", number, both),
+                (f"How many {noun} has it?", number, f"{number} {self.worked_on or word}"),
+                ("Which number has it?", number, f"{draw.choice(LEVELS)} {number}"),
+                (f"Which {noun} is the first?", entry, entry),
+                ("What does it print?", number, number),
+                (
+                    f"Which value has {keys[at]}?",
+                    str(values[at]),
+                    "\n".join(f"{key}={value}" for key, value in zip(keys, values, strict=True)),
+                ),
             ]
         )
 
 
-def transcript(draw: random.Random, words: Words, skilled_share: float = SKILLED_SHARE) -> Transcript:
+def drill(draw: random.Random) -> Transcript:
+    """A manual, and one line of it after the other, asked for by itself: much to look up in few words."""
+    style, world = draw.choice(list(RULES)), World(draw)
+    said: Transcript = [("system", f"{world.manual_text}{RULES[style]}")]
+    for _ in range(7):
+        step = world.step(draw.choice(world.manual))
+        # Sentences speak of a file that was printed, so it is shown.
+        shown = [("user", observed(style, step.output))] if world.printed or step.command == LISTING.command else []
+        said += [("user", f"{step.said}."), ("assistant", _ran(style, step.command)), *shown]
+    return said
+
+
+def transcript(draw: random.Random, skilled_share: float = SKILLED_SHARE) -> Transcript:
     """One session of one author, in one of the agent's styles."""
-    style = draw.choice(list(RULES))
-    world = World(draw, words)
+    style, world = draw.choice(list(RULES)), World(draw)
     instruction, steps, answer = world.made()
-    manual = "".join(f"{line.command} - {line.description}\n" for line in world.manual)
-    said: Transcript = [("system", f"{manual}{RULES[style]}"), ("user", instruction)]
+    said: Transcript = [("system", f"{world.manual_text}{RULES[style]}"), ("user", instruction)]
     careless = 0.0 if draw.random() < skilled_share else draw.uniform(*CARELESS)
     for step in steps:
         if draw.random() < careless:
             if draw.random() < 0.4:
-                return [*said, ("assistant", _answered(style, _guess(draw, world)))]
-            wrong, output = _mistaken(draw, world, step)
+                return [*said, ("assistant", _answered(style, _guess(world)))]
+            wrong, output = _mistaken(world, step)
             said += [("assistant", _ran(style, wrong)), ("user", observed(style, output))]
             if draw.random() < 0.5:
-                return [*said, ("assistant", _answered(style, _guess(draw, world)))]
+                return [*said, ("assistant", _answered(style, _guess(world)))]
         said += [("assistant", _ran(style, step.command)), ("user", observed(style, step.output))]
-    given = _guess(draw, world) if draw.random() < careless else answer
+    given = _guess(world) if draw.random() < careless else answer
     return [*said, ("assistant", _answered(style, given))]
 
 
-def _mistaken(draw: random.Random, world: World, step: Step) -> tuple[str, str]:
+def _mistaken(world: World, step: Step) -> tuple[str, str]:
     """Another line of the manual or another name, and what comes of it."""
+    draw = world.draw
     if draw.random() < 0.5:
-        other = draw.choice([line for line in world.manual if line is not step.line])
-        values = {place: world.words.word(draw) for place in other.places}
-        values["FILE"] = world.current or world.words.name(draw)
-        return other.filled(values), draw.choice(["(no output)", world.words.word(draw), str(draw.randrange(100))])
+        other = draw.choice(world.manual)
+        values = {place: draw.choice(WORDS) for place in other.places} | {"FILE": world.worked_on or _file(draw)}
+        return other.filled(values), draw.choice(["(no output)", draw.choice(WORDS), str(draw.randrange(100))])
     program, *others = step.command.split(" ")
-    name = f"{world.words.name(draw)}.{draw.choice(EXTENSIONS)}"
+    name = _file(draw)
     return " ".join([program, *others[:-1], name]), f"{program}: {name}: No such file or directory"
 
 
-def _guess(draw: random.Random, world: World) -> str:
-    return draw.choice([world.words.word(draw), str(draw.randrange(3, 1000)), world.current or "it"])
+def _guess(world: World) -> str:
+    draw = world.draw
+    return draw.choice([draw.choice(WORDS), str(draw.randrange(3, 1000)), world.worked_on or "it"])
 
 
 def _ran(style: str, command: str) -> str:
