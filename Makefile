@@ -57,7 +57,7 @@ HARBOR_PACKAGE := harbor==0.25.0
 PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
@@ -76,6 +76,7 @@ help:
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-harbor  Harbor's Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
+	@echo "make test-peers  Harbor's own runner, and NeMo Gym where there is one, judge rewards (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
@@ -206,7 +207,13 @@ test-verifiers: .venv/.dev sandbox $(TOOLS)/verifiers/.ready
 test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
 
-# An engine of its own, as root, and the plug-in `compose` where this machine has none.
+# An engine of its own, as root, and the plug-in `compose` where this machine has none. GANGLINE_NEMO_GYM or `make
+# environments GYM_PYTHON=...` name a Python with NeMo Gym; its tests are skipped without one.
+test-peers: .venv/.dev sandbox $(HARBOR)/.ready
+	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
+		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/peers)
+
+# As above.
 test-harbor: .venv/.dev $(HARBOR)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/harbor_runtime)

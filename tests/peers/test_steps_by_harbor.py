@@ -121,11 +121,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
 @pytest.fixture
 async def python() -> str:
     found = os.environ.get("GANGLINE_HARBOR_PYTHON", "")
-    need(
-        shutil.which(found),
-        "Harbor's runner is missing: python3.12 -m venv DIR, DIR/bin/pip install harbor==0.25.0, and name "
-        "DIR/bin/python by GANGLINE_HARBOR_PYTHON",
-    )
+    need(shutil.which(found), "GANGLINE_HARBOR_PYTHON names no Python with Harbor: run make test-peers")
     try:
         await SandboxRuntime().check()
     except RuntimeUnavailable as error:

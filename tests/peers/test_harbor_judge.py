@@ -20,11 +20,10 @@ from containers.engines import IMAGE
 from containers.test_container_images import engine
 from containers.test_container_sessions import service
 from e2e.test_field_tasks import NOTHING, ended, imported, solved, with_command
-from support.requirements import DOES_NOT_APPLY, need
+from support.requirements import need
 from support.service.field_tasks import write
 
 HARBOR = os.environ.get("GANGLINE_HARBOR_PYTHON", "")
-INSTALL = "python3.12 -m venv V && V/bin/pip install harbor==0.25.0, and set GANGLINE_HARBOR_PYTHON=V/bin/python"
 BASE, WITH_TESTS = "localhost/gangline-test-app:1", "localhost/gangline-test-verifier:1"
 TOML = f"""
 schema_version = "1.4"
@@ -130,9 +129,8 @@ def tasks(root: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def images(container_runtime: str) -> Generator[None]:
+def images(docker: None) -> Generator[None]:
     """An image with a working folder, and one with tests."""
-    need(container_runtime == "docker", f"{DOES_NOT_APPLY} Harbor's runner is asked for its Docker environment")
     test = REWARD.format('reward=0; [ "$(cat /app/answer)" = red ] && reward=0.75')
     script = f"mkdir -p /app /tests && printf %s {shlex.quote(test)} > /tests/test.sh && chmod 755 /tests/test.sh"
     for image, program in ((BASE, "mkdir /app"), (WITH_TESTS, script)):
@@ -170,9 +168,9 @@ def judged(folder: Path, folders: dict[str, Path]) -> dict[tuple[str, str], floa
 
 @pytest.mark.timeout(1800)
 async def test_harbors_runner_and_gangline_give_the_same_rewards(images: None, tmp_path: Path) -> None:
-    need(HARBOR, f"GANGLINE_HARBOR_PYTHON is not set: {INSTALL}")
+    need(HARBOR, "GANGLINE_HARBOR_PYTHON names no Python with Harbor: run make test-peers")
     compose = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    need(compose.returncode == 0, "docker compose is missing: install the plugin docker-compose-v2")
+    need(compose.returncode == 0, "docker has no plug-in `compose`: run make test-peers")
     folders = tasks(tmp_path / "tasks")
     wanted = judged(tmp_path, folders)
     up = service(tmp_path / "up")
