@@ -31,4 +31,6 @@ def main(fds: Sequence[int], port: int) -> None:
     listening.bind(("127.0.0.1", port))
     listening.listen(_BACKLOG)
     told = listening.fileno().to_bytes(4, sys.byteorder)
-    _socket.socket(fileno=fds[0]).sendmsg([b"ok"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, told)])
+    answer = _socket.socket(fileno=fds[0])
+    answer.sendmsg([b"ok"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, told)])
+    answer.detach()  # closed by the end of this process alone, by which the node knows of it
