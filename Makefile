@@ -213,7 +213,7 @@ test-peers: .venv/.dev sandbox $(HARBOR)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/peers)
 
-# As above.
+# With an engine and a plug-in of its own too.
 test-harbor: .venv/.dev $(HARBOR)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/harbor_runtime)

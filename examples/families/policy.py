@@ -10,7 +10,7 @@ A new model begins with heads that look things up (`induction.py`), and learns i
 again, single lines of manuals, whole work of authors who know it, and work of all authors. A model that is there learns
 the last two parts, and wants a GPU.
 
-Its authors are tuned by nothing yet: what reinforcement makes of such a policy was not measured.
+How often authors err is a first guess: what reinforcement makes of such a policy was not measured yet.
 
     usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--threads N]
 """

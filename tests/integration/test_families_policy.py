@@ -94,6 +94,21 @@ def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> 
     assert tokenizer.decode(tokenizer.encode("grep -l bear *.txt 42")) == "grep -l bear *.txt 42"
 
 
+def test_a_fresh_model_continues_what_it_sees_again() -> None:
+    """The heads that are written into it do so before any training; chance is one in a thousand."""
+    program = """
+import random, torch
+from policy import make_model, make_tokenizer, repeats
+tokenizer = make_tokenizer()
+ids, again = next(repeats(len(tokenizer) - 4, random.Random(1), 16))
+with torch.no_grad():
+    guessed = make_model(tokenizer, 0)(input_ids=ids).logits.argmax(-1)
+print(((guessed[:, :-1] == ids[:, 1:])[again[:, 1:].bool()]).float().mean().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLE, capture_output=True, check=True, timeout=240)
+    assert float(done.stdout) > 0.8
+
+
 def test_a_model_of_another_template_is_refused(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resolve_tokenizer("smollm2"))
     tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"

@@ -1,13 +1,15 @@
-"""Runtime `harbor` where Harbor is missing: it says so, and names what to run."""
+"""Runtime `harbor` where Harbor is missing, or is not what answers: it says so, and names what to run."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
-from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
+from gangline.runtimes.harbor.bridge import Bridge
 from gangline.runtimes.harbor.runtime import HarborRuntime
 from gangline.settings import Settings
 
@@ -40,3 +42,29 @@ async def test_a_python_without_harbor_is_told(tmp_path: Path) -> None:
 
 async def test_a_python_that_has_it_is_not_missing() -> None:
     assert _runtime(sys.executable).missing() is None
+
+
+async def test_a_part_that_its_receiver_cannot_take_fails_the_request(tmp_path: Path) -> None:
+    """Nobody waits for an answer that nobody will read."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'{"id": 0}\'\nread line\necho \'{"id": 1, "part": "x"}\'\nread line\n')
+    python.chmod(0o755)
+    bridge = await Bridge.begin(python)
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeFailed, match="not understood: 'no such part x'"):
+                await bridge.ask("exec", "a", on_part=_refuse)
+    finally:
+        await bridge.close()
+
+
+def _refuse(part: str) -> None:
+    raise KeyError(f"no such part {part}")
+
+
+async def test_what_is_no_answer_at_all_is_told(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Hello.\n")
+    python.chmod(0o755)
+    with pytest.raises(RuntimeUnavailable, match="not understood: Expecting value"):
+        await Bridge.begin(python)

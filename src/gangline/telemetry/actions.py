@@ -57,6 +57,7 @@ ACTIONS: dict[str, str] = {
     # A node and its sessions.
     "node.ready": "A node answers calls and leases sessions.",
     "runtime.withdrawn": "A runtime failed its check after a session could not start; the node offers it no more.",
+    "harbor.bridge_not_understood": "What Harbor's bridge said could not be read; what waited for it fails.",
     "runtime.images_not_told": "A runtime could not list its images; the server does not judge by them.",
     "runtime.offered": "A runtime passed its check again; the node offers it.",
     "node.stopping": "A node ends its sessions and returns them to the server.",

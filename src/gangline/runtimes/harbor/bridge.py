@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Callable
@@ -16,6 +17,8 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavail
 from gangline.event_loop import to_end
 from gangline.runtimes.harbor import inside
 from gangline.runtimes.shared.leftovers import LABEL
+
+log = logging.getLogger("gangline.runtimes")
 
 __all__ = ["INSTALL", "Bridge", "Bridges"]
 
@@ -112,21 +115,29 @@ class Bridge:
         return answer.get("value")
 
     async def _hear(self) -> None:
+        why = "its bridge has ended"
+        try:
+            await self._answers()
+        except Exception as error:  # a line that is too long or not JSON, or what a caller's `on_part` raised
+            log.exception("harbor.bridge_not_understood")
+            why = f"its bridge was not understood: {error}"
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_result({"error": why, "kind": "failed"})
+
+    async def _answers(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        with suppress(ValueError):  # a line that is too long, or not JSON: it is not a bridge of ours any more
-            while line := await stdout.readline():
-                answer = json.loads(line)
-                if "part" in answer:
-                    if (on_part := self._on_part.get(answer["id"])) is not None:
-                        on_part(answer["part"])
-                    continue
-                waiting = self._waiting.get(answer["id"])
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result({"error": "its bridge has ended", "kind": "failed"})
+        while line := await stdout.readline():
+            answer = json.loads(line)
+            if "part" in answer:
+                if (on_part := self._on_part.get(answer["id"])) is not None:
+                    on_part(answer["part"])
+                continue
+            waiting = self._waiting.get(answer["id"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
 
     async def close(self) -> None:
         """End it, which stops the environments that live."""
