@@ -1,4 +1,4 @@
-"""A small shell agent: it shows its model a manual and a task, runs what the model says, and hands in its answer.
+"""A small shell agent: it shows its model a task, runs what the model says, and hands in its answer.
 
 It speaks to whatever `OPENAI_BASE_URL` points at, with nothing but the standard library. Three styles of the same loop:
 
@@ -6,7 +6,7 @@ It speaks to whatever `OPENAI_BASE_URL` points at, with nothing but the standard
     fenced  the reply has one block of ```bash, and ends the task with `echo ANSWER X`, as mini-swe-agent's models do
     react   the reply ends with `Action: COMMAND` or `Final: X`, as in ReAct
 
-    usage: agent.py STYLE MANUAL_FILE INSTRUCTION [MODEL]
+    usage: agent.py STYLE INSTRUCTION [MODEL]
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ def read_reply(style: str, text: str) -> tuple[str, str]:
     return (kind, what) if what else ("wrong", "error: an empty reply")
 
 
-def observed(style: str, output: str) -> str:
-    return {"plain": output, "fenced": f"<output>\n{output}\n</output>", "react": f"Observation: {output}"}[style]
+def observed(style: str, output: str, turn: int) -> str:
+    """What the model is shown of a command. turn: the command's number, from 1."""
+    shown = {
+        "plain": f"output {turn}: {output}",
+        "fenced": f"<output {turn}>\n{output}\n</output>",
+        "react": f"Observation {turn}: {output}",
+    }[style]
+    return f"{shown}\nturn {turn + 1}"
 
 
 def run(command: str) -> str:
@@ -76,20 +82,17 @@ def ask(messages: list[dict[str, str]], model: str) -> str:
 
 
 def main() -> None:
-    style, manual, instruction = sys.argv[1:4]
-    model = sys.argv[4] if len(sys.argv) > 4 else os.environ["OPENAI_MODEL"]
-    messages = [
-        {"role": "system", "content": f"{Path(manual).read_text()}{RULES[style]}"},
-        {"role": "user", "content": instruction},
-    ]
-    for _ in range(MAX_TURNS):
+    style, instruction = sys.argv[1:3]
+    model = sys.argv[3] if len(sys.argv) > 3 else os.environ["OPENAI_MODEL"]
+    messages = [{"role": "system", "content": RULES[style]}, {"role": "user", "content": instruction}]
+    for turn in range(1, MAX_TURNS + 1):
         text = ask(messages, model)
         kind, what = read_reply(style, text)
         if kind == "answer":
             Path("answer.txt").write_text(what)
             return
         output = run(what) if kind == "run" else what
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observed(style, output)}]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observed(style, output, turn)}]
 
 
 if __name__ == "__main__":

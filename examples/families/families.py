@@ -1,7 +1,6 @@
 """Eight families of small shell tasks, each with files, an oracle's commands and what must be true afterwards.
 
-A task needs two or three commands, and then an answer. Its instruction says in numbered sentences what to do; which
-command does that is in the manual that agents are shown.
+A task needs two or three commands, and then an answer. Its instruction says in numbered sentences what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from manual import MANUAL, asked_for, numbered
+from commands import COMMANDS, IT, asked_for, numbered, printed_in
 
 __all__ = ["FAMILIES", "KEYS", "NAMES", "WORDS", "Puzzle", "make_puzzle"]
 
@@ -110,14 +109,14 @@ def _names(draw: random.Random, *endings: str) -> list[str]:
 
 
 def _did(verb: str, file: str | None = None, called: str | None = None, **values: str) -> tuple[str, str]:
-    """The sentence that asks for a line of the manual, and the command that does it.
+    """The sentence that asks for a command, and that command.
 
     file: what it works on; called: how the sentence calls that, where it is not by its name.
     """
-    line = MANUAL[verb]
-    place = "OLD" if line.is_move else "FILE"
+    command = COMMANDS[verb]
+    place = "OLD" if command.is_move else "FILE"
     given = values if file is None else {**values, place: file}
-    return asked_for(line, values, called or file), line.filled(given)
+    return asked_for(command, values, called or file), command.filled(given)
 
 
 def _puzzle(
@@ -132,15 +131,20 @@ def _puzzle(
     return Puzzle(family, numbered(sentences, question), files, commands, answer, changed or {})
 
 
+def _short(file: str) -> str:
+    """How a sentence calls a listed file: the listing has the rest of its name."""
+    return f"the {file.split('.')[0]} file"
+
+
 LISTED = ("List the files", "ls")
 
 
 def _read(draw: random.Random) -> Puzzle:
     first, other, last = _names(draw, "txt", "txt", "txt")
     word, wrong = draw.sample(WORDS, 2)
-    steps = [_did("read", first), _did("read", last, "that file")]
+    steps = [_did("read", first), _did("read", last, printed_in(1))]
     files = {first: f"{last}\n", last: f"{word}\n", other: f"{wrong}\n"}
-    return _puzzle("read", steps, "Which word is in it?", word, files)
+    return _puzzle("read", steps, "Which word is in output 2?", word, files)
 
 
 def _find(draw: random.Random) -> Puzzle:
@@ -148,24 +152,24 @@ def _find(draw: random.Random) -> Puzzle:
     words, numbers = draw.sample(WORDS, 4), draw.sample(range(10, 100), 4)
     files = {names[at]: f"{words[at]}\n{numbers[at]}\n" for at in range(4)}
     sought = draw.randrange(4)
-    steps = [_did("find", WORD=words[sought]), _did("read", names[sought], "that file")]
-    return _puzzle("find", steps, "Which number is in it?", str(numbers[sought]), files)
+    steps = [_did("find", WORD=words[sought]), _did("read", names[sought], printed_in(1))]
+    return _puzzle("find", steps, "Which number is in output 2?", str(numbers[sought]), files)
 
 
 def _count(draw: random.Random) -> Puzzle:
     listed, other = _names(draw, "list", "txt")
     number = draw.randrange(3, 30)
     files = {listed: "".join(f"{draw.choice(WORDS)}\n" for _ in range(number)), other: f"{draw.choice(WORDS)}\n"}
-    steps = [LISTED, _did("count", listed, "the .list file")]
-    return _puzzle("count", steps, "How many lines has it?", str(number), files)
+    steps = [LISTED, _did("count", listed, _short(listed))]
+    return _puzzle("count", steps, "How many lines are in output 2?", str(number), files)
 
 
 def _sort(draw: random.Random) -> Puzzle:
     table, other = _names(draw, "csv", "txt")
     rows = [(word, draw.choice(NAMES)) for word in draw.sample(WORDS, 6)]
     files = {table: "".join(f"{word},{name}\n" for word, name in rows), other: f"{draw.choice(WORDS)}\n"}
-    steps = [LISTED, _did("sort", table, "the .csv file")]
-    return _puzzle("sort", steps, "Which entry is the first?", min(name for _, name in rows), files)
+    steps = [LISTED, _did("sort", table, _short(table))]
+    return _puzzle("sort", steps, "Which entry is in output 2?", min(name for _, name in rows), files)
 
 
 def _edit(draw: random.Random) -> Puzzle:
@@ -173,25 +177,25 @@ def _edit(draw: random.Random) -> Puzzle:
     keys = draw.sample(KEYS, 3)
     *values, new = draw.sample(range(10, 100), 4)
     lines = [f"{key}={value}\n" for key, value in zip(keys, values, strict=True)]
-    steps = [_did("set", name, KEY=keys[1], VALUE=str(new)), _did("read", name, "it")]
+    steps = [_did("set", name, KEY=keys[1], VALUE=str(new)), _did("read", name, IT)]
     changed = {name: f"{lines[0]}{keys[1]}={new}\n{lines[2]}"}
-    return _puzzle("edit", steps, f"Which value has {keys[0]}?", str(values[0]), {name: "".join(lines)}, changed)
+    return _puzzle("edit", steps, f"Which {keys[0]} is in output 2?", str(values[0]), {name: "".join(lines)}, changed)
 
 
 def _rename(draw: random.Random) -> Puzzle:
     old, new, other = _names(draw, "old", "txt", "txt")
     word = draw.choice(WORDS)
     files = {old: f"{word}\n", other: f"{draw.choice(WORDS)}\n"}
-    steps = [LISTED, _did("rename", old, "the .old file", NEW=new), _did("read", new, "it")]
-    return _puzzle("rename", steps, "Which word is in it?", word, files, {old: None, new: f"{word}\n"})
+    steps = [LISTED, _did("rename", old, _short(old), NEW=new), _did("read", new, IT)]
+    return _puzzle("rename", steps, "Which word is in output 3?", word, files, {old: None, new: f"{word}\n"})
 
 
 def _fix(draw: random.Random) -> Puzzle:
     (name,) = _names(draw, "sh")
     first, second = draw.sample(range(2, 20), 2)
-    steps = [_did("read", name), _did("replace", name, "it", OLD="-", NEW="+"), _did("run", name, "it")]
+    steps = [_did("read", name), _did("replace", name, IT, OLD="-", NEW="+"), _did("run", name, IT)]
     files, changed = ({name: f"echo $(({first}{sign}{second}))\n"} for sign in "-+")
-    return _puzzle("fix", steps, "What does it print?", str(first + second), files, changed)
+    return _puzzle("fix", steps, "Which number is in output 3?", str(first + second), files, changed)
 
 
 def _log(draw: random.Random) -> Puzzle:
@@ -199,9 +203,9 @@ def _log(draw: random.Random) -> Puzzle:
     kinds = ["INFO", "ERROR", "INFO", "ERROR", "INFO"]
     numbers = draw.sample(range(100, 1000), 5)
     log = "".join(f"{kind} {number}\n" for kind, number in zip(kinds, numbers, strict=True))
-    steps = [LISTED, _did("show", name, "the .log file")]
+    steps = [LISTED, _did("show", name, _short(name))]
     files = {name: log, other: f"{draw.choice(WORDS)}\n"}
-    return _puzzle("log", steps, "Which number has it?", str(numbers[3]), files)
+    return _puzzle("log", steps, "Which number is in output 2?", str(numbers[3]), files)
 
 
 FAMILIES: Mapping[str, Callable[[random.Random], Puzzle]] = {

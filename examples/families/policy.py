@@ -1,16 +1,13 @@
-"""Make a policy of the families: one that can follow a manual, and often does not.
+"""Make a policy of the families: one that can do the work, and often does not.
 
 It is a Llama of 2 million parameters, or a model that is there already, taught on transcripts of made-up work
-(`transcripts.py`): no verb of the families has its command there, but their words, forms of commands and questions are
-the same, and so are the agent's three styles. As in any corpus, some authors know their work, and most are careless:
-they take another line of the manual or another name, and answer too early. So the policy does right sometimes, for
-reinforcement to strengthen.
+(`transcripts.py`) in the agent's three styles. As in any corpus, some authors know their work, and most are careless:
+they take another command or another name, and answer too early. So the policy does right sometimes, for reinforcement
+to strengthen.
 
-A new model begins with heads that look things up (`induction.py`), and learns in four parts: random words that come
-again, single lines of manuals, whole work of authors who know it, and work of all authors. A model that is there learns
-the last two parts, and wants a GPU.
-
-How often authors err is a first guess: what reinforcement makes of such a policy was not measured yet.
+A new model begins with heads that look things up (`induction.py`), and learns in three parts: random words that come
+again, work of authors who know it, and work of all authors. A model that is there learns the last two parts, and wants
+a GPU.
 
     usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--threads N]
 """
@@ -31,12 +28,12 @@ from induction import write_induction_heads
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
-from transcripts import SKILLED_SHARE, Transcript, drill, transcript, vocabulary
+from transcripts import SKILLED_SHARE, Transcript, transcript, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gangline.language.models import resolve_model
 
-LONGEST = 480
+LONGEST = 320
 """Tokens of a transcript that is taught; the few that are longer are left out."""
 END = "<|end|>"
 ROLES = ("system", "user", "assistant")
@@ -50,8 +47,8 @@ BATCH = 32
 """Transcripts of a step."""
 SORTED = 16
 """Batches that are made at once and sorted by length, so that little of them is padding."""
-REPEATS_UNTIL, DRILLS_UNTIL, CLEAN_UNTIL = 0.03, 0.25, 0.93
-"""Shares of the time: a new model's random words, its drills, and, for all models, authors who know their work."""
+REPEATS_UNTIL, CLEAN_UNTIL = 0.03, 0.87
+"""Shares of the time: a new model's random words, and, for all models, authors who know their work."""
 REPEATED_TOKENS = 96
 RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
 """Rates of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for one that is there."""
@@ -72,7 +69,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     often = [*vocabulary(), *(f"{number:02d}" for number in range(100))]
     texts += [text for word in often for text in (word, f" {word}") for _ in range(20)]
     trainer: Any = cast("Any", trainers.BpeTrainer)(
-        vocab_size=2048, min_frequency=10, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=1024, min_frequency=10, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
     core.add_special_tokens(
@@ -151,7 +148,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=192,
-        intermediate_size=512,
+        intermediate_size=640,
         num_hidden_layers=4,
         num_attention_heads=6,
         max_position_embeddings=2048,
@@ -237,7 +234,6 @@ def write_policy(folder: Path, seconds: float, *, model: str | None = None, batc
     teaching = Teaching(taught, optimisers, seconds)
     if model is None:
         teaching.until(REPEATS_UNTIL, repeats(len(tokenizer) - len(ROLES) - 1, draw, batch))
-        teaching.until(DRILLS_UNTIL, form.batches(lambda: drill(draw), draw, batch))
     teaching.until(CLEAN_UNTIL, form.batches(lambda: transcript(draw, 1.0), draw, batch))
     teaching.until(1.0, form.batches(lambda: transcript(draw, SKILLED_SHARE), draw, batch))
     taught.to(torch.bfloat16).save_pretrained(folder)
@@ -248,7 +244,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a policy of the families.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", metavar="NAME", help="teach this one, as `gangline engine` takes it")
-    parser.add_argument("--minutes", type=float, default=25.0, metavar="N", help="of teaching")
+    parser.add_argument("--minutes", type=float, default=20.0, metavar="N", help="of teaching")
     parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help="transcripts of a step")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")

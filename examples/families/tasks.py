@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from families import FAMILIES, Puzzle, make_puzzle
-from manual import MANUAL
 
 HERE = Path(__file__).parent
 STYLES = ("plain", "fenced", "react")
-_FOLDER = ".agent"
+AGENT = ".agent.py"
 """Hidden from `ls`."""
+PYTHON = ("python3", "-I", "-S")
+"""Without site packages it starts in a third of the time."""
 
 
 def build_tasks(
@@ -45,7 +45,7 @@ def build_tasks(
             "instruction": puzzle.instruction,
             "num_samples": num_samples,
             "timeout_seconds": 120,
-            "runtime": {"backend": runtime, "prepare": _prepared(puzzle, f"{seed}/{number}")},
+            "runtime": {"backend": runtime, "prepare": _prepared(puzzle)},
             "agent": {
                 "harness": "shell",
                 "settings": {"command": _command(puzzle, style)},
@@ -56,14 +56,8 @@ def build_tasks(
         }
 
 
-def _prepared(puzzle: Puzzle, seed: str) -> list[dict[str, str]]:
-    """The manual's lines come in another order each time: their place says nothing."""
-    manual = random.Random(seed).sample(list(MANUAL.values()), len(MANUAL))
-    files = {
-        **puzzle.files,
-        f"{_FOLDER}/agent.py": (HERE / "agent.py").read_text(),
-        f"{_FOLDER}/manual.txt": "".join(f"{line.text}\n" for line in manual),
-    }
+def _prepared(puzzle: Puzzle) -> list[dict[str, str]]:
+    files = {**puzzle.files, AGENT: (HERE / "agent.py").read_text()}
     return [{"type": "write", "path": path, "content": content} for path, content in files.items()]
 
 
@@ -72,7 +66,7 @@ def _command(puzzle: Puzzle, style: str) -> list[str]:
         return ["sh", "-ec", "\n".join([*puzzle.commands, f"printf %s {shlex.quote(puzzle.answer)} > answer.txt"])]
     if style == "nothing":
         return ["true"]
-    return ["python3", f"{_FOLDER}/agent.py", style, f"{_FOLDER}/manual.txt", "{instruction}", "{model}"]
+    return [*PYTHON, AGENT, style, "{instruction}", "{model}"]
 
 
 def _evaluator(puzzle: Puzzle, runtime: str) -> dict[str, Any]:
@@ -81,7 +75,7 @@ def _evaluator(puzzle: Puzzle, runtime: str) -> dict[str, Any]:
     return {
         "strategy": "script",
         "config": {
-            "command": ["python3", "grade.py"],
+            "command": [*PYTHON, "grade.py"],
             "separate": runtime != "process",
             "files": {"grade.py": (HERE / "grade.py").read_text(), "expected.json": json.dumps(expected)},
             "timeout_seconds": 30,

@@ -13,19 +13,26 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gangline.domain.session import SessionResult
+from gangline.gateway.sessions.attempt import Attempt
 from gangline.language.models import resolve_tokenizer
+from gangline.language.tokenizer import load_tokenizer
+from gangline.serving.scripted.server import scripted_server
+from gangline.training.run.evaluation import require_disjoint
+from gangline.training.run.experiment import read_experiment
+from support.node.attempt import lease_of, node_parts
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "families"
 # Modules of examples have names that others have too: they are imported in a process of their own.
 MADE = """
 import json, random, sys
 from policy import Form, make_tokenizer
-from transcripts import drill, transcript
+from transcripts import transcript
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1]) if sys.argv[1] else make_tokenizer()
 form, draw = Form(tokenizer), random.Random(7)
-for number in range(200):
-    made = transcript(draw, 1.0) if number % 4 else drill(draw)
+for _ in range(200):
+    made = transcript(draw, 1.0)
     ids, learnt = form.ids(made)
     messages = [{"role": role, "content": text} for role, text in made]
     rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
@@ -48,35 +55,38 @@ def test_what_is_taught_is_what_the_models_template_renders(model: str) -> None:
         assert one["said"].replace("<|im_end|>\n", "<|im_end|>") == "".join(replies), "replies are learnt, nothing else"
 
 
-def test_an_author_who_knows_the_work_follows_the_manual() -> None:
+def test_an_author_who_knows_the_work_does_what_is_asked() -> None:
+    verbs = {"List": "ls", "Read": "cat", "Find": "grep -l", "Count": "wc", "Sort": "cut", "Set": "sed", "Rename": "mv"}
+    verbs |= {"Replace": "sed", "Run": "sh", "Show": "grep ERROR"}
     for one in made():
-        (_, manual), *turns = one["made"]
-        lines = dict(line.split(": ", 1) for line in manual.splitlines() if re.match(r"[a-z]+ [a-z]+: ", line))
-        commands = {key.split()[0]: _pattern(command) for key, command in lines.items()}
-        said = [_said(text) for role, text in turns if role == "assistant"]
-        asked = [re.sub(r"\A\d ", "", line) for role, text in turns if role == "user" for line in text.splitlines()]
-        verbs = [verb for line in asked if (verb := line.split(" ")[0].lower()) in commands and line.endswith(".")]
-        assert len(verbs) >= 2
-        for verb, command in zip(verbs, said, strict=False):
-            assert re.fullmatch(commands[verb], command), (verb, command)
-        if len(said) > len(verbs):
-            (given,) = re.findall(r"(?:answer|echo ANSWER|Final:) (.*)", said[-1])
-            assert given in re.split(r"[\s=]+", turns[-2][1]), "the answer is in the last output"
+        _, (_, instruction), *turns = one["made"]
+        *sentences, question = [re.sub(r"\A\d ", "", line) for line in instruction.splitlines()]
+        *commands, given = [_said(text) for role, text in turns if role == "assistant"]
+        shown = [text for role, text in turns if role == "user"]
+        assert len(sentences) == len(commands) == len(shown) >= 2
+        for sentence, command in zip(sentences, commands, strict=True):
+            assert command.startswith(verbs[sentence.split(" ")[0]])
+            for named in re.findall(r"\b[a-z]+\.[a-z]+(?=[ .])", sentence):
+                assert named in command, (sentence, command)
+        (turn,) = re.findall(r"in output (\d)\?", question)
+        answer = given.removeprefix("answer ").removeprefix("echo ANSWER ").removeprefix("Final: ")
+        assert answer in re.split(r"[\s=]+", shown[int(turn) - 1]), "the answer is in that output"
 
 
-def test_no_verb_of_the_families_has_its_program_in_a_made_up_manual() -> None:
-    real = {"grep": "find", "wc": "count", "cut": "sort", "sed": "set", "mv": "rename", "sh": "run"}
-    seen: set[str] = set()
-    for one in made():
-        for line in one["made"][0][1].splitlines():
-            if found := re.match(r"([a-z]+) [a-z]+: (\S+)", line):
-                seen.add(found[2])
-                assert real.get(found[2]) != found[1], line
-    assert seen >= set(real), "the programs themselves do occur"
-
-
-def _pattern(command: str) -> str:
-    return re.sub("FILE|WORD|KEY|VALUE|OLD|NEW", r"\\S+", re.escape(command))
+def test_careless_authors_err_in_every_kind_of_way() -> None:
+    """They answer too early, run something else, or answer something else; some of them get it right."""
+    program = """
+import json, random
+from transcripts import transcript
+draw = random.Random(3)
+print(json.dumps([transcript(draw, 0.0) for _ in range(300)]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLE, capture_output=True, check=True)
+    sessions = json.loads(done.stdout)
+    early = [one for one in sessions if len(one) // 2 <= len(one[1][1].splitlines()) - 1]
+    mistaken = [one for one in sessions if any("No such file" in text for role, text in one if role == "user")]
+    assert 60 < len(early) < 240
+    assert 20 < len(mistaken) < 150
 
 
 def _said(text: str) -> str:
@@ -116,3 +126,81 @@ def test_a_model_of_another_template_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MADE, str(tmp_path)], cwd=EXAMPLE, capture_output=True, check=False)
     assert done.returncode == 1
     assert b"chat template is not ChatML" in done.stderr
+
+
+TAUGHT = """
+import json, sys
+from policy import Form, make_tokenizer
+tokenizer = make_tokenizer()
+tokenizer.save_pretrained(sys.argv[1])
+for turns in json.loads(sys.argv[2]):
+    print(json.dumps(Form(tokenizer).ids([tuple(turn) for turn in turns])))
+"""
+"""Saves the tokenizer in a folder; prints ids, and which of them are learnt."""
+
+
+def tasks(*options: str) -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, "tasks.py", *options], cwd=EXAMPLE, capture_output=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("style", ["plain", "fenced", "react"])
+async def test_a_session_is_rendered_as_the_policy_was_taught(tmp_path: Path, style: str) -> None:
+    """The agent program in a session: every token that its model reads is one that transcripts have there."""
+    (task,) = tasks("--families", "read", "--tasks", "1", "--style", style, "--runtime", "process")
+    files = {one["path"]: one["content"] for one in task["runtime"]["prepare"]}
+    first = task["instruction"].split("\n")[0].split(" ")[-1].removesuffix(".")
+    last = files[first].strip()
+    said = [_in_style(style, text) for text in (f"cat {first}", f"cat {last}", f"answer {files[last].strip()}")]
+    shown = [_shown(style, turn, files[name].strip()) for turn, name in ((1, first), (2, last))]
+    rules = (
+        "Reply with one command, or with: answer X",
+        "Reply with one block:\n```bash\nCOMMAND\n```\nTo end: echo ANSWER X",
+        "Reply with: Action: COMMAND\nTo end: Final: X",
+    )[("plain", "fenced", "react").index(style)]
+    turns = [
+        *[("system", rules), ("user", task["instruction"])],
+        *[("assistant", said[0]), ("user", shown[0]), ("assistant", said[1]), ("user", shown[1])],
+        ("assistant", said[2]),
+    ]
+    program = [sys.executable, "-c", TAUGHT, str(tmp_path / "tokenizer"), json.dumps([turns])]
+    done = subprocess.run(program, cwd=EXAMPLE, capture_output=True, check=True)
+    taught, learnt = json.loads(done.stdout)
+    patterns = (r"\?$", r"turn 2$", r"turn 3$")
+    script = {"rules": [{"pattern": one, "text": text} for one, text in zip(patterns, said, strict=True)]}
+    result: SessionResult
+    async with (
+        scripted_server(script, load_tokenizer(tmp_path / "tokenizer")) as url,
+        node_parts(tmp_path, engine_url=url) as parts,
+    ):
+        result = await Attempt(lease_of(**task), parts).live()
+    assert (result.outcome, result.reward) == ("completed", 1.0), result.failure
+    assert result.trajectory is not None
+    (trace,) = result.trajectory.traces
+    assert [*trace.prompt_ids, *trace.response_ids] == taught
+    assert [*[0] * len(trace.prompt_ids), *trace.loss_mask] == learnt
+
+
+def _in_style(style: str, text: str) -> str:
+    if style == "fenced":
+        return f"```bash\n{text.replace('answer', 'echo ANSWER')}\n```"
+    if style == "react":
+        return f"Final: {text.removeprefix('answer ')}" if text.startswith("answer ") else f"Action: {text}"
+    return text
+
+
+def _shown(style: str, turn: int, output: str) -> str:
+    form = {"plain": "output {}: {}", "fenced": "<output {}>\n{}\n</output>", "react": "Observation {}: {}"}[style]
+    return f"{form.format(turn, output)}\nturn {turn + 1}"
+
+
+def test_the_experiments_train_on_none_of_their_held_out_tasks(tmp_path: Path) -> None:
+    """As the README says to make them."""
+    trained = tasks("--families", "read,count,edit,rename,fix", "--tasks", "400")
+    held_out = tasks("--families", "find,sort,log", "--tasks", "24", "--first", "90000")
+    for name in ("imitation", "experiment"):
+        (tmp_path / f"{name}.yaml").write_text((EXAMPLE / f"{name}.yaml").read_text())
+        experiment = read_experiment(tmp_path / f"{name}.yaml")
+        assert (experiment.control, experiment.data.seeded) == ("none", True)
+    require_disjoint(trained, held_out)
+    assert not {task["metadata"]["family"] for task in trained} & {task["metadata"]["family"] for task in held_out}

@@ -1,0 +1,187 @@
+"""Whether reinforcement on five families of shell work carries over to three others, and to two other agents.
+
+A policy of 2 million parameters is taught (`examples/families/policy.py`). For each seed, four arms train it through a
+service with real sandboxes, first by imitation of sessions that earned 1, then by GRPO: the experiment itself, and
+three controls, each of which lacks one thing. All arms are evaluated on the same held-out tasks. What is in the folder
+is not done again, so a measurement that was stopped goes on: remove the folder to begin anew.
+
+    usage: families_bench.py [--seeds N] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from gangline.runs.log import read_evaluations, read_records
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE, FOLDER = ROOT / "examples" / "families", ROOT / ".gangline" / "families"
+TRAINED, HELD_OUT = ("read", "count", "edit", "rename", "fix"), ("find", "sort", "log")
+NUM_TRAINED, FIRST_HELD_OUT = 400, 90_000
+HELD_OUT_TASKS = {"plain": 18, "fenced": 9, "react": 9}
+"""Style of the agent -> tasks; the policy is reinforced in style `plain` only."""
+NUM_SAMPLES = 8
+PHASES = ("imitation", "experiment")
+ARMS = ("none", "shuffled_rewards", "random_mask", "frozen")
+"""Controls; none is the experiment itself."""
+QUANTILE = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Number of seeds -> of Student's t, for an interval of 95 % on both sides."""
+TIMEOUT_S = 3600
+
+Figures = dict[str, dict[str, Any]]
+
+
+class Arm(NamedTuple):
+    """What one seed's run of one arm came to."""
+
+    measured: dict[str, list[list[float]]]
+    """Style -> of each evaluation, the share of each held-out task's sessions that earned 1."""
+    minutes: float
+    """From the beginning of its first phase to its last evaluation."""
+
+
+def prepare(folder: Path) -> None:
+    """Policy and tasks in the folder; a policy that is there is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "policy").exists():
+        _run(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"))
+    (folder / "tasks.jsonl").write_text(_tasks(TRAINED, "--tasks", str(NUM_TRAINED)))
+    held_out = [
+        _tasks(HELD_OUT, "--tasks", str(number), "--first", str(FIRST_HELD_OUT), "--style", style)
+        for style, number in HELD_OUT_TASKS.items()
+    ]
+    (folder / "held_out.jsonl").write_text("".join(held_out))
+
+
+def _tasks(families: Sequence[str], *options: str) -> str:
+    return _run(sys.executable, str(EXAMPLE / "tasks.py"), "--families", ",".join(families), *options)
+
+
+def train(folder: Path, control: str, seed: int) -> Arm:
+    """All phases of an arm, as far as they are not done."""
+    home = folder / f"{control}-{seed}"
+    home.mkdir(exist_ok=True)
+    model, seconds, means = folder / "policy", 0.0, list[tuple[float | None, ...]]()
+    # The weights of a frozen arm stay, so one phase of one step says all.
+    for phase in PHASES[1:] if control == "frozen" else PHASES:
+        document = yaml.safe_load((EXAMPLE / f"{phase}.yaml").read_text())
+        document |= {"seed": seed, "control": control, "model": str(model)}
+        document["data"]["tasks"] = str(folder / "tasks.jsonl")
+        if "evaluation" in document:
+            document["evaluation"]["tasks"] = str(folder / "held_out.jsonl")
+        if control == "frozen":
+            document["schedule"]["steps"] = 1
+        if control == "random_mask":
+            # Tokens that no engine sampled have no log-prob to correct by.
+            document["algorithm"]["overrides"] = {"loss.correction.level": "none"}
+        (home / f"{phase}.yaml").write_text(yaml.safe_dump(document))
+        if not list((home / phase).glob("runs/*/results.json")):
+            _run(_program(), "train", "run", str(home / f"{phase}.yaml"), "--data", str(home / phase), "--json")
+        (run,) = (home / phase / "runs").iterdir()
+        evaluations = read_evaluations(run / "evaluations.jsonl")
+        means += [one.task_means for one in evaluations]
+        seconds += max(one.wall_s for one in (*evaluations, *read_records(run / "metrics.jsonl")))
+        model = run / "model"
+    measured = {
+        style: [[mean for mean in one[part] if mean is not None] for one in means] for style, part in _parts().items()
+    }
+    return Arm(measured, seconds / 60)
+
+
+def _parts() -> dict[str, slice]:
+    """Style -> its tasks' places among the held-out ones."""
+    ends = np.cumsum([0, *HELD_OUT_TASKS.values()]).tolist()
+    return {style: slice(ends[at], ends[at + 1]) for at, style in enumerate(HELD_OUT_TASKS)}
+
+
+def figures(arms: dict[str, list[Arm]]) -> Figures:
+    """arms: control -> of each seed. Each figure over seeds, with the interval of 95 % where there are several."""
+    learned, frozen = arms["none"], arms["frozen"]
+    found = {
+        f"learn.families.small_{name}": _over_seeds([np.mean(one.measured["plain"][which]) for one in group], what)
+        for name, group, which, what in (
+            ("before", frozen, 0, "as it was taught"),
+            ("imitated", learned, 0, "after imitation"),
+            ("after", learned, -1, "after imitation and GRPO"),
+        )
+    }
+    for control in ARMS[1:]:
+        after = [np.mean(one.measured["plain"][-1]) for one in arms[control]]
+        found[f"learn.families.small_after_{control}"] = _over_seeds(after, f"control {control}")
+    for name, group, which in (("before", frozen, 0), ("after", learned, -1)):
+        # Of a task's eight sessions, one at least earned 1; the mean of all sessions is pass@1.
+        passed = [np.mean([mean > 0 for mean in one.measured["plain"][which]]) for one in group]
+        found[f"learn.families.small_{name}_pass_at_{NUM_SAMPLES}"] = _over_seeds(passed, f"pass@{NUM_SAMPLES}")
+    shares: list[float] = []
+    for style in HELD_OUT_TASKS:
+        before = float(np.mean([np.mean(one.measured[style][0]) for one in frozen]))
+        shares.append(float(np.mean([np.mean(one.measured[style][-1]) for one in learned])) - before)
+    plain, *others = shares
+    found["learn.families.transfer_share"] = {
+        "value": round(min(others) / plain, 2),
+        "unit": "",
+        "note": f"gain through agents never trained on ({others[0]:.2f} fenced, {others[1]:.2f} react; the lesser one) "
+        f"over that through the agent that was ({plain:.2f}); held-out families",
+    }
+    found["learn.families.small_minutes"] = {
+        "value": round(float(np.mean([one.minutes for one in learned])), 1),
+        "unit": "min",
+        "note": "of a seed's training, its evaluations included; the policy's teaching is not",
+    }
+    return found
+
+
+def _over_seeds(values: Sequence[Any], what: str) -> dict[str, Any]:
+    number = len(values)
+    note = f"{what}; held-out families, mean of {number} seeds: {', '.join(f'{value:.2f}' for value in values)}"
+    if number in QUANTILE:
+        half = QUANTILE[number] * float(np.std(values, ddof=1)) / math.sqrt(number)
+        note += f"; interval of 95 %: {np.mean(values) - half:.2f} to {np.mean(values) + half:.2f}"
+    return {"value": round(float(np.mean(values)), 3), "unit": "", "note": note}
+
+
+def _program() -> str:
+    return str(Path(sys.executable).parent / "gangline")
+
+
+def _run(*command: str) -> str:
+    """What it printed. One thread: engine, learner and sandboxes share few cores."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S, env=environment, text=True)
+    return done.stdout
+
+
+def run(folder: Path = FOLDER, seeds: int = 5) -> Figures:
+    """Returns figure name -> {value, unit, note}."""
+    prepare(folder)
+    arms = dict[str, list[Arm]]()
+    for seed in range(seeds):
+        for control in ARMS:
+            print(f"{control}, seed {seed} ...", file=sys.stderr, flush=True)
+            arms.setdefault(control, []).append(train(folder, control, seed))
+            after = {style: round(float(np.mean(one[-1])), 3) for style, one in arms[control][-1].measured.items()}
+            print(f"  {after} after {arms[control][-1].minutes:.1f} min", file=sys.stderr, flush=True)
+    return figures(arms)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what reinforcement on five families carries over.")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of policy and runs")
+    given = parser.parse_args()
+    print(json.dumps(run(given.folder, given.seeds), indent=2))
+
+
+if __name__ == "__main__":
+    main()
