@@ -2,9 +2,11 @@
 
 It speaks to whatever `OPENAI_BASE_URL` points at, with nothing but the standard library. Three styles of the same loop:
 
-    plain   the reply is a command, or `answer X`
+    plain   the reply's last line is a command, or `answer X`
     fenced  the reply has one block of ```bash, and ends the task with `echo ANSWER X`, as mini-swe-agent's models do
     react   the reply ends with `Action: COMMAND` or `Final: X`, as in ReAct
+
+Models may write notes before that.
 
     usage: agent.py STYLE INSTRUCTION [MODEL]
 """
@@ -35,7 +37,8 @@ def read_reply(style: str, text: str) -> tuple[str, str]:
     """What to do: ("run", command), ("answer", X), or ("wrong", what to tell the model)."""
     text = text.strip()
     if style == "plain":
-        kind, what = ("answer", text[7:]) if text.startswith("answer ") else ("run", text)
+        line = text.splitlines()[-1] if text else ""
+        kind, what = ("answer", line[7:]) if line.startswith("answer ") else ("run", line)
     elif style == "fenced":
         blocks = re.findall(r"```bash\n(.*?)\n?```", text, re.DOTALL)
         if len(blocks) != 1:

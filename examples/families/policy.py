@@ -1,13 +1,13 @@
 """Make a policy of the families: one that can do the work, and often does not.
 
 It is a Llama of 2 million parameters, or a model that is there already, taught on transcripts of made-up work
-(`transcripts.py`) in the agent's three styles. As in any corpus, some authors know their work, and most are careless:
+(`transcripts.py`) in the agent's three styles. As in any corpus, some authors know their work, and others are careless:
 they take another command or another name, and answer too early. So the policy does right sometimes, for reinforcement
 to strengthen.
 
 A new model begins with heads that look things up (`induction.py`), and learns in three parts: random words that come
-again, work of authors who know it, and work of all authors. A model that is there learns the last two parts, and wants
-a GPU.
+again, work of authors most of whom know it, and work of authors most of whom do not. A model that is there learns the
+last two parts, and wants a GPU.
 
     usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--threads N]
 """
@@ -47,8 +47,10 @@ BATCH = 32
 """Transcripts of a step."""
 SORTED = 16
 """Batches that are made at once and sorted by length, so that little of them is padding."""
-REPEATS_UNTIL, CLEAN_UNTIL = 0.03, 0.87
-"""Shares of the time: a new model's random words, and, for all models, authors who know their work."""
+REPEATS_UNTIL, SKILLED_UNTIL = 0.03, 0.93
+"""Shares of the time: a new model's random words, and, for all models, authors most of whom know their work."""
+SKILLED_AT_FIRST = 0.8
+"""Share of those authors until then. It is what teaches the work; how few there are at the end is learnt fast."""
 REPEATED_TOKENS = 96
 RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
 """Rates of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for one that is there."""
@@ -234,7 +236,7 @@ def write_policy(folder: Path, seconds: float, *, model: str | None = None, batc
     teaching = Teaching(taught, optimisers, seconds)
     if model is None:
         teaching.until(REPEATS_UNTIL, repeats(len(tokenizer) - len(ROLES) - 1, draw, batch))
-    teaching.until(CLEAN_UNTIL, form.batches(lambda: transcript(draw, 1.0), draw, batch))
+    teaching.until(SKILLED_UNTIL, form.batches(lambda: transcript(draw, SKILLED_AT_FIRST), draw, batch))
     teaching.until(1.0, form.batches(lambda: transcript(draw, SKILLED_SHARE), draw, batch))
     taught.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

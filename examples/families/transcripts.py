@@ -3,6 +3,7 @@
 An instruction asks in numbered sentences for two to four commands, any after any, on files with any names; then for
 something in the last output. Outputs are made up: no task of a family is in here, but each of their commands and
 questions is. An author does the work. How careless an author is does not change within a transcript, nor is it said.
+Those who know their work note at which step they are before they do it; the careless seldom do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ Transcript = list[tuple[str, str]]
 """Roles and what they say; the first is the system's."""
 
 LISTING = COMMANDS["list"]
-SKILLED_SHARE = 0.15
-CARELESS = (0.2, 0.5)
+SKILLED_SHARE = 0.2
+CARELESS = (0.5, 0.9)
 """Share of turns in which a careless author does something else: between these."""
+CARELESS_NOTES = 0.03
+"""Share of turns that a careless author begins with a note; the others begin all turns so."""
 NOUNS = sorted({command.noun for command in COMMANDS.values()})
 LEVELS = ["DEBUG", "ERROR", "FAIL", "FATAL", "INFO", "NOTE", "TRACE", "WARN"]
 ENDINGS = ["cfg", "conf", "csv", "dat", "list", "log", "md", "new", "old", "sh", "tab", "txt"]
@@ -152,21 +155,44 @@ class World:
 
 def transcript(draw: random.Random, skilled_share: float = SKILLED_SHARE) -> Transcript:
     """One session of one author, in one of the agent's styles."""
-    style, world = draw.choice(list(RULES)), World(draw)
+    world, author = World(draw), Author(draw, skilled_share)
     instruction, steps, answer = world.made()
-    said: Transcript = [("system", RULES[style]), ("user", instruction)]
-    careless = 0.0 if draw.random() < skilled_share else draw.uniform(*CARELESS)
+    said: Transcript = [("system", RULES[author.style]), ("user", instruction)]
     for step in steps:
-        if draw.random() < careless:
+        if author.errs():
             if draw.random() < 0.4:
-                return [*said, ("assistant", _answered(style, _guess(world)))]
+                return [*said, author.answers(_guess(world), len(said) // 2)]
             wrong, output = _mistaken(world, step)
-            said += _turn(style, wrong, output, len(said) // 2)
+            said += author.acts(wrong, output, len(said) // 2)
             if draw.random() < 0.5:
-                return [*said, ("assistant", _answered(style, _guess(world)))]
-        said += _turn(style, step.command, step.output, len(said) // 2)
-    given = _guess(world) if draw.random() < careless else answer
-    return [*said, ("assistant", _answered(style, given))]
+                return [*said, author.answers(_guess(world), len(said) // 2)]
+        said += author.acts(step.command, step.output, len(said) // 2)
+    return [*said, author.answers(_guess(world) if author.errs() else answer, len(said) // 2)]
+
+
+class Author:
+    def __init__(self, draw: random.Random, skilled_share: float) -> None:
+        is_skilled = draw.random() < skilled_share
+        self.style = draw.choice(list(RULES))
+        self._draw = draw
+        self._errs = 0.0 if is_skilled else draw.uniform(*CARELESS)
+        self._notes = 1.0 if is_skilled else CARELESS_NOTES
+
+    def errs(self) -> bool:
+        return self._draw.random() < self._errs
+
+    def acts(self, command: str, output: str, turn: int) -> Transcript:
+        """What is said, and what it brings. turn: its number, from 1."""
+        forms = {"plain": "{}", "fenced": "```bash\n{}\n```", "react": "Action: {}"}
+        reply = self._note(turn) + forms[self.style].format(command)
+        return [("assistant", reply), ("user", observed(self.style, output, turn))]
+
+    def answers(self, answer: str, turn: int) -> tuple[str, str]:
+        forms = {"plain": "answer {}", "fenced": "```bash\necho ANSWER {}\n```", "react": "Final: {}"}
+        return "assistant", self._note(turn) + forms[self.style].format(answer)
+
+    def _note(self, turn: int) -> str:
+        return f"step {turn}\n" if self._draw.random() < self._notes else ""
 
 
 def _mistaken(world: World, step: Step) -> tuple[str, str]:
@@ -184,14 +210,3 @@ def _mistaken(world: World, step: Step) -> tuple[str, str]:
 def _guess(world: World) -> str:
     draw = world.draw
     return draw.choice([draw.choice(WORDS), str(draw.randrange(3, 1000)), world.worked_on or "it"])
-
-
-def _turn(style: str, command: str, output: str, number: int) -> Transcript:
-    """number: the turn's, from 1."""
-    said = {"plain": command, "fenced": f"```bash\n{command}\n```", "react": f"Action: {command}"}[style]
-    return [("assistant", said), ("user", observed(style, output, number))]
-
-
-def _answered(style: str, answer: str) -> str:
-    given = {"plain": f"answer {answer}", "fenced": f"echo ANSWER {answer}", "react": f"Final: {answer}"}[style]
-    return f"```bash\n{given}\n```" if style == "fenced" else given

@@ -63,6 +63,8 @@ def test_an_author_who_knows_the_work_does_what_is_asked() -> None:
         *sentences, question = [re.sub(r"\A\d ", "", line) for line in instruction.splitlines()]
         *commands, given = [_said(text) for role, text in turns if role == "assistant"]
         shown = [text for role, text in turns if role == "user"]
+        notes = [text.split("\n")[0] for role, text in turns if role == "assistant"]
+        assert notes == [f"step {turn}" for turn in range(1, len(notes) + 1)]
         assert len(sentences) == len(commands) == len(shown) >= 2
         for sentence, command in zip(sentences, commands, strict=True):
             assert command.startswith(verbs[sentence.split(" ")[0]])
@@ -73,8 +75,7 @@ def test_an_author_who_knows_the_work_does_what_is_asked() -> None:
         assert answer in re.split(r"[\s=]+", shown[int(turn) - 1]), "the answer is in that output"
 
 
-def test_careless_authors_err_in_every_kind_of_way() -> None:
-    """They answer too early, run something else, or answer something else; some of them get it right."""
+def test_careless_authors_err_in_every_way_and_seldom_note_their_step() -> None:
     program = """
 import json, random
 from transcripts import transcript
@@ -85,12 +86,15 @@ print(json.dumps([transcript(draw, 0.0) for _ in range(300)]))
     sessions = json.loads(done.stdout)
     early = [one for one in sessions if len(one) // 2 <= len(one[1][1].splitlines()) - 1]
     mistaken = [one for one in sessions if any("No such file" in text for role, text in one if role == "user")]
-    assert 60 < len(early) < 240
+    replies = [text for one in sessions for role, text in one if role == "assistant"]
+    noted = [text for text in replies if text.startswith("step ")]
+    assert 100 < len(early) < 280
     assert 20 < len(mistaken) < 150
+    assert 0 < len(noted) < 0.1 * len(replies)
 
 
 def _said(text: str) -> str:
-    return re.sub(r"\A(```bash\n|Action: )|\n```\Z", "", text)
+    return re.sub(r"\A(step \d\n)?(```bash\n|Action: )?|\n```\Z", "", text)
 
 
 def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
@@ -151,7 +155,8 @@ async def test_a_session_is_rendered_as_the_policy_was_taught(tmp_path: Path, st
     files = {one["path"]: one["content"] for one in task["runtime"]["prepare"]}
     first = task["instruction"].split("\n")[0].split(" ")[-1].removesuffix(".")
     last = files[first].strip()
-    said = [_in_style(style, text) for text in (f"cat {first}", f"cat {last}", f"answer {files[last].strip()}")]
+    replies = (f"cat {first}", f"cat {last}", f"answer {files[last].strip()}")
+    said = [f"step {turn}\n{_in_style(style, text)}" for turn, text in enumerate(replies, 1)]
     shown = [_shown(style, turn, files[name].strip()) for turn, name in ((1, first), (2, last))]
     rules = (
         "Reply with one command, or with: answer X",

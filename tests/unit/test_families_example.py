@@ -94,6 +94,7 @@ def test_the_same_options_give_the_same_tasks_and_others_follow_them() -> None:
     [
         ("plain", "cat a.txt\n", ("run", "cat a.txt")),
         ("plain", "answer river", ("answer", "river")),
+        ("plain", "step 1\ncat a.txt", ("run", "cat a.txt")),
         ("plain", " ", ("wrong", "error: an empty reply")),
         ("fenced", "Look.\n```bash\ncat a.txt\n```", ("run", "cat a.txt")),
         ("fenced", "```bash\necho ANSWER river\n```", ("answer", "river")),
