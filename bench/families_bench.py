@@ -3,7 +3,8 @@
 A policy of 2 million parameters is taught (`examples/families/policy.py`). For each seed, four arms train it through a
 service with real sandboxes, first by imitation of sessions that earned 1, then by GRPO: the experiment itself, and
 three controls, each of which lacks one thing. All arms are evaluated on the same held-out tasks. What is in the folder
-is not done again, so a measurement that was stopped goes on: remove the folder to begin anew.
+is not done again, so a measurement that was stopped goes on: remove the folder to begin anew. Drawn in
+docs/images/families.png.
 
     usage: families_bench.py [--seeds N] [--folder FOLDER]
 """
@@ -22,11 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from matplotlib.figure import Figure
 
 from gangline.runs.log import read_evaluations, read_records
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE, FOLDER = ROOT / "examples" / "families", ROOT / ".gangline" / "families"
+PICTURE = ROOT / "docs" / "images" / "families.png"
 TRAINED, HELD_OUT = ("read", "count", "edit", "rename", "fix"), ("find", "sort", "log")
 NUM_TRAINED, FIRST_HELD_OUT = 400, 90_000
 HELD_OUT_TASKS = {"plain": 18, "fenced": 9, "react": 9}
@@ -142,6 +145,25 @@ def figures(arms: dict[str, list[Arm]]) -> Figures:
     return found
 
 
+def draw(arms: dict[str, list[Arm]]) -> None:
+    """A panel for each style: every seed a point, their mean a bar."""
+    figure = Figure(figsize=(8, 3.2), dpi=140, layout="constrained")
+    shown = [("as taught", arms["frozen"], 0), ("imitation", arms["none"], 0), ("GRPO", arms["none"], -1)]
+    shown += [(control.replace("_", " "), arms[control], -1) for control in ARMS[1:]]
+    for axes, style in zip(figure.subplots(1, len(HELD_OUT_TASKS), sharey=True), HELD_OUT_TASKS, strict=True):
+        for at, (_, group, which) in enumerate(shown):
+            values = [float(np.mean(one.measured[style][which])) for one in group]
+            axes.bar(at, np.mean(values), color="#4878a8" if at < 3 else "#b0b0b0", width=0.7)
+            axes.plot([at] * len(values), values, "o", color="black", markersize=2.5)
+        axes.set_title(f"agent in style {style}" + (", trained on" if style == "plain" else ""), fontsize=9)
+        axes.set_xticks(range(len(shown)), [name for name, _, _ in shown], rotation=40, ha="right", fontsize=8)
+        axes.set_ylim(0, 1)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supylabel("held-out families: share of sessions", fontsize=9)
+    figure.savefig(PICTURE)
+
+
 def _over_seeds(values: Sequence[Any], what: str) -> dict[str, Any]:
     number = len(values)
     note = f"{what}; held-out families, mean of {number} seeds: {', '.join(f'{value:.2f}' for value in values)}"
@@ -172,6 +194,7 @@ def run(folder: Path = FOLDER, seeds: int = 5) -> Figures:
             arms.setdefault(control, []).append(train(folder, control, seed))
             after = {style: round(float(np.mean(one[-1])), 3) for style, one in arms[control][-1].measured.items()}
             print(f"  {after} after {arms[control][-1].minutes:.1f} min", file=sys.stderr, flush=True)
+    draw(arms)
     return figures(arms)
 
 

@@ -9,7 +9,7 @@ A new model begins with heads that look things up (`induction.py`), and learns i
 again, work of authors most of whom know it, and work of authors most of whom do not. A model that is there learns the
 last two parts, and wants a GPU.
 
-    usage: policy.py FOLDER [--model NAME] [--minutes N] [--batch N] [--seed N] [--threads N]
+    usage: policy.py FOLDER [--model NAME] [--steps N] [--batch N] [--seed N] [--threads N]
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ BATCH = 32
 SORTED = 16
 """Batches that are made at once and sorted by length, so that little of them is padding."""
 REPEATS_UNTIL, SKILLED_UNTIL = 0.03, 0.93
-"""Shares of the time: a new model's random words, and, for all models, authors most of whom know their work."""
+"""Shares of the steps: a new model's random words, and, for all models, authors most of whom know their work."""
 SKILLED_AT_FIRST = 0.8
 """Share of those authors until then. It is what teaches the work; how few there are at the end is learnt fast."""
 REPEATED_TOKENS = 96
 RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
 """Rates of AdamW for a new model's embeddings and norms, of Muon for its matrices; of AdamW for one that is there."""
 WARM_UP, COOL_DOWN = 0.02, 0.5
-"""Shares of the time in which rates rise and fall."""
+"""Shares of the steps in which rates rise and fall."""
 ROPE_THETA = 100_000.0
 
 
@@ -179,24 +179,23 @@ def new_optimisers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
 class Teaching:
     """In bfloat16, with float32 weights."""
 
-    def __init__(self, model: PreTrainedModel, optimisers: Sequence[torch.optim.Optimizer], seconds: float) -> None:
+    def __init__(self, model: PreTrainedModel, optimisers: Sequence[torch.optim.Optimizer], num_steps: int) -> None:
         parts: Any = model
         self._device = model.device
         self._parameters = list(model.parameters())
         self._body, self._head = parts.model, parts.lm_head
         self._optimisers = optimisers
         self._rates = [[group["lr"] for group in one.param_groups] for one in optimisers]
-        self._seconds = seconds
-        self._began = self._said = time.monotonic()
+        self._num_steps = num_steps
+        self._said = time.monotonic()
         self._step = 0
 
     def until(self, share: float, batches: Iterator[Tensor]) -> None:
-        """Teach until that share of the time is over, a step at least."""
-        done = 0.0
-        while done < share:
+        """Teach until that share of the steps is done."""
+        while self._step < share * self._num_steps:
             with torch.autocast(self._device.type, torch.bfloat16):
                 loss = self._loss(next(batches).to(self._device))
-            done = (time.monotonic() - self._began) / self._seconds
+            done = self._step / self._num_steps
             self._set_rates(max(min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN), 0.02))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
@@ -206,7 +205,7 @@ class Teaching:
             self._step += 1
             if time.monotonic() - self._said > 10:
                 self._said = time.monotonic()
-                print(f"{100 * done:.0f} %, step {self._step}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
+                print(f"step {self._step} of {self._num_steps}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
 
     def _set_rates(self, factor: float) -> None:
         for optimiser, initial in zip(self._optimisers, self._rates, strict=True):
@@ -219,7 +218,7 @@ class Teaching:
         return functional.cross_entropy(self._head(hidden).float(), ids[:, 1:][learnt])
 
 
-def write_policy(folder: Path, seconds: float, *, model: str | None = None, batch: int = BATCH, seed: int = 0) -> None:
+def write_policy(folder: Path, num_steps: int, *, model: str | None = None, batch: int = BATCH, seed: int = 0) -> None:
     """model: one that is there already, as `gangline engine` takes it; None makes one. batch: transcripts of a step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     taught: Any
@@ -233,7 +232,7 @@ def write_policy(folder: Path, seconds: float, *, model: str | None = None, batc
         taught = cast("Any", AutoModelForCausalLM).from_pretrained(source, dtype=torch.float32).to(device).train()
         optimisers = [torch.optim.AdamW(taught.parameters(), lr=TAUGHT_RATE, betas=(0.9, 0.95), weight_decay=0.0)]
     form, draw = Form(tokenizer), random.Random(seed)
-    teaching = Teaching(taught, optimisers, seconds)
+    teaching = Teaching(taught, optimisers, num_steps)
     if model is None:
         teaching.until(REPEATS_UNTIL, repeats(len(tokenizer) - len(ROLES) - 1, draw, batch))
     teaching.until(SKILLED_UNTIL, form.batches(lambda: transcript(draw, SKILLED_AT_FIRST), draw, batch))
@@ -246,16 +245,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a policy of the families.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", metavar="NAME", help="teach this one, as `gangline engine` takes it")
-    parser.add_argument("--minutes", type=float, default=20.0, metavar="N", help="of teaching")
+    parser.add_argument("--steps", type=int, default=1800, metavar="N", help="of teaching")
     parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help="transcripts of a step")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")
     arguments = parser.parse_args(given)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    write_policy(
-        arguments.folder, 60 * arguments.minutes, model=arguments.model, batch=arguments.batch, seed=arguments.seed
-    )
+    write_policy(arguments.folder, arguments.steps, model=arguments.model, batch=arguments.batch, seed=arguments.seed)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def _said(text: str) -> str:
 def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
     """It takes a step of each kind; what it learns is another matter."""
     program = [sys.executable, str(EXAMPLE / "policy.py"), str(tmp_path / "policy")]
-    subprocess.run([*program, "--minutes", "0.02", "--batch", "2"], check=True, timeout=240)
+    subprocess.run([*program, "--steps", "20", "--batch", "2"], check=True, timeout=240)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     assert 2e6 < model.num_parameters() < 5e6
