@@ -23,6 +23,7 @@ from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 __all__ = [
     "EMPTY_GENERATION",
     "MEDIA",
+    "OF_ENVIRONMENT",
     "Certificate",
     "Completion",
     "CompletionTree",
@@ -37,6 +38,9 @@ __all__ = [
     "Relation",
     "VersionSpan",
 ]
+
+OF_ENVIRONMENT = "of_environment"
+"""In `Completion.metadata`: true where an environment made the call."""
 
 PromptSource = Literal["engine", "stitched", "rendered"]
 """Who made the prompt ids: the engine's rendering (T0), ours by stitching (T1), ours by rendering (T2)."""
@@ -189,6 +193,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
 
     @property
+    def of_environment(self) -> bool:
+        """Whether one of the session's environments made the call, not the agent."""
+        return bool(self.metadata.get(OF_ENVIRONMENT))
+
+    @property
     def trainable(self) -> bool:
         """Whether the policy may be trained on it."""
         return self.trainable_for(None)
@@ -197,7 +206,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the model behind a role's own engines (None: the policy) may be trained on it."""
         certificate = self.certificate
         is_whole = self.status == "complete" and certificate.untrainable is None and len(self.sampled_ids) > 0
-        return is_whole and certificate.engine_role == engine_role
+        is_others = self.of_environment and engine_role is None
+        return is_whole and certificate.engine_role == engine_role and not is_others
 
 
 class RecordedCalls(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,6 +141,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The client's own name for the calling agent, where it distinguishes agents."""
     agent_role: str | None = None
     """The role that the caller plays among several, as it named it: a label for rewards and credit, nothing more."""
+    of_environment: bool = False
+    """Whether an environment of the session makes the call, not the agent."""
     echo: dict[str, Any] = {}
     """Request fields that the dialect's reply repeats; nobody else reads them."""
 

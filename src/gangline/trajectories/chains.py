@@ -101,6 +101,8 @@ def why_masked(completion: Completion, engine_role: str | None = None) -> str | 
     answered_by = completion.certificate.engine_role
     if answered_by != engine_role:
         return "engine of the policy" if answered_by is None else f"engine of role {answered_by}"
+    if completion.of_environment and engine_role is None:
+        return "call of an environment, not of the agent"
     return None
 
 

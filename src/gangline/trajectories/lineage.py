@@ -241,6 +241,9 @@ class _Session:
             return "main"
         if agent.works and _front(agent.root) == _front(main.root):
             return "main"
+        if agent.root.of_environment:
+            agent.lineage = msgspec.structs.replace(agent.lineage, reason="calls of an environment")
+            return "sub_agent" if agent.works else "side"
         agent_id = _agent_id(agent.root)
         if agent_id not in ("", _agent_id(main.root)):
             agent.lineage = msgspec.structs.replace(agent.lineage, reason=f"the client calls it agent {agent_id}")
@@ -256,13 +259,14 @@ def _agent_id(root: Completion) -> str:
     return str(root.metadata.get("agent_id") or "")
 
 
-def _standing(root: Completion) -> tuple[bool, bool, bool]:
+def _standing(root: Completion) -> tuple[bool, bool, bool, bool]:
     """The highest is the first to be the main conversation."""
-    return root.certificate.engine_role is None, not _agent_id(root), bool(root.tools)
+    return not root.of_environment, root.certificate.engine_role is None, not _agent_id(root), bool(root.tools)
 
 
-def _front(root: Completion) -> tuple[str | None, str, str, str]:
+def _front(root: Completion) -> tuple[bool, str | None, str, str, str]:
     """The engines and the owner of the conversation, and the text before it. Numbers do not count: dates and times
     change."""
     systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
-    return root.certificate.engine_role, _agent_id(root), root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))
+    owner = (root.of_environment, root.certificate.engine_role, _agent_id(root))
+    return *owner, root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))

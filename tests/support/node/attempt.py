@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.backends.gate import Gate
+from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pools import Pools, PoolSizes
@@ -28,14 +29,20 @@ async def node_parts(
     sizes: PoolSizes | None = None,
     script: dict[str, Any] | None = None,
     engine_url: str | None = None,
+    role_scripts: Mapping[str, dict[str, Any]] | None = None,
 ) -> AsyncGenerator[NodeParts]:
-    """The engine answers everything with "hi", unless there is a script for it, or it is another one."""
+    """The engine answers everything with "hi", unless there is a script for it, or it is another one.
+
+    role_scripts: of the engines of roles.
+    """
     async with AsyncExitStack() as stack:
         script = script or {"rules": [{"pattern": ".", "text": "hi"}]}
         url = engine_url or await stack.enter_async_context(scripted_server(script))
         backends = BackendsByRole()
         stack.push_async_callback(backends.close)
         await backends.policy.add(url)
+        for role, one in (role_scripts or {}).items():
+            await backends.add(BackendSpec(await stack.enter_async_context(scripted_server(one)), role=role))
         proxy = Proxy()
         node_url = await stack.enter_async_context(served(proxy))
         journal = Journal.open(folder / "journal")

@@ -64,9 +64,15 @@ def using(actions: Sequence[dict[str, Any]], answer: str = "done", tool: str = "
 
 
 async def played(
-    folder: Path, environment: dict[str, Any], rules: list[dict[str, Any]], *, python: str = "", **task: Any
+    folder: Path,
+    environment: dict[str, Any],
+    rules: list[dict[str, Any]],
+    *,
+    python: str = "",
+    role_scripts: dict[str, Any] | None = None,
+    **task: Any,
 ) -> SessionResult:
-    """A session's result; afterwards nothing of it is left."""
+    """A session's result; afterwards nothing of it is left. role_scripts: of the engines of roles."""
     if python:
         environment = {"runtime": {"backend": "sandbox", "python": python, "network": "none"}, **environment}
     lease = lease_of(
@@ -78,8 +84,9 @@ async def played(
             **task,
         }
     )
+    script = {"rules": rules, "context_length": 1 << 17}
     before = set(asyncio.all_tasks())
-    async with node_parts(folder, script={"rules": rules}) as parts:
+    async with node_parts(folder, script=script, role_scripts=role_scripts) as parts:
         result = await Attempt(lease, parts).live()
         assert list(parts.runtimes_folder.iterdir()) == [], "a sandbox is left"
     assert not [one for one in set(asyncio.all_tasks()) - before if not one.done()], "a task is left"

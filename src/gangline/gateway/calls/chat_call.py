@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gangline.domain.completion import EMPTY_GENERATION
+from gangline.domain.completion import EMPTY_GENERATION, OF_ENVIRONMENT
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
@@ -235,6 +235,8 @@ class _ChatSampler:
             metadata["agent_id"] = self._call.agent_id
         if self._call.agent_role is not None:
             metadata["agent_role"] = self._call.agent_role
+        if self._call.of_environment:
+            metadata[OF_ENVIRONMENT] = True
         if self._volatile:
             metadata["volatile_system_text"] = self._volatile
         if self._wished is not None:

@@ -94,7 +94,8 @@ class Proxy:
         if self.serves(session.session_id):
             raise Conflict(f"session {session.session_id!r} is open on this node already.")
         self._sessions[session.session_id] = session
-        self._by_key[session.key_digest] = session
+        for digest in session.key_digests:
+            self._by_key[digest] = session
 
     def serves(self, session_id: str) -> bool:
         return session_id in self._sessions
@@ -110,7 +111,8 @@ class Proxy:
         """Its key is dead from now on. Unknown ids are no error."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self._by_key.pop(session.key_digest, None)
+            for digest in session.key_digests:
+                self._by_key.pop(digest, None)
             self._in_flight.pop(session_id, None)
 
     def routes(self) -> list[web.RouteDef]:
@@ -171,7 +173,7 @@ class Proxy:
         route = match.route
         if route is None:
             raise NotFound(f"{request.method} {request.path} is not served here. Served: {self._routes.served}.")
-        session = self._authorised(request, match)
+        session, of_environment = self._authorised(request, match)
         if route.kind == "models" or route.kind == "model":
             engine = session.engine_of(role_in(match.request))
             return _json(_models(match, route, await engine.capabilities()))
@@ -181,19 +183,25 @@ class Proxy:
             read = await self._read(session, match, body, "count" if route.kind == "count" else "call", path)
             if route.kind == "count":
                 return _json(match.dialect.count_body(await session.count(read.call)))
+            if of_environment:
+                read = msgspec.structs.replace(read, call=msgspec.structs.replace(read.call, of_environment=True))
             return await self._call(request, session, match.dialect, read)
 
-    def _authorised(self, request: web.Request, match: Match) -> ModelSession:
-        """Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session."""
+    def _authorised(self, request: web.Request, match: Match) -> tuple[ModelSession, bool]:
+        """The session, and whether the key is that of its environments.
+
+        Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session.
+        """
         given = match.dialect.key_of(match.request)
         if given is None:
             raise Unauthorized("You didn't provide an API key: send the session's key, as `Authorization: Bearer KEY`.")
         key = key_digest(given)
         session_id = request.match_info.get("session")
         session = self._by_key.get(key) if session_id is None else self._sessions.get(session_id)
-        if session is None or not hmac.compare_digest(session.key_digest, key):
+        fits = [] if session is None else [hmac.compare_digest(one, key) for one in session.key_digests]
+        if session is None or not any(fits):
             raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
-        return session
+        return session, not fits[0]
 
     async def _body(self, request: web.Request, taken: TakenBytes) -> Sequence[bytes | bytearray]:
         """In pieces. Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""

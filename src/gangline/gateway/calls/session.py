@@ -123,8 +123,9 @@ class ModelSession:
         )
         # The choices of one call share its start.
         self._numbers = _CallNumbers(len({completion.started_at for completion in self.tree}))
+        self._environment_numbers = _CallNumbers(0)
         self._fence_message: str | None = None
-        self._in_flight: dict[Flight[Any, Any], int] = {}
+        self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int]] = {}
         """With the call's number."""
 
     @property
@@ -135,6 +136,12 @@ class ModelSession:
     def key(self) -> str:
         """Empty where only its digest is known."""
         return self.spec.key if isinstance(self.spec.key, str) else ""
+
+    @property
+    def key_digests(self) -> tuple[bytes, ...]:
+        """The agent's key, and that of the environments where they have one."""
+        others = self.spec.environment_key
+        return (self.key_digest,) if others is None else (self.key_digest, key_digest(others))
 
     @property
     def _ledger(self) -> Ledger:
@@ -173,7 +180,7 @@ class ModelSession:
 
     @property
     def num_calls(self) -> int:
-        """Model calls that were admitted, without those that failed and left no record."""
+        """Model calls of the agent that were admitted, without those that failed and left no record."""
         return self._numbers.num_calls
 
     def subscribe(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Subscription:
@@ -186,12 +193,14 @@ class ModelSession:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest,
         EngineUnavailable where a fork's other engine is gone."""
         call = resolved(call, self._ledger)
-        self._refuse_loop(call)
+        if not call.of_environment:
+            self._refuse_loop(call)
         recorded = None
         if self.replay is not None:
             call, recorded = self._matched(call, self.replay)
         parts = self._parts.of(call.agent_role)
-        number = self._admit()
+        numbers = self._environment_numbers if call.of_environment else self._numbers
+        number = self._admit(numbers)
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
@@ -199,7 +208,7 @@ class ModelSession:
             flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
         else:
             flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
-        self._in_flight[flight] = number
+        self._in_flight[flight] = numbers, number
         flight.start(self._ended)
         return flight
 
@@ -228,24 +237,26 @@ class ModelSession:
         if self.replay is not None:
             raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
         wished = request.sampling
-        number = self._admit()
+        number = self._admit(self._numbers)
         used = self._sampling.used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
         flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
-        self._in_flight[flight] = number
+        self._in_flight[flight] = self._numbers, number
         flight.start(self._ended)
         return flight
 
-    def _admit(self) -> int:
-        """The call's number. Raises: SessionOver."""
+    def _admit(self, numbers: _CallNumbers) -> int:
+        """The call's number. The limits are the agent's. Raises: SessionOver."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
+        if numbers is self._environment_numbers:
+            return numbers.take()
         max_turns, max_tokens = self.spec.max_turns, self.spec.max_sampled_tokens
-        if max_turns is not None and self._numbers.num_calls >= max_turns:
+        if max_turns is not None and numbers.num_calls >= max_turns:
             self._refuse("turn_limit", f"{max_turns} model calls")
         if max_tokens is not None and self._ledger.num_sampled_tokens >= max_tokens:
             self._refuse("token_limit", f"{max_tokens} sampled tokens")
-        return self._numbers.take()
+        return numbers.take()
 
     def _refuse_loop(self, call: ModelCall) -> None:
         """Raises: SessionOver."""
@@ -271,12 +282,12 @@ class ModelSession:
             await flight.ended()
 
     def _ended(self, flight: Flight[Any, Any]) -> None:
-        number = self._in_flight.pop(flight)
+        numbers, number = self._in_flight.pop(flight)
         error = flight.error
         if flight.answered:
             self.failures.clear()
         elif error is not None and not isinstance(error, SessionOver):
-            self._numbers.give_back(number)
+            numbers.give_back(number)
             self.failures.note(error)
 
 

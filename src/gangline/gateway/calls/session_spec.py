@@ -14,6 +14,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     key: str | bytes
     """The session's key, or its digest where nobody here knows the key any more."""
+    environment_key: str | None = None
+    """Key for model calls of the session's environments, which no limit of the agent's counts; None: it has none."""
     task_id: str = ""
     """Sessions of one task prefer one engine."""
     capture: CaptureSpec = CaptureSpec()

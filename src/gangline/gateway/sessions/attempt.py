@@ -252,7 +252,7 @@ class Attempt:
         session = await self._new_session()
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
-        await self._worlds.start(handle)
+        await self._worlds.start(handle, session.session_id, session.spec.environment_key)
         session.environments = self._worlds.offered
         base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"
         context = HarnessContext(
@@ -362,6 +362,7 @@ def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Seq
         task_id=lease.task_id,
         attempt=lease.attempt,
         key=key,
+        environment_key=new_secret("gle") if task.environments else None,
         capture=task.capture,
         sample_index=lease.sample_index,
         max_turns=None if agent.max_turns is None else agent.max_turns + num_calls,

@@ -54,7 +54,7 @@ class Ledger:
         self._journal = journal
         self._num_committed = 0
         self.num_sampled_tokens = 0
-        """Sampled tokens of all completions, including aborted ones."""
+        """Sampled tokens of the agent's completions, including aborted ones."""
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
@@ -128,7 +128,8 @@ class Ledger:
         return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
 
     def _note(self, completion: Completion) -> None:
-        self.num_sampled_tokens += len(completion.sampled_ids)
+        if not completion.of_environment:
+            self.num_sampled_tokens += len(completion.sampled_ids)
         reply_id = completion.metadata.get("reply_id")
         if isinstance(reply_id, str) and completion.status == "complete":
             self._replies.setdefault(reply_id, []).append(completion.completion_id)

@@ -46,10 +46,14 @@ class World:
         spec: EnvironmentSpec,
         kind: EnvironmentKind,
         runtime: RuntimeHandle,
+        model_access: Mapping[str, str],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """runtime: where the server runs."""
+        """
+        runtime: where the server runs.
+        model_access: variables by which the server calls models.
+        """
         self.name = name
         self.instructions = ""
         self.tools: Sequence[OfferedTool] = ()
@@ -60,6 +64,7 @@ class World:
         self._spec = spec
         self._kind = kind
         self._runtime = runtime
+        self._env = {**model_access, **kind.env}
         self._clock = clock
         self._server = McpConnection(name, start_s=spec.start_timeout_seconds)
         self._is_fenced = False
@@ -121,7 +126,7 @@ class World:
     async def _connect(self) -> None:
         user = "grader" if self._spec.place == "inside" else "agent"
         try:
-            pipe = await Pipe.start(self._runtime, self._kind.command, self._kind.env, user)
+            pipe = await Pipe.start(self._runtime, self._kind.command, self._env, user)
             if isinstance(self._kind, HasOpening):
                 await pipe.write(self._kind.opening)
             await self._server.start(pipe)

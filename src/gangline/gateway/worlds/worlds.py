@@ -30,13 +30,17 @@ class Worlds:
         self._start_beside = start_beside
         self._worlds: dict[str, World] = {}
 
-    async def start(self, agent: RuntimeHandle) -> None:
-        """agent: its sandbox. Raises: EnvironmentFailed, InvalidRequest, PrepareFailed, and a runtime's errors."""
+    async def start(self, agent: RuntimeHandle, session_id: str, key: str | None) -> None:
+        """
+        agent: its sandbox.
+        session_id, key: for the environments' own model calls.
+        Raises: EnvironmentFailed, InvalidRequest, PrepareFailed, and a runtime's errors.
+        """
         for name, spec in self._task.environments.items():
             kind = plugins.make_environment(spec.kind, spec.config)
             beside = spec.runtime or _like(self._task.runtime)
             runtime = agent if spec.place == "inside" else await self._start_beside(f"world.{name}", beside)
-            world = self._worlds[name] = World(name, spec, kind, runtime)
+            world = self._worlds[name] = World(name, spec, kind, runtime, _model_access(runtime, session_id, key))
             await world.start()
 
     @property
@@ -95,6 +99,13 @@ def recorded_calls(artifacts: Mapping[str, bytes]) -> tuple[EnvironmentCall, ...
     """The calls in a session's artifacts."""
     lines = artifacts.get(RECORD, b"").splitlines()
     return tuple(msgspec.json.decode(line, type=EnvironmentCall) for line in lines)
+
+
+def _model_access(runtime: RuntimeHandle, session_id: str, key: str | None) -> dict[str, str]:
+    """Variables for an environment that calls models. Empty where its sandbox does not reach the node."""
+    if not runtime.proxy_url or key is None:
+        return {}
+    return {"GANGLINE_BASE_URL": f"{runtime.proxy_url}/s/{session_id}", "GANGLINE_API_KEY": key}
 
 
 def _ended_at(call: EnvironmentCall) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -194,7 +195,8 @@ class HarnessRun:
 
     def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
         """`broken`: our failure, where the last calls met one."""
-        if len(self._prepared.session.tree) > self._num_before or self._task.agent.allow_no_model_call:
+        made = islice(self._prepared.session.tree, self._num_before, None)
+        if self._task.agent.allow_no_model_call or not all(one.of_environment for one in made):
             return "completed", None
         return ("no_model_call", NO_MODEL_CALL) if broken is None else ("infra_error", broken)
 
