@@ -174,8 +174,8 @@ class EnvironmentSpec(_Spec):
     every call."""
 
     kind: str
-    """Name of a plug-in: `gymnasium`, `pettingzoo`, `textarena`, `reasoning_gym`, `openenv`, `nemo_gym`, or `mcp` for
-    any server of the Model Context Protocol."""
+    """Name of a plug-in: `gymnasium`, `pettingzoo`, `textarena`, `reasoning_gym`, `openenv`, `nemo_gym`, `tau2`, or
+    `mcp` for any server of the Model Context Protocol."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Checked against the kind's own configuration type at submit."""
     place: Literal["beside", "inside"] = "beside"

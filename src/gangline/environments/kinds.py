@@ -25,6 +25,8 @@ __all__ = [
     "PettingZooKind",
     "ReasoningGymConfig",
     "ReasoningGymKind",
+    "Tau2Config",
+    "Tau2Kind",
     "TextArenaConfig",
     "TextArenaKind",
 ]
@@ -234,3 +236,42 @@ class OpenEnvKind:
         self.command: tuple[str, ...] = command(config.python)
         self.opening: bytes = opening("openenv_server", config.model_dump(mode="json"))
         self.env: dict[str, str] = {}
+
+
+def _temperature_0() -> dict[str, Any]:
+    return {"temperature": 0.0}
+
+
+class Tau2Config(_Config):
+    """Configuration of environments of kind `tau2`."""
+
+    python: str = "python3"
+    """Python in the environment's sandbox that has tau2-bench, with its data."""
+    domain: str = Field(min_length=1)
+    """Such as `retail`."""
+    task: str = Field(min_length=1)
+    """Id of a task of the domain."""
+    task_set: str | None = None
+    """Name of tau2's set that has the task, such as `telecom_small`; None is the domain's."""
+    user_args: dict[str, Any] = Field(default_factory=_temperature_0)
+    """LiteLLM's arguments for the user's model calls."""
+    judge_args: dict[str, Any] = Field(default_factory=_temperature_0)
+    """The same for the judge of `nl_assertions`."""
+    max_steps: int = Field(default=200, gt=0)
+    """Messages of the talk, tools' results included; beyond them the reward is 0."""
+    max_errors: int = Field(default=10, gt=0)
+    """Failed calls of tools, the user's included."""
+
+
+class Tau2Kind:
+    """One talk of tau2-bench. The user is a second role, which a model plays."""
+
+    name: ClassVar[str] = "tau2"
+    Config: ClassVar[type[BaseModel]] = Tau2Config
+    hidden_tools: ClassVar[frozenset[str]] = _FINISH
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: Tau2Config) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("tau2_talk", config.model_dump(mode="json"))
+        self.env: dict[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LOGURU_LEVEL": "WARNING"}
