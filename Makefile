@@ -76,7 +76,7 @@ help:
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-harbor  Harbor's Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
-	@echo "make test-peers  Harbor's own runner, and NeMo Gym where there is one, judge rewards (as root, with Python 3.12)"
+	@echo "make test-peers  Harbor's own runner judges rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
@@ -208,7 +208,8 @@ test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
 
 # An engine of its own, as root, and the plug-in `compose` where this machine has none. GANGLINE_NEMO_GYM or `make
-# environments GYM_PYTHON=...` name a Python with NeMo Gym; its tests are skipped without one.
+# environments GYM_PYTHON=...` name a Python with NeMo Gym, GANGLINE_TAU2 one with a checkout of tau2-bench (how:
+# tests/peers/test_environments_tau2.py); their tests are skipped without one.
 test-peers: .venv/.dev sandbox $(HARBOR)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/peers)

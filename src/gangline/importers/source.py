@@ -21,6 +21,8 @@ from gangline.importers.inspect_tasks import read_inspect_sample, read_inspect_t
 from gangline.importers.mapping import column_of
 from gangline.importers.rows import read_rows
 from gangline.importers.swe import InstanceChoices, read_instance
+from gangline.importers.tau2_tasks import PREFIX as TAU2
+from gangline.importers.tau2_tasks import read_tau2_task, read_tau2_tasks
 from gangline.importers.terminal_bench import is_terminal_bench_task, read_terminal_bench_task, read_yaml
 from gangline.importers.verifiers_tasks import PREFIX as VERIFIERS
 from gangline.importers.verifiers_tasks import name_of_task, read_verifiers_task, read_verifiers_taskset
@@ -86,7 +88,7 @@ def read_source(path: Path, wanted: Wanted) -> Generator[Imported | RowUnsuitabl
 
     Raises: InvalidRequest, naming the file, the row and the field; also when nothing is found.
     """
-    if wanted.registry is None and not path.exists() and not str(path).startswith((INSPECT, VERIFIERS)):
+    if wanted.registry is None and not path.exists() and not str(path).startswith((INSPECT, VERIFIERS, TAU2)):
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
     num_seen = num_read = num_tasks = 0
     for candidate in _candidates(path, wanted):
@@ -120,7 +122,7 @@ def _matches(candidate: _Candidate, filters: tuple[str, ...]) -> bool:
 
 
 def _candidates(path: Path, wanted: Wanted) -> Generator[_Candidate]:
-    for prefix, read in ((INSPECT, _of_inspect), (VERIFIERS, _of_verifiers)):
+    for prefix, read in ((INSPECT, _of_inspect), (VERIFIERS, _of_verifiers), (TAU2, _of_tau2)):
         if str(path).startswith(prefix):
             if wanted.format or wanted.split or wanted.preset or wanted.mapping:
                 raise InvalidRequest(f"{path}: --format, --split, --preset and --map are for files, not for programs.")
@@ -193,6 +195,11 @@ def _of_verifiers(source: str, wanted: Wanted) -> Generator[_Candidate]:
     for task in taskset.tasks:
         read = partial(read_verifiers_task, taskset, task, wanted.choices)
         yield _Candidate(name_of_task(taskset, task), task.data, read)
+
+
+def _of_tau2(source: str, wanted: Wanted) -> Generator[_Candidate]:
+    for domain, task in read_tau2_tasks(source, wanted.choices):
+        yield _Candidate(f"{domain}-{task['id']}", task, partial(read_tau2_task, domain, task, wanted.choices))
 
 
 def _reading(read: Callable[[Path, Choices], Imported], folder: Path, choices: Choices) -> Callable[[], Imported]:

@@ -34,7 +34,7 @@ SourceArgument = Annotated[
     Path,
     typer.Argument(
         help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, inspect:FILE@TASK, "
-        "verifiers:TASKSET."
+        "verifiers:TASKSET, tau2:DOMAIN."
     ),
 ]
 FormatOption = Annotated[
@@ -94,7 +94,8 @@ PythonOption = Annotated[
     typer.Option(
         "--python",
         metavar="FOLDER",
-        help="Python environment on the nodes and here that has inspect-ai (default: this one) or verifiers.",
+        help="Python environment on the nodes and here that has inspect-ai (default: this one), verifiers or "
+        "tau2-bench.",
         show_default=False,
         rich_help_panel=_PLACE,
     ),
