@@ -211,6 +211,23 @@ async def test_another_model_plays_the_user_where_its_role_has_engines(tmp_path:
     assert json.loads(result.reward_details["finish"][0]["text"])["termination_reason"] == "user_stop"
 
 
+async def test_the_user_has_tools_over_the_same_database(tmp_path: Path, python: str) -> None:
+    scenario = {"pattern": "<scenario>", "where": "any"}
+    dismiss = {"name": "dismiss_notification", "arguments": {"notification_id": "notif_1"}}
+    user = [{**scenario, "turn": 0, "text": HELLO}, {**scenario, "turn": 1, "tool_calls": [dismiss]}]
+    update = ("update_task_status", {"task_id": "task_1", "status": "completed"})
+    rules = [*user, *rules_of(update, TELL)]
+    environment = talk(python, "update_task_with_user_tools")
+    result = await played(tmp_path, environment, rules, init_timeout_seconds=400)
+    assert (result.outcome, result.reward) == ("completed", 0.0), result.failure
+    parts = json.loads(result.reward_details["finish"][0]["text"])
+    # The assertion wants the notification dismissed; tau2's reference actions forget it, so both cannot be had.
+    assert parts["reward_breakdown"] == {"DB": 0.0, "ACTION": 1.0, "ENV_ASSERTION": 1.0}
+    assert [call.tool for call in calls_of(result)] == ["update_task_status", "respond"]
+    assert result.trajectory is not None
+    assert {trace.role: len(trace.spans) for trace in result.trajectory.traces} == {"main": 3, "sub_agent": 3}
+
+
 async def test_the_judge_of_assertions_is_a_role_too(tmp_path: Path, python: str) -> None:
     result = await talked(tmp_path, talk(python, "2", "retail"), ("done", {}))
     assert result.outcome == "completed", result.failure
