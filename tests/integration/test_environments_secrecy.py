@@ -1,5 +1,5 @@
-"""An environment in the agent's own sandbox: its configuration stays secret there, and nothing of the agent's is
-imported by it."""
+"""An environment in the agent's own sandbox: its configuration and key stay secret there, and nothing of the
+agent's is imported by it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for path in glob.glob("/proc/[0-9]*/*"):
         except OSError:
             continue
         if b"gangline_world" in data: print("program", path)
-        if b"the-answer" + b"-is-417" in data: print("found", path)
+        if b"the-answer" + b"-is-417" in data or b"gl" + b"e-" in data: print("found", path)
 print("searched")
 """
 IMPOSTOR = "raise SystemExit('the working folder is imported')\n"
@@ -50,7 +50,7 @@ async def test_an_agent_can_neither_read_the_configuration_nor_replace_a_module(
     files = {"gym/reasoning_gym/__init__.py": GYM, "gym/reasoning_gym/utils.py": UTILS, "search.py": SEARCH}
     runtime: dict[str, Any] = {
         "backend": "sandbox",
-        "network": "none",
+        "network": "proxy",  # so the environment has a key for model calls
         "env": {"PYTHONPATH": "/workspace/gym"},
         "prepare": [{"type": "write", "path": path, "content": content} for path, content in files.items()],
     }
