@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from gangline.runs.log import read_evaluations, read_records
+from programs import PROGRAM, printed_by
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE, FOLDER = ROOT / "examples" / "families", ROOT / ".gangline" / "families"
@@ -40,7 +40,6 @@ ARMS = ("none", "shuffled_rewards", "random_mask", "frozen")
 """Controls; none is the experiment itself."""
 QUANTILE = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
 """Number of seeds -> of Student's t, for an interval of 95 % on both sides."""
-TIMEOUT_S = 3600
 
 Figures = dict[str, dict[str, Any]]
 
@@ -58,7 +57,8 @@ def prepare(folder: Path) -> None:
     """Policy and tasks in the folder; a policy that is there is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "policy").exists():
-        _run(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"))
+        threads = str(os.cpu_count() or 1)
+        printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"), "--threads", threads)
     (folder / "tasks.jsonl").write_text(_tasks(TRAINED, "--tasks", str(NUM_TRAINED)))
     held_out = [
         _tasks(HELD_OUT, "--tasks", str(number), "--first", str(FIRST_HELD_OUT), "--style", style)
@@ -68,7 +68,7 @@ def prepare(folder: Path) -> None:
 
 
 def _tasks(families: Sequence[str], *options: str) -> str:
-    return _run(sys.executable, str(EXAMPLE / "tasks.py"), "--families", ",".join(families), *options)
+    return printed_by(sys.executable, str(EXAMPLE / "tasks.py"), "--families", ",".join(families), *options)
 
 
 def train(folder: Path, control: str, seed: int) -> Arm:
@@ -90,10 +90,11 @@ def train(folder: Path, control: str, seed: int) -> Arm:
             document["algorithm"]["overrides"] = {"loss.correction.level": "none"}
         (home / f"{phase}.yaml").write_text(yaml.safe_dump(document))
         if not list((home / phase).glob("runs/*/results.json")):
-            _run(_program(), "train", "run", str(home / f"{phase}.yaml"), "--data", str(home / phase), "--json")
+            printed_by(PROGRAM, "train", "run", str(home / f"{phase}.yaml"), "--data", str(home / phase), "--json")
         (run,) = (home / phase / "runs").iterdir()
         evaluations = read_evaluations(run / "evaluations.jsonl")
         means += [one.task_means for one in evaluations]
+        assert all(len(one) == sum(HELD_OUT_TASKS.values()) for one in means), f"{run} is of other tasks: remove it"
         seconds += max(one.wall_s for one in (*evaluations, *read_records(run / "metrics.jsonl")))
         model = run / "model"
     measured = {
@@ -171,17 +172,6 @@ def _over_seeds(values: Sequence[Any], what: str) -> dict[str, Any]:
         half = QUANTILE[number] * float(np.std(values, ddof=1)) / math.sqrt(number)
         note += f"; interval of 95 %: {np.mean(values) - half:.2f} to {np.mean(values) + half:.2f}"
     return {"value": round(float(np.mean(values)), 3), "unit": "", "note": note}
-
-
-def _program() -> str:
-    return str(Path(sys.executable).parent / "gangline")
-
-
-def _run(*command: str) -> str:
-    """What it printed. One thread: engine, learner and sandboxes share few cores."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S, env=environment, text=True)
-    return done.stdout
 
 
 def run(folder: Path = FOLDER, seeds: int = 5) -> Figures:

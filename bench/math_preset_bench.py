@@ -7,8 +7,6 @@ sandboxes. Some 15 minutes.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,10 +17,10 @@ import yaml
 
 from gangline.runs.log import read_evaluations, read_records
 from gangline.runs.records import EvaluationRecord, StepRecord
+from programs import PROGRAM, printed_by
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "math_preset"
 NUM_TRAINED, NUM_HELD_OUT = 256, 64
-TIMEOUT_S = 1800
 
 Figures = dict[str, dict[str, Any]]
 
@@ -40,10 +38,10 @@ class Trained(NamedTuple):
 
 def prepare(folder: Path) -> None:
     """Policy, tasks and both experiments in one folder."""
-    _run(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"))
-    rows = _run(sys.executable, str(EXAMPLE / "rows.py"), "--rows", str(NUM_TRAINED + NUM_HELD_OUT))
+    printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"))
+    rows = printed_by(sys.executable, str(EXAMPLE / "rows.py"), "--rows", str(NUM_TRAINED + NUM_HELD_OUT))
     (folder / "rows.jsonl").write_text(rows)
-    tasks = _run(_program(), "tasks", "from", str(folder / "rows.jsonl"), "--preset", "math").splitlines(True)
+    tasks = printed_by(PROGRAM, "tasks", "from", str(folder / "rows.jsonl"), "--preset", "math").splitlines(True)
     (folder / "tasks.jsonl").write_text("".join(tasks[:NUM_TRAINED]))
     (folder / "held_out.jsonl").write_text("".join(tasks[NUM_TRAINED:]))
     for name in ("experiment.yaml", "shuffled.yaml"):
@@ -54,23 +52,12 @@ def prepare(folder: Path) -> None:
 def trained(folder: Path, name: str) -> Trained:
     """Run an experiment of the folder."""
     experiment, data = folder / f"{name}.yaml", folder / name
-    _run(_program(), "train", "run", str(experiment), "--data", str(data), "--json")
+    printed_by(PROGRAM, "train", "run", str(experiment), "--data", str(data), "--json")
     return read(next((data / "runs").iterdir()))
 
 
 def read(run: Path) -> Trained:
     return Trained(read_records(run / "metrics.jsonl"), read_evaluations(run / "evaluations.jsonl"))
-
-
-def _program() -> str:
-    return str(Path(sys.executable).parent / "gangline")
-
-
-def _run(*command: str) -> str:
-    """What it printed. One thread: engine, learner and sandboxes share few cores."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S, env=environment, text=True)
-    return done.stdout
 
 
 def figures(learned: Trained, control: Trained) -> Figures:

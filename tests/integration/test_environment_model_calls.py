@@ -7,14 +7,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gangline.domain.completion import CompletionTree
+from gangline.domain.completion import OF_ENVIRONMENT, CompletionTree
 from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.sessions.attempt import session_spec
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from support.node.attempt import lease_of
 from support.node.environments import calls_of, played, using
+from support.node.proxy import proxied
 from support.requirements import need_command, need_module
+from support.store.completions import completion
 
 SERVER = """
 import json, os, urllib.error, urllib.request
@@ -152,3 +160,26 @@ async def test_a_role_with_engines_of_its_own_plays_it_and_can_be_trained(tmp_pa
     assert audit(built, result.completions).violations == ()
     trained = {trace.role for trace in built.traces if trace.untrainable is None}
     assert trained == {"sub_agent"}, json.dumps([trace.untrainable for trace in built.traces])
+
+
+async def test_a_session_that_goes_on_counts_the_agents_earlier_calls_alone() -> None:
+    """A later step's limits are added to what the agent used before, which an environment's calls are no part of."""
+    agents = completion(0, session="s2")
+    others = [
+        msgspec.structs.replace(completion(number, session="s2"), started_at=number, metadata={OF_ENVIRONMENT: True})
+        for number in (2, 3)
+    ]
+    async with proxied({"rules": CUSTOMER}) as running:
+        spec = SessionSpec(session_id="s2", attempt=1, key="gls-other")
+        session = ModelSession(spec, running.engine, running.journal, completions=[agents, *others])
+        assert session.num_calls == 1
+
+
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_a_later_step_may_use_as_many_tokens_as_the_first(of_environment: bool) -> None:
+    before = msgspec.structs.replace(completion(0), metadata={OF_ENVIRONMENT: True} if of_environment else {})
+    lease = lease_of(
+        agent={"harness": "shell", "settings": {"command": "true"}, "max_turns": 4, "max_sampled_tokens": 9}
+    )
+    spec = session_spec(lease, TaskRequest.model_validate(lease.task), "gls-key", [before])
+    assert (spec.max_turns, spec.max_sampled_tokens) == ((4, 9) if of_environment else (5, 11))

@@ -35,7 +35,7 @@ OTHERS: list[dict[str, Any]] = [
 ]
 """The judge, and the user: one greeting, and the end of the talk as soon as the agent says a word."""
 
-# Tasks that the checkout has the data of, and the steps of three agents in each.
+# Tasks that the checkout has the data of, and the steps of two agents in each.
 PLANS = """
 import os
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LOGURU_LEVEL": "ERROR"}

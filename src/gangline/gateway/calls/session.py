@@ -121,9 +121,11 @@ class ModelSession:
             grace_s=spec.retry_grace_s,
             answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED),
         )
-        # The choices of one call share its start.
-        self._numbers = _CallNumbers(len({completion.started_at for completion in self.tree}))
-        self._environment_numbers = _CallNumbers(0)
+        self._numbers, self._environment_numbers = (
+            # The choices of one call share its start.
+            _CallNumbers(len({one.started_at for one in self.tree if one.of_environment == of_environment}))
+            for of_environment in (False, True)
+        )
         self._fence_message: str | None = None
         self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int]] = {}
         """With the call's number."""

@@ -46,7 +46,7 @@ from gangline.gateway.sessions.stages import StageClock
 from gangline.gateway.worlds.worlds import Worlds
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "session_spec"]
 
 log = logging.getLogger("gangline.node")
 
@@ -298,7 +298,7 @@ class Attempt:
     def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
         if self._parts.turns is not None and is_durable(self._task):
             self._parts.turns.follow(self.key, self.lease.fence, completions)
-        spec = _session_spec(self.lease, self._task, key, () if self._adopted is not None else completions)
+        spec = session_spec(self.lease, self._task, key, () if self._adopted is not None else completions)
         self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
         return self._session
 
@@ -352,11 +352,12 @@ class Attempt:
         await self._sandboxes.stop()
 
 
-def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:
+def session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:
     """before: records of earlier steps, which count against none of this step's limits."""
     agent = task.agent
-    num_calls = len({completion.started_at for completion in before})
-    num_tokens = sum(len(completion.sampled_ids) for completion in before)
+    own = [completion for completion in before if not completion.of_environment]
+    num_calls = len({completion.started_at for completion in own})
+    num_tokens = sum(len(completion.sampled_ids) for completion in own)
     return SessionSpec(
         session_id=lease.session_id,
         task_id=lease.task_id,
