@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +179,9 @@ class Engine:
         except TimeoutError:
             raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
         finally:
-            with suppress(ProcessLookupError):
-                if process.returncode is None:
-                    process.kill()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
 

@@ -76,9 +76,11 @@ class Wiring:
             async with asyncio.timeout(_PATIENCE_S):
                 _, complaint = await process.communicate("\n".join(lines).encode() + b"\n")
         except TimeoutError:
-            process.kill()
-            await process.wait()
             raise RuntimeFailed(f"the network of services was not there after {_PATIENCE_S:.0f} s.") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         if process.returncode != 0:
             raise RuntimeFailed(f"the network of services was not made: {complaint.decode(errors='replace').strip()}")
 

@@ -45,7 +45,12 @@ async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> 
         stderr=asyncio.subprocess.PIPE,
         env=_environment(experiment, folder, None),
     )
-    said, complaint = await process.communicate()
+    try:
+        said, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode != 0:
         why = "\n".join(complaint.decode(errors="replace").splitlines()[-_TAIL_LINES:])
         raise InvalidRequest(
