@@ -53,6 +53,16 @@ def task(name: str, *, check: str = CHECK, solution: str | dict[str, str] = RIGH
     }
 
 
+def steps(name: str, second_check: str = CHECK.replace("upper.txt", "again.txt")) -> dict[str, Any]:
+    """The same, and then a copy of it: a step each. The second one's solution needs the first one's."""
+    whole = task(name, instruction="In two steps.")
+    run = {field: whole.pop(field) for field in ("evaluator", "solution")} | {"min_reward": 1}
+    copied = {"evaluator": {"strategy": "script", "config": {"command": second_check}}}
+    copied |= {"solution": {"command": 'cp upper.txt "$COPY"', "env": {"COPY": "again.txt"}}}
+    first = {"name": "write", "instruction": "Write the text of `words.txt` in capital letters to `upper.txt`.", **run}
+    return {**whole, "steps": [first, {"name": "copy", "instruction": "Copy it to `again.txt`.", **copied}]}
+
+
 DEFECTIVE = {
     "floor": {"check": "echo 1 > reward.txt"},
     "cheats+leaks+files+mutants": {
@@ -63,6 +73,8 @@ DEFECTIVE = {
     "conditions": {"check": f'{CHECK}; [ "$(date +%Y)" -lt 2027 ] || echo 0 > reward.txt'},
 }
 """Checks -> changes to the task that they find."""
+PAYS_FOR_STEP_ONE = "if [ -s upper.txt ]; then echo 1; else echo 0; fi > reward.txt"
+"""A step's grader that pays a second time for the step before."""
 
 
 def tasks() -> list[dict[str, Any]]:
@@ -73,7 +85,15 @@ def tasks() -> list[dict[str, Any]]:
         for at, sample in enumerate(preset.samples(NUM))
     ]
     unproven = {name: value for name, value in task("unproven").items() if name != "solution"}
-    return [task("sound"), *shipped, unproven, *(task(name, **changes) for name, changes in DEFECTIVE.items())]
+    defective = [task(name, **changes) for name, changes in DEFECTIVE.items()]
+    return [
+        task("sound"),
+        steps("sound-steps"),
+        *shipped,
+        unproven,
+        *defective,
+        steps("steps-floor", PAYS_FOR_STEP_ONE),
+    ]
 
 
 def vetted(up: UpProcess, path: Path, *more: object) -> dict[str, Any]:
@@ -96,11 +116,15 @@ async def test_what_is_sound_passes_and_each_defect_fails_its_check(up: UpProces
         name: {check for check, one in record["checks"].items() if one["status"] == "failed"}
         for name, record in records.items()
     }
-    sound = records.keys() - DEFECTIVE.keys()
+    in_a_step = failed.pop("steps+floor")
+    sound = failed.keys() - DEFECTIVE.keys()
     assert not any(failed[name] for name in sound), {name: records[name]["checks"] for name in sound if failed[name]}
     assert {name for name, one in records.items() if one["verdict"] == "unproven"} == {"unproven"}
     missed = {name: failed[name] for name in DEFECTIVE if not set(name.split("+")) <= failed[name]}
     assert missed == {}
+    assert in_a_step == {"floor"}
+    told = records["steps+floor"]["checks"]["floor"]["message"]
+    assert told == "step 'copy': doing nothing earns reward 1 instead of 0"
     assert "defective" in page.read_text()
     assert "<script" not in page.read_text()
     await rewards_have_the_verdict(up, {one["task_id"]: one for one in map(json.loads, out.read_text().splitlines())})

@@ -14,7 +14,7 @@ from gangline.importers.harbor.steps import parts_of
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
 from support.requirements import need_module
-from support.service.field_tasks import harbor_task
+from support.service.field_tasks import HARBOR_SOLUTION, harbor_task
 
 DOCKER = Choices(runtime="docker", network="proxy")
 QUIET = Choices(network="proxy")
@@ -88,13 +88,14 @@ def test_several_steps_have_each_their_own_run_and_grading(tmp_path: Path) -> No
         '[[steps]]\nname = "second"\nmin_reward = 1\nverifier = { environment_mode = "separate", timeout_sec = 5 }\n'
     )
     files = {"steps/second/workdir/seed": "4", "steps/second/tests/test.sh": "#!/bin/sh\ntrue\n"}
+    files["steps/first/solution/solve.sh"] = "echo own\n"
     imported = read_harbor_task(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **SECOND, **files), QUIET)
     task = validated({**imported.body, "agent": {"harness": "pi"}}, "t")
     assert (task.step_reward, "evaluator" in imported.body, "solution" in imported.body) == ("final", False, False)
-    assert any("reference solutions" in note for note in imported.notes)
     assert [one["path"] for one in imported.body["runtime"]["prepare"]] == ["/app/data/words.bin"]
     first, second = imported.body["steps"]
     assert [one["name"] for one in (first, second)] == ["first", "second"]
+    assert [one["solution"]["prepare"][-1]["content"] for one in (first, second)] == ["echo own\n", HARBOR_SOLUTION]
     assert [one["instruction"] for one in (first, second)] == ["Walk the dog.\n", "Walk it again.\n"]
     assert [one["timeout_seconds"] for one in (first, second)] == [7, 9]
     assert [one["min_reward"] for one in (first, second)] == [{"style": 0.5}, 1]

@@ -12,7 +12,6 @@ from gangline.domain.placement import needs_of
 from gangline.domain.task import TaskRequest, task_digest, vetted_digest
 from gangline.gateway.sessions.grading.steps import below_minimum, combined_values, reward_among
 from gangline.plugins import check_task
-from gangline.vetting.subject import subject_of
 
 TASK: dict[str, Any] = {
     "instruction": "both",
@@ -36,7 +35,7 @@ def task(**changes: Any) -> TaskRequest:
         ({"fork": {"session_id": "s", "attempt": 1, "turn": 1}}, "cannot be continued from one of its turns"),
         ({"capture": {"durable": "turn"}}, "begins anew where its node is lost"),
         ({"capture": {"checkpoints": "turn"}}, "of sessions with one run"),
-        ({"solution": {"command": "true"}}, "solution: it is of one run"),
+        ({"solution": {"command": "true"}}, "solution: each step has one of its own"),
         ({"steps": [{"name": "a", "instruction": "x", "evaluator": {"keep_files": True}}]}, "cannot be graded again"),
     ],
 )
@@ -72,11 +71,6 @@ def test_a_node_needs_the_runtimes_of_all_graders() -> None:
     grader = {"strategy": "script", "config": {"command": "true"}, "refresh_runtime": True}
     step = TASK["steps"][1] | {"evaluator": {**grader, "runtime": {"backend": "docker", "image": "x"}}}
     assert needs_of(task(steps=[TASK["steps"][0], step])).runtimes == ("docker", "process")
-
-
-def test_a_task_with_steps_is_not_vetted() -> None:
-    with pytest.raises(InvalidRequest, match="only tasks with one run can be vetted"):
-        subject_of("t", TASK)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,18 +13,20 @@ import pytest
 from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest, vetted_digest
 from gangline.training.run.vetted import require_vetted
-from gangline.vetting.checks import CheckResult, checked, verdict_of
+from gangline.vetting.audit import audit
+from gangline.vetting.checks import CheckResult, checked, of_all_steps, verdict_of
 from gangline.vetting.conditions import all_conditions
-from gangline.vetting.evidence import Evidence
+from gangline.vetting.evidence import Evidence, evidence_of
 from gangline.vetting.grading import answered_on_stdout, leaves, reward_files, with_command
 from gangline.vetting.held_out import against_held_out
 from gangline.vetting.mutants import mutants
 from gangline.vetting.panel import panel
-from gangline.vetting.searching import named_files
+from gangline.vetting.searching import named_files, search
 from gangline.vetting.subject import Subject, subject_of
-from gangline.vetting.trials import program
+from gangline.vetting.trials import Trial, program, scripted, solved
 
 AGENT = {"harness": "shell", "settings": {"command": "true"}}
 SCRIPT = {"strategy": "script", "config": {"command": "true", "reward_file": "reward.txt"}}
@@ -37,6 +41,11 @@ def evidence(trial: str, reward: float | None = 1.0, **changes: Any) -> Evidence
     return Evidence(trial=trial, session_id=f"s-{trial}", **({"outcome": "completed", "reward": reward} | changes))
 
 
+def ended(session_id: str, **changes: Any) -> SessionResult:
+    given: dict[str, Any] = {"task_id": "t", "node_id": "n", "attempt": 1, "fence": 1, "outcome": "completed"}
+    return SessionResult(session_id=session_id, **(given | changes))
+
+
 def checks_of(about: Subject, *found: Evidence) -> dict[str, CheckResult]:
     tried: dict[str, list[Evidence]] = {}
     for one in found:
@@ -45,6 +54,16 @@ def checks_of(about: Subject, *found: Evidence) -> dict[str, CheckResult]:
 
 
 SOLVED = subject(solution={"command": "true"})
+BARE = [
+    {"name": "one", "instruction": "Build.", "evaluator": SCRIPT, "min_reward": 0.5, "timeout_seconds": 60},
+    {"name": "two", "instruction": "Paint.", "evaluator": MATH, "settings": {"stdin": "of another harness"}},
+]
+FIRST_LINE = "the first line of what the first step builds"
+BOTH = [
+    BARE[0] | {"solution": {"files": {"sled.py": f"{FIRST_LINE}\n"}}},
+    BARE[1] | {"solution": {"command": "echo $COLOUR", "env": {"COLOUR": "3"}, "floor": 0.25}},
+]
+STEPS = {"instruction": "Build, then paint.", "agent": AGENT, "steps": BOTH}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +140,8 @@ def test_a_verdict_is_about_the_content_and_not_about_the_agent() -> None:
     other = request.model_copy(update={"agent": request.agent.model_copy(update={"max_turns": 3}), "num_samples": 4})
     assert vetted_digest(request) == vetted_digest(other)
     assert vetted_digest(request) != vetted_digest(request.model_copy(update={"instruction": "y"}))
+    digests = {vetted_digest(TaskRequest.model_validate({**STEPS, "steps": steps})) for steps in (BOTH, BARE, BARE[:1])}
+    assert len(digests) == 2, "a solution is none of the content, and a step is"
 
 
 def test_an_answer_is_read_from_standard_output_wherever_the_evaluator_is() -> None:
@@ -155,12 +176,75 @@ def test_conditions_are_for_graders_that_run_something() -> None:
 
 def test_trials_are_valid_tasks() -> None:
     answer = subject(evaluator=MATH, solution={"answer": "\\boxed{3}"})
-    for about in (SOLVED, answer):
+    for about in (SOLVED, answer, *subject_of("t", STEPS).steps):
         assert about.solution is not None
         trials = [*panel(about, ["out.txt"]), *mutants(about, about.solution)]
         assert len({trial.name for trial in trials}) == len(trials) >= 4
         for trial in trials:
             TaskRequest.model_validate({**trial.body, "task_id": f"vet-{trial.name}"})
+
+
+def test_a_trial_of_a_step_comes_behind_the_solutions_of_the_steps_before() -> None:
+    first, second = subject_of("t", STEPS).steps
+    assert (first.timeout_s, first.top, first.floor, second.timeout_s, second.floor) == (60, 1, 0, 1200, 0.25)
+    assert second.solution is not None
+    assert second.solution.command == ("env", "COLOUR=3", "sh", "-c", "echo $COLOUR")
+    floor = TaskRequest.model_validate({**scripted(second, "floor", "exit 0").body, "task_id": "floor"})
+    assert floor.step_reward == "final"
+    before, this = floor.steps
+    assert (before.name, before.min_reward, this.name) == ("one", None, "two")
+    assert base64.b64decode(before.settings["stdin"]).decode() == f"{FIRST_LINE}\n"
+    assert this.settings == {"command": ["sh", "-c", "exit 0"]}
+    assert this.evaluator.config["source"] == "stdout", "as no model is called"
+    alone = TaskRequest.model_validate({**scripted(first, "floor", "exit 0").body, "task_id": "floor"})
+    assert [step.name for step in alone.steps] == ["one"]
+
+
+def test_a_step_may_have_what_the_step_before_made() -> None:
+    late = BOTH[1] | {"solution": {"files": {"sled.py": f"{FIRST_LINE}\nand the second line of it\n"}}}
+    _, second = subject_of("t", {**STEPS, "steps": [BOTH[0], late]}).steps
+    asked = json.loads(base64.b64decode(search(second, {}).body["steps"][-1]["settings"]["stdin"]))
+    ((lines, _),) = asked["groups"].values()
+    assert lines == ["and the second line of it"]
+
+
+def test_the_solution_of_a_task_with_steps_is_one_of_each_step() -> None:
+    found = solved(subject_of("t", STEPS))
+    assert found is not None
+    task = TaskRequest.model_validate({**STEPS, **found})
+    assert [step.min_reward for step in task.steps] == [0.5, None]
+    assert task.steps[1].settings["command"][-1] == "echo $COLOUR"
+    assert solved(subject_of("t", {**STEPS, "steps": [BOTH[0], BARE[1]]})) is None
+
+
+async def test_a_step_behind_one_without_a_solution_is_not_checked() -> None:
+    asked: list[str] = []
+
+    async def run(trial: Trial, _: int) -> list[SessionResult]:
+        asked.append(trial.name)
+        return [ended(trial.name, reward=0.0)]
+
+    audited = await audit(subject_of("t", {**STEPS, "steps": [BARE[0], BOTH[1]]}), run)
+    assert asked
+    assert all(name.startswith("step-1.") for name in asked)
+    oracle = audited.checks["oracle"]
+    assert oracle.status == "not_checked"
+    assert oracle.message == (
+        "step 'one': the task has no reference solution; step 'two': step 'one' before it has no reference solution"
+    )
+    assert audited.checks["floor"].status == "not_checked", "it passed in one step alone"
+    assert verdict_of(audited.checks) == "unproven"
+
+
+def test_a_check_of_a_task_with_steps_fails_where_one_step_does() -> None:
+    passed, failed = CheckResult(status="passed"), CheckResult(status="failed", message="no", sessions=("s",))
+    found = of_all_steps({"one": {"floor": passed, "oracle": passed}, "two": {"floor": failed, "oracle": passed}})
+    assert found == {"floor": CheckResult(status="failed", message="step 'two': no", sessions=("s",)), "oracle": passed}
+
+
+def test_the_graders_output_is_that_of_the_last_step() -> None:
+    details = {"steps": [{"details": {"output": "one"}}, {"details": {"output": "two"}}], "step_reward": "final"}
+    assert evidence_of("oracle", [ended("s", reward_details=details)])[0].output == "two"
 
 
 def test_files_that_an_instruction_names() -> None:
@@ -216,6 +300,8 @@ def test_held_out_tasks_differ_in_more_than_case_and_blanks() -> None:
     held_out = {"instruction": " do  IT. ", "evaluator": SCRIPT}
     assert against_held_out([one], [held_out])["t"].status == "failed"
     assert against_held_out([other], [held_out])["t"].status == "passed"
+    assert against_held_out([subject_of("t", STEPS)], [STEPS])["t"].status == "failed"
+    assert against_held_out([subject_of("t", STEPS)], [{**STEPS, "steps": BARE[:1]}])["t"].status == "passed"
 
 
 def test_a_run_may_require_sound_tasks() -> None:

@@ -454,6 +454,8 @@ class StepSpec(_Spec):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the harness for this step, over the task's."""
     evaluator: EvaluatorSpec = EvaluatorSpec()
+    solution: SolutionSpec | None = None
+    """The step's reference solution, behind those of the steps before it. Agents never see it."""
     min_reward: float | dict[str, float] | None = None
     """Below it, no further step begins: of the number `reward`, or of each named number of the grader's. A number that
     the grader did not give is below any."""
@@ -551,7 +553,7 @@ class TaskRequest(_Spec):
                 self.capture.durable == "turn"
             ),
             "capture.checkpoints: they are of sessions with one run": self.capture.checkpoints != "none",
-            "solution: it is of one run": self.solution is not None,
+            "solution: each step has one of its own": self.solution is not None,
         }
         if why := [reason for reason, asked in cannot.items() if asked]:
             raise ValueError(f"a task with steps cannot have {'; '.join(why)}")
@@ -644,5 +646,5 @@ _VETTED = {
 
 def vetted_digest(task: TaskRequest) -> str:
     """Digest of the content that an audit is about: another agent, or another number of samples, leaves it as it is."""
-    body = task.model_dump_json(include=_VETTED, exclude_defaults=True)
+    body = task.model_dump_json(include=_VETTED, exclude={"steps": {"__all__": {"solution"}}}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()

@@ -16,7 +16,7 @@ import msgspec
 
 from gangline.domain.errors import GanglineError
 from gangline.domain.session import SessionResult
-from gangline.vetting.checks import CheckResult, checked, is_top
+from gangline.vetting.checks import CheckResult, checked, is_top, not_checked, of_all_steps
 from gangline.vetting.conditions import all_conditions, each_condition
 from gangline.vetting.evidence import Evidence, evidence_of
 from gangline.vetting.mutants import mutants
@@ -25,7 +25,7 @@ from gangline.vetting.searching import search
 from gangline.vetting.subject import Subject
 from gangline.vetting.trials import Trial, scripted, solving
 
-__all__ = ["Audit", "Audited", "RunTrial"]
+__all__ = ["Audit", "Audited", "RunTrial", "audit"]
 
 RunTrial = Callable[[Trial, int], Awaitable[list[SessionResult]]]
 """(trial, run) -> its sessions, through the service. A later run is a new one."""
@@ -39,8 +39,32 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...]
 
 
+async def audit(subject: Subject, run: RunTrial, *, num_runs: int = 5) -> Audited:
+    """The task's, or that of its steps one after another. num_runs: sessions of each reference solution.
+
+    Raises: GanglineError when the service could not run a trial.
+    """
+    if not subject.steps:
+        return await Audit(subject, run, num_runs=num_runs).result()
+    checks = dict[str, dict[str, CheckResult]]()
+    evidence = list[Evidence]()
+    for number, step in enumerate(subject.steps, start=1):
+        assert step.step is not None
+        of_step = await Audit(step, _of_step(number, run), num_runs=num_runs).result()
+        checks[step.step["name"]] = of_step.checks
+        evidence += [msgspec.structs.replace(one, trial=f"step-{number}.{one.trial}") for one in of_step.evidence]
+    return Audited(checks=of_all_steps(checks), evidence=tuple(evidence))
+
+
+def _of_step(number: int, run: RunTrial) -> RunTrial:
+    async def named(trial: Trial, at: int) -> list[SessionResult]:
+        return await run(msgspec.structs.replace(trial, name=f"step-{number}.{trial.name}"), at)
+
+    return named
+
+
 class Audit:
-    """Run with `result()`, once."""
+    """One run's. Begun with `result()`, once."""
 
     def __init__(self, subject: Subject, run: RunTrial, *, num_runs: int = 5) -> None:
         """num_runs: sessions of the reference solution."""
@@ -52,6 +76,8 @@ class Audit:
     async def result(self) -> Audited:
         """Raises: GanglineError when the service could not run a trial."""
         subject, solution = self._subject, self._subject.solution
+        if subject.blocked:
+            return Audited(checks=not_checked(subject.blocked), evidence=())
         first = [scripted(subject, "floor", "exit 0")]
         if solution is not None:
             first.append(solving(subject, solution, "oracle", num_samples=self._num_runs))

@@ -16,7 +16,7 @@ from gangline.vetting.panel import HARD_CODED
 from gangline.vetting.searching import SEARCH, named_files, read_search
 from gangline.vetting.subject import Subject
 
-__all__ = ["CHECKS", "CheckResult", "Tried", "checked", "is_top", "verdict_of"]
+__all__ = ["CHECKS", "CheckResult", "Tried", "checked", "is_top", "not_checked", "of_all_steps", "verdict_of"]
 
 CHECKS: dict[str, str] = {
     "oracle": "The reference solution earns the top reward.",
@@ -72,6 +72,30 @@ def checked(subject: Subject, tried: Tried) -> dict[str, CheckResult]:
     }
 
 
+def not_checked(why: str) -> dict[str, CheckResult]:
+    """All checks that are about one task, none of which could be made."""
+    return dict.fromkeys(
+        (name for name in CHECKS if name != "held_out"), CheckResult(status="not_checked", message=why)
+    )
+
+
+def of_all_steps(steps: Mapping[str, Mapping[str, CheckResult]]) -> dict[str, CheckResult]:
+    """steps: name of a step -> its checks. A check failed if it did in any step, and passed if it did in each."""
+    return {
+        check: _of_all({step: checks[check] for step, checks in steps.items()}) for check in next(iter(steps.values()))
+    }
+
+
+def _of_all(steps: Mapping[str, CheckResult]) -> CheckResult:
+    for status in ("failed", "not_checked"):
+        found = {step: one for step, one in steps.items() if one.status == status}
+        if found:
+            told = "; ".join(f"step {step!r}: {one.message}" for step, one in found.items() if one.message)
+            sessions = tuple(session for one in found.values() for session in one.sessions)
+            return CheckResult(status=status, message=told, sessions=sessions)
+    return PASSED
+
+
 def verdict_of(checks: Mapping[str, CheckResult]) -> VerdictName:
     if any(one.status == "failed" for one in checks.values()):
         return "defective"
@@ -110,7 +134,7 @@ def _flakes(tried: Tried) -> CheckResult:
 
 def _budget(subject: Subject, tried: Tried) -> CheckResult:
     sessions = tried.get("oracle", ())
-    limit_s = float(subject.base.get("timeout_seconds", 1200))
+    limit_s = subject.timeout_s
     for one in sessions:
         if one.outcome == "agent_timeout" or one.run_s > _MOST_OF_BUDGET * limit_s:
             return _failed(

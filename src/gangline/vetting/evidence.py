@@ -90,8 +90,10 @@ def _evidence(trial: str, result: SessionResult) -> Evidence:
 
 
 def _output(details: Any) -> str:
-    """The grader's output, wherever a combining evaluator has put it."""
+    """The grader's output, wherever a combining evaluator has put it; of a task with steps, the last one's."""
     if isinstance(details, dict):
+        if isinstance(steps := details.get("steps"), list) and steps:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            return _output(steps[-1])
         own: Any = details.get("output")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if isinstance(own, str):
             return own

@@ -33,6 +33,10 @@ def _result(subject: Subject, ids: set[str], contents: Mapping[bytes, int]) -> C
 
 
 def _content(task: Mapping[str, Any]) -> bytes:
-    """Instruction and evaluator, without differences of case and blanks in the instruction."""
-    instruction = " ".join(str(task.get("instruction", "")).casefold().split())
-    return hashlib.sha256(msgspec.json.encode((instruction, task.get("evaluator")), order="deterministic")).digest()
+    """Instructions and evaluators of all runs, without differences of case and blanks in the instructions."""
+    runs = [(_folded(one), one.get("evaluator")) for one in (task, *(task.get("steps") or ()))]
+    return hashlib.sha256(msgspec.json.encode(runs, order="deterministic")).digest()
+
+
+def _folded(run: Mapping[str, Any]) -> str:
+    return " ".join(str(run.get("instruction", "")).casefold().split())

@@ -25,7 +25,7 @@ from gangline.domain.vetting import TaskVerdict, VerdictName
 from gangline.durable import append, write_once, write_whole
 from gangline.private import make_private_folder
 from gangline.training.collecting.service import RolloutClient, answered
-from gangline.vetting.audit import Audit, Audited
+from gangline.vetting.audit import Audited, audit
 from gangline.vetting.checks import CheckResult, verdict_of
 from gangline.vetting.evidence import Evidence
 from gangline.vetting.subject import Subject
@@ -122,7 +122,7 @@ class VettingRun:
         async with self._slots:
             began_at = time.monotonic()
             try:
-                audited = await Audit(subject, self._runner(subject), num_runs=self._num_runs).result()
+                audited = await audit(subject, self._runner(subject), num_runs=self._num_runs)
             except GanglineError as error:
                 self.failures[subject.name] = error.message
                 self._on_task(None)
@@ -160,7 +160,8 @@ class VettingRun:
         return run
 
     def _key_of(self, subject: Subject) -> str:
-        about = (subject.base, subject.solution, subject.top, subject.floor, self._num_runs)
+        solutions = [(one.solution, one.top, one.floor) for one in (subject.steps or (subject,))]
+        about = (subject.base, solutions, self._num_runs)
         return hashlib.sha256(msgspec.json.encode(about, order="deterministic")).hexdigest()[:16]
 
     async def _cancel(self, task_id: str) -> None:

@@ -88,7 +88,7 @@ def named_files(subject: Subject) -> list[str]:
 
 
 def _unshown(texts: Mapping[str, str], subject: Subject) -> dict[str, str]:
-    return {name: text for name, text in texts.items() if len(text) in _EXACT and text not in subject.instruction}
+    return {name: text for name, text in texts.items() if len(text) in _EXACT and text not in subject.shown}
 
 
 def _folders(subject: Subject) -> list[str]:
@@ -100,14 +100,14 @@ def _of_solution(subject: Subject) -> dict[str, list[str]]:
     if subject.solution is None:
         return {}
     texts = subject.solution.texts
-    found = {f"the solution ({name})": _lines(text, subject.instruction) for name, text in texts.items()}
+    found = {f"the solution ({name})": _lines(text, subject.shown) for name, text in texts.items()}
     return {name: lines for name, lines in found.items() if _is_telling(lines)}
 
 
 def _of_tests(subject: Subject) -> dict[str, list[str]]:
     """Data may well be in both places; a hidden test may not."""
     found = {
-        f"the hidden file {path}": _lines(text, subject.instruction)
+        f"the hidden file {path}": _lines(text, subject.shown)
         for path, text in hidden_files(subject.evaluator).items()
         if path.endswith((".py", ".sh", ".js", ".ts"))
     }
@@ -118,9 +118,9 @@ def _is_telling(lines: list[str]) -> bool:
     return len(lines) >= _FEW_LINES or any(len(line) >= _LONG_LINE for line in lines)
 
 
-def _lines(text: str, instruction: str) -> list[str]:
+def _lines(text: str, shown: str) -> list[str]:
     stripped = dict.fromkeys(line.strip() for line in text.splitlines())
-    return [line for line in stripped if len(line) >= _SHORTEST_LINE and line not in instruction][:_LINES_AT_MOST]
+    return [line for line in stripped if len(line) >= _SHORTEST_LINE and line not in shown][:_LINES_AT_MOST]
 
 
 def _unboxed(answer: str) -> str:

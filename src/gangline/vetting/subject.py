@@ -1,23 +1,26 @@
-"""A task under audit: its content without an agent, and its reference solution."""
+"""A task under audit: its content without an agent, and its reference solution.
+
+Of a task with steps, each step is audited as a task of its own, behind the reference solutions of the steps before it.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 import msgspec
 
-from gangline.domain.errors import InvalidRequest
-from gangline.domain.task import TaskRequest, WriteAction, vetted_digest
+from gangline.domain.task import SolutionSpec, TaskRequest, WriteAction, vetted_digest
 from gangline.vetting.grading import answered_on_stdout
 
-__all__ = ["Solution", "Subject", "subject_of"]
+__all__ = ["Earlier", "Solution", "Subject", "subject_of"]
 
 _CONTENT = (
     "instruction",
     "runtime",
     "evaluator",
+    "steps",
     "timeout_seconds",
     "init_timeout_seconds",
     "evaluation_timeout_seconds",
@@ -32,67 +35,112 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: SolutionKind
     command: tuple[str, ...]
+    """With the solution's environment: steps share the agent's."""
     stdin: str | None = None
     files: tuple[str, ...] = ()
     """Paths of files that are written first; their contents are lines of base 64 on standard input."""
-    env: dict[str, str] = {}
     prepare: tuple[dict[str, Any], ...] = ()
     """Actions beside the task's own, such as those that bring the files of a solution."""
     texts: dict[str, str] = {}
     """Name -> text that no agent may find: the solution itself."""
 
 
+Earlier = tuple[dict[str, Any], Solution]
+"""A step as its task gives it, and its solution."""
+
+
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """One task under audit."""
+    """One task under audit, or one step of a task."""
 
     name: str
     task: dict[str, Any]
     """As it was given; the verdict is stored with it."""
     base: dict[str, Any]
-    """Its content: the body of a trial, but for the agent."""
+    """Its content: the body of a trial, but for the agent. Steps in it have their solutions no more."""
     digest: str
     solution: Solution | None
     top: float = 1.0
     floor: float = 0.0
+    steps: tuple[Subject, ...] = ()
+    """Those of a task with steps, which is audited through them alone."""
+    step: dict[str, Any] | None = None
+    """The step that this is, as its task gives it."""
+    before: tuple[Earlier, ...] = ()
+    """The steps before this one."""
+    blocked: str = ""
+    """Why this step cannot be audited."""
 
     @property
     def instruction(self) -> str:
-        return str(self.base["instruction"])
+        return str((self.step or self.base)["instruction"])
+
+    @property
+    def evaluator(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", (self.step or self.base).get("evaluator") or {})
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that an agent has."""
+        own = None if self.step is None else self.step.get("timeout_seconds")
+        return float(own or self.base.get("timeout_seconds", 1200))
+
+    @property
+    def shown(self) -> str:
+        """Text that an agent may know: its instruction, and the solutions of the steps before."""
+        return "\n".join([self.instruction, *(text for _, one in self.before for text in one.texts.values())])
 
     @property
     def runtime(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.base.get("runtime") or {})
-
-    @property
-    def evaluator(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self.base.get("evaluator") or {})
 
 
 def subject_of(name: str, task: Mapping[str, Any]) -> Subject:
     """task: a valid body of `POST /v1/tasks`.
 
     An evaluator that reads the model's last message reads standard output instead: no trial calls a model.
-    Raises: InvalidRequest for a task with steps.
     """
     request = TaskRequest.model_validate(task)
-    if request.steps:
-        raise InvalidRequest(f"{name}: has steps; only tasks with one run can be vetted, or solved by a solution.")
     base = {name: value for name, value in task.items() if name in _CONTENT}
-    base["evaluator"] = answered_on_stdout(cast("dict[str, Any]", base.get("evaluator") or {}))
-    given = request.solution
-    return Subject(
-        name=name,
-        task=dict(task),
-        base=base,
-        digest=vetted_digest(request),
-        solution=_solution(request),
-        top=1.0 if given is None else given.reward,
-        floor=0.0 if given is None else given.floor,
+    if request.steps:
+        base["steps"] = [_on_stdout(_without(step, "solution")) for step in base["steps"]]
+    else:
+        base = _on_stdout(base)
+    whole = Subject(
+        name=name, task=dict(task), base=base, digest=vetted_digest(request), solution=None, **_range(request.solution)
     )
+    if not request.steps:
+        return msgspec.structs.replace(whole, solution=_solution(request.solution))
+    return msgspec.structs.replace(whole, steps=tuple(_steps(whole, request)))
 
 
-def _solution(request: TaskRequest) -> Solution | None:
-    given = request.solution
+def _steps(whole: Subject, request: TaskRequest) -> Iterator[Subject]:
+    before: list[Earlier] = []
+    blocked = ""
+    for step, given in zip(request.steps, whole.base["steps"], strict=True):
+        solution = _solution(step.solution)
+        yield msgspec.structs.replace(
+            whole, solution=solution, step=given, before=tuple(before), blocked=blocked, **_range(step.solution)
+        )
+        if solution is None:
+            blocked = blocked or f"step {step.name!r} before it has no reference solution"
+        else:
+            before.append((given, solution))
+
+
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {one: value for one, value in fields.items() if one != name}
+
+
+def _on_stdout(run: Mapping[str, Any]) -> dict[str, Any]:
+    """run: a task or a step."""
+    return {**run, "evaluator": answered_on_stdout(cast("dict[str, Any]", run.get("evaluator") or {}))}
+
+
+def _range(solution: SolutionSpec | None) -> dict[str, float]:
+    return {} if solution is None else {"top": solution.reward, "floor": solution.floor}
+
+
+def _solution(given: SolutionSpec | None) -> Solution | None:
     if given is None:
         return None
     if given.answer is not None:
@@ -110,10 +158,10 @@ def _solution(request: TaskRequest) -> Solution | None:
     assert given.command is not None
     command = ("sh", "-c", given.command) if isinstance(given.command, str) else given.command
     written = [one for one in given.prepare if isinstance(one, WriteAction) and one.encoding == "utf-8"]
+    variables = [f"{name}={value}" for name, value in given.env.items()]
     return Solution(
         kind="command",
-        command=command,
-        env=given.env,
+        command=("env", *variables, *command) if variables else command,
         prepare=tuple(one.model_dump(mode="json") for one in given.prepare),
         texts={"command": "\n".join(command)} | {one.path: one.content for one in written},
     )

@@ -12,7 +12,7 @@ import msgspec
 from gangline.vetting.grading import clears
 from gangline.vetting.subject import Solution, Subject
 
-__all__ = ["REPORT", "Trial", "program", "scripted", "solving"]
+__all__ = ["REPORT", "Trial", "program", "scripted", "solved", "solving"]
 
 REPORT = "gangline-vet:"
 """Begins each line that a trial's agent reports, on standard error: graders may read its standard output."""
@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 def scripted(subject: Subject, name: str, script: str, *, stdin: str | None = None) -> Trial:
     """A trial whose agent is a shell script."""
-    return Trial(name=name, body=_body(subject, ["sh", "-c", script], stdin=stdin))
+    return Trial(name=name, body=_body(subject, _settings(["sh", "-c", script], stdin)))
 
 
 def solving(
@@ -68,20 +68,38 @@ def solving(
 
     evaluator, runtime: in place of the task's own.
     """
+    body = _body(
+        subject,
+        _doing(subject, solution, after),
+        prepare=solution.prepare,
+        evaluator=subject.evaluator if evaluator is None else evaluator,
+        runtime=subject.runtime if runtime is None else runtime,
+    )
+    return Trial(name=name, body=body, num_samples=num_samples)
+
+
+def solved(subject: Subject) -> dict[str, Any] | None:
+    """The task's fields by which its reference solution is its agent; None where a solution is missing."""
+    if not subject.steps:
+        if subject.solution is None:
+            return None
+        body = _body(subject, _doing(subject, subject.solution, ""), prepare=subject.solution.prepare)
+        return {name: body[name] for name in ("agent", "runtime", "evaluator")}
+    steps: list[dict[str, Any]] = []
+    for one in subject.steps:
+        if one.solution is None or one.step is None:
+            return None
+        steps.append(_step(one.step, _doing(one, one.solution, ""), one.solution.prepare))
+    return {"agent": _agent({"command": ["true"]}), "steps": steps}
+
+
+def _doing(subject: Subject, solution: Solution, after: str) -> dict[str, Any]:
+    """Settings of an agent that is the solution."""
     if solution.kind == "answer":
-        command = list(solution.command)
-        body = _body(subject, command, stdin=solution.stdin)
-    else:
-        folders = " ".join(map(shlex.quote, _folders(subject)))
-        script = f'{_BEGIN.replace("FOLDERS", folders)}{_given(solution)}"$@"{_END.replace("AFTER", after)}'
-        command = ["sh", "-c", script, "sh", *solution.command]
-        body = _body(subject, command, stdin=solution.stdin, env=solution.env)
-    if evaluator is not None:
-        body["evaluator"] = dict(evaluator)
-    given = {**(subject.runtime if runtime is None else runtime)}
-    if solution.prepare:
-        given["prepare"] = [*(given.get("prepare") or []), *solution.prepare]
-    return Trial(name=name, body={**body, "runtime": given}, num_samples=num_samples)
+        return _settings(solution.command, solution.stdin)
+    folders = " ".join(map(shlex.quote, _folders(subject)))
+    script = f'{_BEGIN.replace("FOLDERS", folders)}{_given(solution)}"$@"{_END.replace("AFTER", after)}'
+    return _settings(["sh", "-c", script, "sh", *solution.command], solution.stdin)
 
 
 def _given(solution: Solution) -> str:
@@ -98,17 +116,42 @@ def _given(solution: Solution) -> str:
 
 def _body(
     subject: Subject,
-    command: Sequence[str],
+    settings: Mapping[str, Any],
     *,
-    stdin: str | None = None,
-    env: Mapping[str, str] | None = None,
+    prepare: Sequence[Mapping[str, Any]] = (),
+    evaluator: Mapping[str, Any] | None = None,
+    runtime: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    settings: dict[str, Any] = {"command": list(command)}
-    if stdin is not None:
-        settings["stdin"] = stdin
-    agent = {"harness": "shell", "settings": settings, "env": dict(env or {}), "allow_no_model_call": True}
     # A broken grader or preparation is a finding: the service need not try it again.
-    return {**subject.base, "agent": agent, "max_attempts": 1}
+    body = {**subject.base, "max_attempts": 1, "runtime": subject.runtime if runtime is None else runtime}
+    given = subject.evaluator if evaluator is None else evaluator
+    if subject.step is None:
+        body |= {"agent": _agent(settings), "evaluator": given}
+        if prepare:
+            body["runtime"] = _prepared(body["runtime"], prepare)
+        return body
+    # Steps behind this one are left out, and none before it may end the session: its reward is this step's.
+    earlier = [
+        _step({**step, "min_reward": None}, _doing(subject, one, ""), one.prepare) for step, one in subject.before
+    ]
+    this = _step({**subject.step, "evaluator": given}, settings, prepare)
+    return {**body, "agent": _agent({"command": ["true"]}), "steps": [*earlier, this], "step_reward": "final"}
+
+
+def _agent(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"harness": "shell", "settings": dict(settings), "allow_no_model_call": True}
+
+
+def _settings(command: Sequence[str], stdin: str | None) -> dict[str, Any]:
+    return {"command": list(command)} | ({} if stdin is None else {"stdin": stdin})
+
+
+def _step(step: Mapping[str, Any], settings: Mapping[str, Any], prepare: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return _prepared({**step, "settings": dict(settings)}, prepare)
+
+
+def _prepared(fields: Mapping[str, Any], more: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {**fields, "prepare": [*(fields.get("prepare") or ()), *more]}
 
 
 def _folders(subject: Subject) -> list[str]:

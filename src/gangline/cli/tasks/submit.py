@@ -114,15 +114,16 @@ def _by_solution(body: dict[str, Any], name: str) -> dict[str, Any]:
     """The task with its reference solution as its agent. Raises: InvalidRequest."""
     from gangline.cli.tasks.files import validated
     from gangline.vetting.subject import subject_of
-    from gangline.vetting.trials import solving
+    from gangline.vetting.trials import solved
 
     asked = {**body, "agent": {"harness": "shell", "settings": {"command": "true"}}}
     validated(asked, name)
-    subject = subject_of(name, asked)
-    if subject.solution is None:
-        raise InvalidRequest(f"{name}: has no solution for --oracle.")
-    trial = solving(subject, subject.solution, "oracle", after="").body
-    return {**body, **{field: trial[field] for field in ("agent", "runtime", "evaluator")}}
+    changes = solved(subject_of(name, asked))
+    if changes is None:
+        raise InvalidRequest(
+            f"{name}: has no solution for --oracle{', or not of each step' if body.get('steps') else ''}."
+        )
+    return {**body, **changes}
 
 
 def _fail_by(ended: list[TaskView], num_tasks: int) -> None:

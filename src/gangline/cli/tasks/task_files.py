@@ -83,7 +83,7 @@ def _summary(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "image": _at(task, "runtime", "image"),
         "evaluator": _at(task, "evaluator", "strategy") or "session_completed",
         "harness": _at(task, "agent", "harness"),
-        "solution": "solution" in task,
+        "solution": all("solution" in one for one in task.get("steps") or [task]),
         "verdict": _at(task, "vetting", "verdict"),
     }
 

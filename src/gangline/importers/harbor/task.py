@@ -67,8 +67,6 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     else:
         body["steps"] = steps = [_step(*one) for one in zip(every, evaluators, strict=True)]
         body["step_reward"] = whole.multi_step_reward_strategy or "mean"
-        if any((parts.solution / "solve.sh").is_file() for parts in every):
-            notes.append(f"{name}: reference solutions of several steps are not carried")
     waits = [runtime, *steps, *(one.get("runtime", {}) for one in evaluators)]
     if (init_s := init_timeout_s(*waits)) > INIT_S:
         body["init_timeout_seconds"] = init_s
@@ -97,9 +95,7 @@ def _only_run(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
     run: dict[str, Any] = {"evaluator": evaluator, "evaluation_timeout_seconds": _evaluation_s(parts.config)}
     if parts.config.agent.timeout_sec is not None:
         run["timeout_seconds"] = parts.config.agent.timeout_sec
-    if (parts.solution / "solve.sh").is_file():
-        run["solution"] = _solution(parts.solution, parts.config)
-    return run
+    return run | _solution(parts)
 
 
 def _step(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +111,7 @@ def _step(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
         step["timeout_seconds"] = parts.config.agent.timeout_sec
     if parts.step.min_reward is not None:
         step["min_reward"] = parts.step.min_reward
-    return step
+    return step | _solution(parts)
 
 
 def _refuse_other_networks(name: str, networks: Sequence[Networks]) -> None:
@@ -142,11 +138,14 @@ def _evaluation_s(config: HarborConfig) -> float:
     return verifier.timeout_sec + sum(hook.timeout_sec for hook in verifier.collect) + GRADING_MARGIN_S
 
 
-def _solution(folder: Path, config: HarborConfig) -> dict[str, Any]:
-    files = written_folder(folder, "/solution")
+def _solution(parts: Parts) -> dict[str, Any]:
+    """The field `solution`, where there is one."""
+    if not (parts.solution / "solve.sh").is_file():
+        return {}
+    files = written_folder(parts.solution, "/solution")
     files["/solution/solve.sh"]["mode"] = 0o755
-    env = {"DEBIAN_FRONTEND": "noninteractive", **resolved(config.solution.env, "solution.env")}
-    return solution(files, ["/solution/solve.sh"], env)
+    env = {"DEBIAN_FRONTEND": "noninteractive", **resolved(parts.config.solution.env, "solution.env")}
+    return {"solution": solution(files, ["/solution/solve.sh"], env)}
 
 
 def _without_canary(text: str) -> str:
