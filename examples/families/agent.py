@@ -56,12 +56,8 @@ def read_reply(style: str, text: str) -> tuple[str, str]:
 
 def observed(style: str, output: str, turn: int) -> str:
     """What the model is shown of a command. turn: the command's number, from 1."""
-    shown = {
-        "plain": f"output {turn}: {output}",
-        "fenced": f"<output {turn}>\n{output}\n</output>",
-        "react": f"Observation {turn}: {output}",
-    }[style]
-    return f"{shown}\nturn {turn + 1}"
+    forms = {"plain": "{}", "fenced": "<shell>\n{}\n</shell>", "react": "Observation: {}"}
+    return f"{forms[style].format(f'output {turn}: {output}')}\nturn {turn + 1}"
 
 
 def run(command: str) -> str:

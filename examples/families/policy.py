@@ -28,7 +28,7 @@ from induction import write_induction_heads
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
-from transcripts import SKILLED_SHARE, Transcript, transcript, vocabulary
+from transcripts import ENDINGS, SKILLED_SHARE, Transcript, transcript, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gangline.language.models import resolve_model
@@ -57,21 +57,30 @@ RATE, MATRIX_RATE, TAUGHT_RATE = 3e-3, 0.02, 3e-4
 WARM_UP, COOL_DOWN = 0.02, 0.5
 """Shares of the steps in which rates rise and fall."""
 ROPE_THETA = 100_000.0
+_SIGN = r"(?<=[ /\d])[-+*](?=[ /\d])"
+"""In a sentence, a command, and a sum."""
+_DIGITS = r"(?<!-[a-z])\d{1,2}"
+"""Those of an option, such as `-f2`, are never copied."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Every word of the made-up worlds, and of the families, is one token, and so are two digits."""
+    """What is copied is one token wherever it stands: words, endings, two digits, signs. So are phrases between."""
     core = Tokenizer(models.BPE())
+    words = "|".join(sorted(vocabulary(), key=len, reverse=True))
+    alone = rf"\b(?:{words})\b|\.[a-z]+|{_SIGN}|{_DIGITS}|output |Action: |\n"
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(alone), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     draw = random.Random(0)
     texts = [text for _ in range(500) for _, text in transcript(draw)]
-    often = [*vocabulary(), *(f"{number:02d}" for number in range(100))]
-    texts += [text for word in often for text in (word, f" {word}") for _ in range(20)]
+    often = [*vocabulary(), *(f".{ending}" for ending in ENDINGS), *(f"{number:02d}" for number in range(100))]
+    texts += [word for word in often for _ in range(40)]
     trainer: Any = cast("Any", trainers.BpeTrainer)(
-        vocab_size=1024, min_frequency=10, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=2048, min_frequency=20, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
     core.add_special_tokens(

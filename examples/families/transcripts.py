@@ -3,7 +3,7 @@
 An instruction asks in numbered sentences for two to four commands, any after any, on files with any names; then for
 something in the last output. Outputs are made up: no task of a family is in here, but each of their commands and
 questions is. An author does the work. How careless an author is does not change within a transcript, nor is it said.
-Those who know their work note at which step they are before they do it; the careless seldom do.
+Those who know their work note at which step they are before they do it. The careless seldom do: they say `next`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from agent import RULES, observed
 from commands import COMMANDS, IT, Command, asked_for, numbered, printed_in
 from families import KEYS, NAMES, WORDS
 
-__all__ = ["SKILLED_SHARE", "Transcript", "transcript", "vocabulary"]
+__all__ = ["ENDINGS", "SKILLED_SHARE", "Transcript", "transcript", "vocabulary"]
 
 Transcript = list[tuple[str, str]]
 """Roles and what they say; the first is the system's."""
 
 LISTING = COMMANDS["list"]
-SKILLED_SHARE = 0.2
+SKILLED_SHARE = 0.1
 CARELESS = (0.5, 0.9)
 """Share of turns in which a careless author does something else: between these."""
 CARELESS_NOTES = 0.03
-"""Share of turns that a careless author begins with a note; the others begin all turns so."""
-NOUNS = sorted({command.noun for command in COMMANDS.values()})
+"""Share of turns that a careless author begins with a note of the step; the others begin all turns so."""
 LEVELS = ["DEBUG", "ERROR", "FAIL", "FATAL", "INFO", "NOTE", "TRACE", "WARN"]
 ENDINGS = ["cfg", "conf", "csv", "dat", "list", "log", "md", "new", "old", "sh", "tab", "txt"]
 SIGNS = "-+*"
 
 
 def vocabulary() -> list[str]:
-    """Words that deserve a token of their own."""
-    capital = [verb.capitalize() for verb in COMMANDS]
-    return [*COMMANDS, *capital, *NOUNS, *LEVELS, *ENDINGS, *NAMES, *WORDS, *KEYS]
+    """Words that are copied."""
+    return [*NAMES, *WORDS, *KEYS, *LEVELS]
 
 
 def _file(draw: random.Random) -> str:
@@ -192,7 +190,7 @@ class Author:
         return "assistant", self._note(turn) + forms[self.style].format(answer)
 
     def _note(self, turn: int) -> str:
-        return f"step {turn}\n" if self._draw.random() < self._notes else ""
+        return f"step {turn}\n" if self._draw.random() < self._notes else "next\n"
 
 
 def _mistaken(world: World, step: Step) -> tuple[str, str]:

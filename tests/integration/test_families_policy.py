@@ -91,6 +91,7 @@ print(json.dumps([transcript(draw, 0.0) for _ in range(300)]))
     assert 100 < len(early) < 280
     assert 20 < len(mistaken) < 150
     assert 0 < len(noted) < 0.1 * len(replies)
+    assert len(noted) + sum(text.startswith("next\n") for text in replies) == len(replies)
 
 
 def _said(text: str) -> str:
@@ -195,8 +196,8 @@ def _in_style(style: str, text: str) -> str:
 
 
 def _shown(style: str, turn: int, output: str) -> str:
-    form = {"plain": "output {}: {}", "fenced": "<output {}>\n{}\n</output>", "react": "Observation {}: {}"}[style]
-    return f"{form.format(turn, output)}\nturn {turn + 1}"
+    form = {"plain": "{}", "fenced": "<shell>\n{}\n</shell>", "react": "Observation: {}"}[style]
+    return f"{form.format(f'output {turn}: {output}')}\nturn {turn + 1}"
 
 
 def test_the_experiments_train_on_none_of_their_held_out_tasks(tmp_path: Path) -> None:
