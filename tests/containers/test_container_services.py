@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 
 from containers.engines import IMAGE
 from containers.test_container_images import OWNER, engine, started
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
-from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.domain.contracts import HasServices, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.plugins import make_runtime
@@ -80,6 +82,39 @@ async def test_services_are_reached_by_name_and_each_has_its_own_ports(container
     assert await fetched(handle, "http://front/word") == "mush\n", "they outlive the agent's processes"
     await handle.stop()
     assert names(container_runtime) == []
+
+
+async def test_the_node_runs_commands_in_services_and_copies_their_files(
+    container_runtime: str, tmp_path: Path
+) -> None:
+    store = {"image": IMAGE, "command": ["sleep", "1000"], "env": {"WORD": "mush"}, "user": "1000:1000"}
+    spec = {"services": {"other": web("dog"), "store": store}}
+    handle = await started(container_runtime, tmp_path, **spec)
+    runtime = make_runtime(container_runtime)
+    assert isinstance(runtime, HasServices)
+    whole = RuntimeSpec.model_validate({"backend": container_runtime, "image": IMAGE, **spec})
+    services = runtime.services_of(handle.runtime_id, whole)
+    own = await services.exec("store", "id -u; echo $WORD; exit 3", timeout_s=30)
+    assert (own.exit_code, own.stdout) == (3, b"1000\nmush\n")
+    root = await services.exec("store", "id -u; head -c 100 /dev/zero", timeout_s=30, user="root", max_output_bytes=9)
+    assert (root.stdout, root.truncated) == (b"0\n" + bytes(7), True)
+    late = await services.exec("store", "sleep 60", timeout_s=1)
+    assert (late.timed_out, late.ok) == (True, False)
+    make = "mkdir -p /data/in && echo sled > /data/in/kind && ln -s in /data/link"
+    made = await services.exec("other", make, timeout_s=30)
+    assert made.ok, made.stderr
+    with tarfile.open(fileobj=io.BytesIO(await services.archive("other", "/data", max_bytes=1 << 20))) as archive:
+        assert archive.getnames() == ["data", "data/in", "data/in/kind", "data/link"]
+        kind = archive.extractfile("data/in/kind")
+        assert kind is not None
+        assert kind.read() == b"sled\n"
+    with pytest.raises(LimitExceeded, match="/data takes more than 99 bytes"):
+        await services.archive("other", "/data", max_bytes=99)
+    with pytest.raises(NotFound, match="/none of service 'store' could not be copied"):
+        await services.archive("store", "/none", max_bytes=99)
+    with pytest.raises(NotFound, match=r"'third'.*other, store"):
+        await services.exec("third", "true", timeout_s=9)
+    await handle.stop()
 
 
 async def test_each_session_has_a_network_of_its_own_without_the_nodes_proxy(

@@ -36,12 +36,26 @@ docker_image = "{BASE}"
 workdir = "/app"
 """
 SEPARATE = TOML.replace("[verifier]", '[verifier]\nenvironment_mode = "separate"')
+STEPS = """
+[[steps]]
+name = "fill"
+min_reward = 0.25
+[[steps]]
+name = "ask"
+verifier = { environment_mode = "separate", timeout_sec = 120 }
+"""
 ARTIFACTS = 'artifacts = ["/app/answer", {source = "/app/out", exclude = ["*.log"]}]\n'
 REWARD = "#!/bin/bash\n{}\necho $reward > /logs/verifier/reward.txt\n"
 CALL = (
     "python3 -c \"import sys, urllib.request as u; r = u.Request(*sys.argv[1:2], method=sys.argv[2], data=b'sled'); "
     'print(u.urlopen(r).read().decode())" http://store/'
 )
+OF_STORE = 'artifacts = [{ source = "/srv/kept", service = "store", exclude = ["*.log"] }]\n'
+HOOK = f"""
+[[verifier.collect]]
+service = "store"
+command = '''mkdir /srv/kept; touch /srv/kept/a.log; {CALL} GET > /srv/kept/word'''
+"""
 STORE = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -124,6 +138,27 @@ def tasks(root: Path) -> dict[str, Path]:
             of_both,
             {**compose, "tests/wanted": "red"},
         ),
+        "collected_from_services": (
+            OF_STORE + SEPARATE + HOOK,
+            f"{CALL} PUT",
+            'reward=0; [ "$(cat /srv/kept/word)" = sled ] && [ ! -e /srv/kept/a.log ] && reward=1; true',
+            compose,
+        ),
+        "steps_with_services": (
+            ARTIFACTS + TOML + STEPS,
+            "false",
+            None,
+            {
+                **compose,
+                "steps/fill/instruction.md": "Fill the store.\n",
+                "steps/fill/solution/solve.sh": f"#!/bin/bash\n{CALL} PUT\n",
+                "steps/fill/tests/test.sh": REWARD.format(f'reward=0.25; [ "$({CALL} GET)" = sled ] && reward=1; true'),
+                "steps/ask/instruction.md": "Ask the store.\n",
+                "steps/ask/solution/solve.sh": f"#!/bin/bash\n{CALL} GET > answer\n",
+                "steps/ask/tests/test.sh": REWARD.format(of_both),
+                "steps/ask/tests/wanted": "sled",
+            },
+        ),
     }
     return {name: harbor_task(root / name, *parts[:3], **parts[3]) for name, parts in made.items()}
 
@@ -184,6 +219,8 @@ async def test_harbors_runner_and_gangline_give_the_same_rewards(images: None, t
         up.close()
     assert given == {key: ("completed", reward) for key, reward in wanted.items()}
     oracle = {"shared": 1, "several": 1, "separate": 2, "own_image": 0.75, "services": 1, "fresh_services": 10.5}
+    oracle |= {"collected_from_services": 1, "steps_with_services": (1 + 10.5) / 2}
     nop = {"shared": 0.25, "several": 0, "separate": 0, "own_image": 0, "services": 0, "fresh_services": 10}
+    nop |= {"collected_from_services": 0, "steps_with_services": (0.25 + 10) / 2}
     assert wanted == {(name, "oracle"): r for name, r in oracle.items()} | {(name, "nop"): r for name, r in nop.items()}
     assert engine("docker", "ps", "--all", "--quiet") == ""

@@ -10,6 +10,7 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec, TaskRequest
+from gangline.evaluators.script.evaluator import ScriptConfig
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
 from gangline.plugins import check_task
@@ -127,6 +128,53 @@ def test_the_health_of_services_is_part_of_the_budget(tmp_path: Path) -> None:
     check = "healthcheck: {test: ok, interval: 10s, timeout: 20s, retries: 5}"
     folder = task(tmp_path, f"services: {{a: {{image: a, {check}}}, b: {{image: b, {check}}}}}")
     assert read_harbor_task(folder, QUIET).body["init_timeout_seconds"] == 600
+
+
+OF_STORE = """
+artifacts = ["/app/answer", { source = "/data/", service = "store", exclude = ["*.log"] }]
+[verifier]
+environment_mode = "separate"
+[[verifier.collect]]
+command = "redis-cli save"
+service = "store"
+user = "root"
+[[verifier.collect]]
+command = "true"
+service = "main"
+"""
+
+
+def test_hooks_and_artifacts_of_services_are_carried(tmp_path: Path) -> None:
+    folder = task(tmp_path, STORE)
+    write(folder / "task.toml", OF_STORE)
+    given = read_harbor_task(folder, QUIET).body["evaluator"]
+    config = ScriptConfig.model_validate(given["config"])
+    assert [(one.service, one.user) for one in config.collect_commands] == [("store", "root"), (None, None)]
+    assert config.collect_services == {"store": {"/data": ("*.log",)}}
+    assert set(config.collect_folders) == {"/logs/artifacts", "/app/answer"}
+    assert "runtime" not in given, "nobody can have the folder `/`"
+
+
+def test_the_place_of_a_services_artifact_is_the_graders_own(tmp_path: Path) -> None:
+    folder = task(tmp_path, STORE)
+    write(folder / "task.toml", OF_STORE.replace("/data/", "/var/lib/redis/dump.rdb"))
+    body = read_harbor_task(folder, QUIET).body
+    assert "/var/lib/redis" in body["evaluator"]["runtime"]["folders"]
+    assert "/var/lib/redis" not in body["runtime"]["folders"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('service = "store"\nuser', 'service = "shop"\nuser', "the service 'shop', which it does not have"),
+        ('"/data/"', '"data"', "'data' of a service must be absolute"),
+    ],
+)
+def test_what_cannot_be_collected_is_named(tmp_path: Path, old: str, new: str, why: str) -> None:
+    folder = task(tmp_path, STORE)
+    write(folder / "task.toml", OF_STORE.replace(old, new))
+    with pytest.raises(InvalidRequest, match=why):
+        read_harbor_task(folder, QUIET)
 
 
 def test_a_clean_copy_of_the_environment_has_the_services_too(tmp_path: Path) -> None:

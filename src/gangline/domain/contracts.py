@@ -368,6 +368,31 @@ class HasServices(Protocol):
 
     has_services: ClassVar[bool]
 
+    def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
+        """Those beside a sandbox that is not stopped yet."""
+        ...
+
+
+class SideServices(Protocol):
+    """The services beside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
+
+    async def exec(
+        self, service: str, command: str, *, timeout_s: float, user: str | None = None, max_output_bytes: int = 1 << 16
+    ) -> ExecResult:
+        """Run a command of `sh -c` in a service's container. user: None is the service's own.
+
+        One that takes too long may go on until the sandbox is stopped.
+        Raises: NotFound where there is no such service, RuntimeFailed.
+        """
+        ...
+
+    async def archive(self, service: str, path: str, *, max_bytes: int) -> bytes:
+        """A file or folder of a service's container, as a tar archive in which it is at the top.
+
+        Raises: NotFound, LimitExceeded, RuntimeFailed.
+        """
+        ...
+
 
 @runtime_checkable
 class Keepable(Protocol):
@@ -540,6 +565,8 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     refresh_runtime: bool
     """True if the task requires grading in `fresh_runtime`."""
     metadata: Mapping[str, Any]
+    services_of: Callable[[RuntimeHandle], SideServices | None] = lambda _: None
+    """Services beside a runtime of the agent's specification, such as `runtime`, that still run; None: it has none."""
     is_control: bool = False
     """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there."""
     artifacts: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gangline.domain.contracts import RuntimeHandle
-from gangline.domain.errors import CallerError
+from gangline.domain.contracts import RuntimeHandle, SideServices
+from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.services import ServiceName
 
-__all__ = ["CollectCommand", "Collected", "collected", "run_commands"]
+__all__ = ["CollectCommand", "Collected", "collected", "collected_of_services", "run_commands"]
 
 _TAR_TIMEOUT_S = 120.0
 _MAX_SAID_CHARS = 500
+_UNPACK = 'place=$1; shift; mkdir -p -- "$place" && exec tar -xpf - -C "$place" "$@"'
 
 
 class CollectCommand(BaseModel):
@@ -27,12 +30,30 @@ class CollectCommand(BaseModel):
 
     command: str = Field(min_length=1)
     """Given to `sh -c` in the working folder."""
+    service: ServiceName | None = None
+    """One of the runtime's services, in whose container the command runs; None is the agent's."""
+    user: str | None = None
+    """In a service: another user than the service's own."""
     timeout_seconds: float = Field(default=60, gt=0)
+
+    @model_validator(mode="after")
+    def _has_users_in_services(self) -> CollectCommand:
+        if self.user is not None and self.service is None:
+            raise ValueError("user is of a command in a service; others run as the agent's user")
+        return self
+
+
+class Archive(NamedTuple):
+    data: bytes
+    place: str
+    """The folder that its names begin in."""
+    excluded: Sequence[str] = ()
+    """Patterns of what is not unpacked."""
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = {}
-    archives: dict[str, bytes] = {}
+    archives: dict[str, Archive] = {}
     """Path of a folder, or of a file -> tar archive of it."""
     missing: list[str] = []
     """What could not be taken, and why: the agent's doing."""
@@ -43,19 +64,25 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
             await runtime.upload(path, data)
         failed: list[str] = []
         for path, archive in self.archives.items():
-            unpacked = await runtime.exec(
-                ["tar", "-xpf", "-", "-C", _place(path)], stdin=archive, timeout_s=_TAR_TIMEOUT_S
-            )
+            excluded = [f"--exclude={one}" for one in archive.excluded]
+            command = ["sh", "-c", _UNPACK, "sh", archive.place, *excluded]
+            unpacked = await runtime.exec(command, stdin=archive.data, timeout_s=_TAR_TIMEOUT_S)
             if not unpacked.ok:
                 failed.append(f"{path}: {unpacked.stderr.decode(errors='replace').strip()[-_MAX_SAID_CHARS:]}")
         return failed
 
 
-async def run_commands(runtime: RuntimeHandle, commands: Sequence[CollectCommand]) -> list[str]:
-    """Run each, whatever becomes of the others. Returns how those ended that failed."""
+async def run_commands(
+    runtime: RuntimeHandle, commands: Sequence[CollectCommand], services: SideServices | None
+) -> list[str]:
+    """Run each, whatever becomes of the others. Returns how those ended that failed. Raises: EvaluatorError."""
     failed: list[str] = []
     for one in commands:
-        result = await runtime.exec(one.command, timeout_s=one.timeout_seconds)
+        if one.service is None:
+            result = await runtime.exec(one.command, timeout_s=one.timeout_seconds)
+        else:
+            beside = _needed(services, one.service)
+            result = await beside.exec(one.service, one.command, timeout_s=one.timeout_seconds, user=one.user)
         if not result.ok:
             end = f"not done in {one.timeout_seconds:g} s" if result.timed_out else f"exit code {result.exit_code}"
             said = result.stderr.decode(errors="replace").strip()[-_MAX_SAID_CHARS:]
@@ -82,6 +109,33 @@ async def collected(
     return found
 
 
+async def collected_of_services(
+    services: SideServices | None, wanted: Mapping[str, Mapping[str, Sequence[str]]], max_bytes: int, found: Collected
+) -> None:
+    """wanted: service -> path in it -> patterns of what is left out. What has its path already comes first.
+
+    Raises: EvaluatorError.
+    """
+    for service, paths in wanted.items():
+        for path, excluded in paths.items():
+            if path in found.archives or path in found.files:
+                found.missing.append(f"{path} of service {service}: another one has the path")
+                continue
+            try:
+                data = await _needed(services, service).archive(service, path, max_bytes=max_bytes)
+            except CallerError as error:  # no such file, too large
+                found.missing.append(f"{path} of service {service}: {error.message}")
+            else:
+                found.archives[path] = Archive(data, str(PurePosixPath(path).parent), excluded)
+
+
+def _needed(services: SideServices | None, service: str) -> SideServices:
+    """Raises: EvaluatorError."""
+    if services is None:
+        raise EvaluatorError(f"the grader collects from service {service!r}, and the agent's runtime has no services")
+    return services
+
+
 async def _take(runtime: RuntimeHandle, path: str, excluded: Sequence[str], max_bytes: int, found: Collected) -> None:
     command = ["tar", "-cf", "-", "-C", _place(path), *(f"--exclude={one}" for one in excluded), "--", _name(path)]
     taken = await runtime.exec(command, timeout_s=_TAR_TIMEOUT_S, max_output_bytes=max_bytes)
@@ -90,7 +144,7 @@ async def _take(runtime: RuntimeHandle, path: str, excluded: Sequence[str], max_
     elif not taken.ok:
         found.missing.append(f"{path}: {taken.stderr.decode(errors='replace').strip()[-_MAX_SAID_CHARS:]}")
     else:
-        found.archives[path] = taken.stdout
+        found.archives[path] = Archive(taken.stdout, _place(path))
 
 
 def _place(path: str) -> str:

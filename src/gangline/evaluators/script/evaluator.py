@@ -24,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
+from gangline.domain.services import ServiceName
 from gangline.domain.task import TextEncoding, decoded
-from gangline.evaluators.script.collecting import CollectCommand, collected, run_commands
+from gangline.evaluators.script.collecting import CollectCommand, collected, collected_of_services, run_commands
 from gangline.evaluators.solution_user import serving_solution
 from gangline.evaluators.transcript import transcript
 
@@ -78,6 +79,11 @@ class ScriptConfig(BaseModel):
     collect_folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
     them. Both runtimes need `tar`."""
+    collect_services: dict[ServiceName, dict[Annotated[str, Field(pattern=r"^/[^\x00]+$")], tuple[str, ...]]] = Field(
+        default_factory=dict
+    )
+    """Services of the agent's runtime -> absolute paths of files and folders in their containers, which are copied to
+    the same paths likewise -> patterns of what is left out."""
     collect_commands: tuple[CollectCommand, ...] = ()
     """Run first, in the agent's runtime, when its processes are gone: they write what is to be collected. One that
     fails is told in the reward's details."""
@@ -161,10 +167,13 @@ class ScriptEvaluator:
         config = self._config
         if not context.refresh_runtime:
             await context.runtime.kill()  # nothing of the agent's may watch hidden files arrive
-        failed = await run_commands(context.runtime, config.collect_commands) if config.collect_commands else []
+        services = context.services_of(context.runtime)
+        commands = config.collect_commands
+        failed = await run_commands(context.runtime, commands, services) if commands else []
         if not context.refresh_runtime:
             return context.runtime, _given(failed_commands=failed)
         found = await collected(context.runtime, config.collect, config.collect_folders, config.max_collect_bytes)
+        await collected_of_services(services, config.collect_services, config.max_collect_bytes, found)
         runtime = await context.fresh_runtime()
         missing = found.missing + await found.bring(runtime)
         return runtime, _given(failed_commands=failed, missing_files=missing)

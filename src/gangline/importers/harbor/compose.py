@@ -21,12 +21,12 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import image_name
 from gangline.importers.files import read_text
+from gangline.importers.harbor.config import MAIN
 from gangline.installation import extra_command
 
 __all__ = ["COMPOSE_FILE", "Compose", "compose_of"]
 
 COMPOSE_FILE = "docker-compose.yaml"
-MAIN = "main"
 _TOP = {"services", "version", "name"}
 _NO_MEANING = {"expose"}
 _KEYS_OF_MAIN = {"build", "image", "command", "environment", "depends_on"}

@@ -18,6 +18,7 @@ from gangline.importers.files import read_text
 from gangline.plugins import explain
 
 __all__ = [
+    "MAIN",
     "HarborAgent",
     "HarborArtifact",
     "HarborCollect",
@@ -33,6 +34,8 @@ __all__ = [
     "resolved",
 ]
 
+MAIN = "main"
+"""The service that is the agent's."""
 _NO_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$|^\s*$')
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 
@@ -59,7 +62,7 @@ class HarborCollect(_Table):
     """A command that runs when the agent has ended; one that fails is only reported."""
 
     command: str
-    service: str = "main"
+    service: str = MAIN
     timeout_sec: float = Field(default=60, gt=0)
     user: str | int | None = None
 
@@ -69,6 +72,7 @@ class HarborArtifact(_Table):
     destination: str | None = None
     exclude: list[str] = Field(default_factory=list)
     service: str | None = None
+    """None is `MAIN`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.config import HarborArtifact, HarborCollect, HarborConfig, HarborEnvironment
+from gangline.importers.harbor.config import MAIN, HarborConfig, HarborEnvironment
 from gangline.importers.harbor.steps import Parts
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
@@ -45,10 +45,8 @@ def _fields(config: HarborConfig) -> Iterator[str]:
             for field, value in (("mcp_servers", own.mcp_servers), ("skills_dir", own.skills_dir))
             if value
         )
-    yield from _of_services("verifier.collect", verifier.collect)
-    yield from _of_services("artifacts", config.artifacts)
     for number, hook in enumerate(verifier.collect):
-        if _is_root(hook.user):
+        if hook.service == MAIN and _is_root(hook.user):
             yield f"verifier.collect.{number}.user (root)"
 
 
@@ -58,12 +56,6 @@ def _of_environment(field: str, environment: HarborEnvironment) -> Iterator[str]
     for name in ("gpus", "gpu_types", "tpu"):
         if getattr(environment, name):
             yield f"{field}.{name}"
-
-
-def _of_services(field: str, entries: Sequence[HarborCollect | HarborArtifact]) -> Iterator[str]:
-    for number, entry in enumerate(entries):
-        if entry.service not in (None, "main"):
-            yield f"{field}.{number}.service ({entry.service})"
 
 
 def _is_root(user: str | int | None) -> bool:

@@ -7,8 +7,8 @@ A separate environment is the verifier's image, the one that a Dockerfile in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,9 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.grading import script_evaluator, tests_of
 from gangline.importers.harbor.config import (
+    MAIN,
     HarborArtifact,
+    HarborCollect,
     HarborConfig,
     HarborEnvironment,
     HarborVerifier,
@@ -77,6 +79,7 @@ def is_separate(verifier: HarborVerifier) -> bool:
 def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
     """The body's `evaluator`, and notes. Raises: InvalidRequest."""
     verifier = wanted.config.verifier
+    of_services = _of_services(wanted)
     if not is_separate(verifier):
         evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
         return evaluator, [f"{wanted.name}: artifacts are not kept"] if wanted.artifacts else []
@@ -90,6 +93,9 @@ def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
     evaluator["refresh_runtime"] = True
     evaluator["config"]["max_collect_bytes"] = _MAX_ARTIFACT_BYTES
     evaluator["config"]["collect_folders"] = _folders(wanted.artifacts)
+    if of_services:
+        evaluator["config"]["collect_services"] = of_services
+        runtime["folders"] = _with_places(runtime, of_services)
     if runtime == wanted.runtime:
         return evaluator, []
     return {**evaluator, "runtime": runtime}, notes
@@ -130,15 +136,54 @@ def _script(wanted: Verification, files: dict[str, dict[str, Any]] | None, comma
         env=resolved(verifier.env, "verifier.env"),
     )
     if verifier.collect:
-        evaluator["config"]["collect_commands"] = [
-            {"command": hook.command, "timeout_seconds": hook.timeout_sec} for hook in verifier.collect
-        ]
+        evaluator["config"]["collect_commands"] = [_command(hook) for hook in verifier.collect]
     return evaluator
+
+
+def _command(hook: HarborCollect) -> dict[str, Any]:
+    command: dict[str, Any] = {"command": hook.command, "timeout_seconds": hook.timeout_sec}
+    if hook.service != MAIN:
+        command["service"] = hook.service
+        if hook.user is not None:
+            command["user"] = str(hook.user)
+    return command
 
 
 def _folders(artifacts: Sequence[HarborArtifact]) -> dict[str, list[str]]:
     """What is carried over, by path. The folder for artifacts always is; of two entries the first counts."""
     found: dict[str, list[str]] = {}
     for one in artifacts:
-        found.setdefault(one.source.rstrip("/") or "/", one.exclude)
+        if _service_of(one) == MAIN:
+            found.setdefault(one.source.rstrip("/") or "/", one.exclude)
     return found if _ARTIFACTS in found else {_ARTIFACTS: [], **found}
+
+
+def _of_services(wanted: Verification) -> dict[str, dict[str, list[str]]]:
+    """Service -> path -> exclusions of what is carried over from its container.
+
+    Raises: InvalidRequest for a service that the task does not have, also one that only a hook names.
+    """
+    there = wanted.runtime.get("services", {})
+    named = [hook.service for hook in wanted.config.verifier.collect] + [_service_of(one) for one in wanted.artifacts]
+    if unknown := sorted({one for one in named if one != MAIN and one not in there}):
+        raise InvalidRequest(f"{wanted.name}: collects from the service {unknown[0]!r}, which it does not have.")
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in wanted.artifacts:
+        if (service := _service_of(one)) != MAIN:
+            if not one.source.startswith("/"):
+                raise InvalidRequest(f"{wanted.name}: the artifact {one.source!r} of a service must be absolute.")
+            found.setdefault(service, {}).setdefault(one.source.rstrip("/") or "/", one.exclude)
+    return found
+
+
+def _service_of(artifact: HarborArtifact) -> str:
+    return artifact.service or MAIN
+
+
+def _with_places(runtime: dict[str, Any], of_services: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The runtime's folders, with those that artifacts of services are put into."""
+    folders, workdir = list(runtime.get("folders", [])), runtime.get("workdir", "/workspace")
+    for place in (PurePosixPath(path).parent for paths in of_services.values() for path in paths):
+        if place.name and not any(place.is_relative_to(one) for one in (workdir, *folders)):
+            folders.append(str(place))
+    return folders

@@ -11,7 +11,8 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ class Engine:
 
     async def _said(self, *argv: str, folder: Path | None = None) -> tuple[int, str, str]:
         """Exit code, output, complaint. Raises: RuntimeUnavailable, RuntimeFailed when it does not come to an end."""
+        async with self.program(*argv, folder=folder) as process:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    printed, complaint = await process.communicate()
+            except TimeoutError:
+                raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
+        assert process.returncode is not None
+        return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
+
+    @asynccontextmanager
+    async def program(self, *argv: str, folder: Path | None = None) -> AsyncGenerator[asyncio.subprocess.Process]:
+        """The engine's command line at work, with pipes for its output; ended with the block.
+
+        Raises: RuntimeUnavailable.
+        """
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -174,16 +190,11 @@ class Engine:
                 f"or name its command line in GANGLINE_{self.name.upper()}."
             ) from error
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                printed, complaint = await process.communicate()
-        except TimeoutError:
-            raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
+            yield process
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        assert process.returncode is not None
-        return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
 
 
 def container_name(runtime_id: str, part: str | None = None) -> str:

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser, SideServices
 from gangline.domain.errors import (
     GanglineError,
     InvalidRequest,
@@ -32,7 +32,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import validated_id
 from gangline.domain.image_names import engine_names
-from gangline.domain.task import LimitsSpec
+from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.event_loop import to_end
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
@@ -52,6 +52,7 @@ from gangline.runtimes.confinement.system_calls import enforced, filter_for, may
 from gangline.runtimes.containers.engine import Engine, checked_image, container_name
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
 from gangline.runtimes.containers.services import Services
+from gangline.runtimes.containers.side_services import ContainerServices
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
 from gangline.runtimes.network.listeners import NetworkListeners
 from gangline.runtimes.shared.accounts import Traffic
@@ -106,6 +107,9 @@ class _ContainerRuntime:
         self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
+
+    def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
+        return ContainerServices(self._engine, runtime_id, tuple(spec.services))
 
     async def images(self) -> Mapping[str, Collection[str]]:
         """Raises: RuntimeFailed, RuntimeUnavailable."""

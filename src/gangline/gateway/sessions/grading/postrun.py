@@ -14,7 +14,7 @@ import msgspec
 
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext, HasServices, Reward, RuntimeHandle, SideServices
 from gangline.domain.environment import GradedEnvironment
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
@@ -173,12 +173,18 @@ class Postrun:
             artifacts=artifacts,
             kept=kept,
             engines=self._parts.engines_for_graders(),
+            services_of=self._services_of,
             functions=self._parts.reward_functions,
             environment_calls=recorded_calls(end.artifacts),
             environments=self._worlds,
             verdicts=self._parts.verdicts,
             child_work=self._parts.child_work,
         )
+
+    def _services_of(self, handle: RuntimeHandle) -> SideServices | None:
+        spec = self._task.runtime
+        runtime = plugins.make_runtime(spec.backend) if spec.services else None
+        return runtime.services_of(handle.runtime_id, spec) if isinstance(runtime, HasServices) else None
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""
