@@ -106,20 +106,30 @@ def subject_of(name: str, task: Mapping[str, Any]) -> Subject:
     else:
         base = _on_stdout(base)
     whole = Subject(
-        name=name, task=dict(task), base=base, digest=vetted_digest(request), solution=None, **_range(request.solution)
+        name=name,
+        task=dict(task),
+        base=base,
+        digest=vetted_digest(request),
+        solution=_solution(request.solution),
+        top=_top(request.solution),
+        floor=_floor(request.solution),
     )
-    if not request.steps:
-        return msgspec.structs.replace(whole, solution=_solution(request.solution))
     return msgspec.structs.replace(whole, steps=tuple(_steps(whole, request)))
 
 
 def _steps(whole: Subject, request: TaskRequest) -> Iterator[Subject]:
     before: list[Earlier] = []
     blocked = ""
-    for step, given in zip(request.steps, whole.base["steps"], strict=True):
+    for step, given in zip(request.steps, whole.base.get("steps", ()), strict=True):
         solution = _solution(step.solution)
         yield msgspec.structs.replace(
-            whole, solution=solution, step=given, before=tuple(before), blocked=blocked, **_range(step.solution)
+            whole,
+            solution=solution,
+            top=_top(step.solution),
+            floor=_floor(step.solution),
+            step=given,
+            before=tuple(before),
+            blocked=blocked,
         )
         if solution is None:
             blocked = blocked or f"step {step.name!r} before it has no reference solution"
@@ -136,8 +146,12 @@ def _on_stdout(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**run, "evaluator": answered_on_stdout(cast("dict[str, Any]", run.get("evaluator") or {}))}
 
 
-def _range(solution: SolutionSpec | None) -> dict[str, float]:
-    return {} if solution is None else {"top": solution.reward, "floor": solution.floor}
+def _top(solution: SolutionSpec | None) -> float:
+    return 1.0 if solution is None else solution.reward
+
+
+def _floor(solution: SolutionSpec | None) -> float:
+    return 0.0 if solution is None else solution.floor
 
 
 def _solution(given: SolutionSpec | None) -> Solution | None:

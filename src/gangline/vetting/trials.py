@@ -123,13 +123,12 @@ def _body(
     runtime: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     # A broken grader or preparation is a finding: the service need not try it again.
-    body = {**subject.base, "max_attempts": 1, "runtime": subject.runtime if runtime is None else runtime}
+    place = subject.runtime if runtime is None else runtime
+    body: dict[str, Any] = {**subject.base, "max_attempts": 1, "runtime": place}
     given = subject.evaluator if evaluator is None else evaluator
     if subject.step is None:
         body |= {"agent": _agent(settings), "evaluator": given}
-        if prepare:
-            body["runtime"] = _prepared(body["runtime"], prepare)
-        return body
+        return body | {"runtime": _prepared(place, prepare)} if prepare else body
     # Steps behind this one are left out, and none before it may end the session: its reward is this step's.
     earlier = [
         _step({**step, "min_reward": None}, _doing(subject, one, ""), one.prepare) for step, one in subject.before
