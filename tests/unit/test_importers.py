@@ -104,7 +104,6 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
         ("environment", "gpus = 1", "environment.gpus"),
         ("environment", 'os = "windows"', "environment.os"),
         ("environment", "healthcheck = { interval_sec = 1 }", "environment.healthcheck.command"),
-        ("verifier", 'collect = [{ command = "true", service = "db" }]', r"verifier.collect.0.service \(db\)"),
         ("environment", "colour = 1", "environment.colour: Extra inputs"),
         ("verifier", "environment = { gpus = 1 }", "verifier.environment.gpus"),
         ("verifier", 'environment = { skills_dir = "/s" }', "verifier.environment.skills_dir"),
