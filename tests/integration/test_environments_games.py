@@ -230,3 +230,14 @@ async def test_a_question_is_scored_by_its_dataset(tmp_path: Path, python: str) 
         assert (result.outcome, result.reward) == ("completed", judge["scores"][text]), result.failure
         assert result.trajectory is not None
         assert judge["question"] in str(result.trajectory.traces[0].prompt_messages[-1].parts)
+
+
+async def test_a_seed_means_one_question_in_all_sessions(tmp_path: Path, python: str) -> None:
+    """This dataset draws from sets, whose order is another one in each process of Python that is not told otherwise."""
+    environment = {"kind": "reasoning_gym", "config": {"dataset": "polynomial_multiplication", "seed": 11}}
+    asked = set[str]()
+    for number in range(4):
+        result = await played(tmp_path / str(number), environment, using([], "no idea"), python=python)
+        assert result.trajectory is not None, result.failure
+        asked.add(str(result.trajectory.traces[0].prompt_messages[-1].parts))
+    assert len(asked) == 1

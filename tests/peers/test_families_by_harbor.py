@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 import subprocess
@@ -12,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.vetting.subject import subject_of
-from gangline.vetting.trials import solved
-from peers.test_steps_by_harbor import python, theirs
-from support.node.attempt import lease_of, node_parts
+from peers.test_steps_by_harbor import ours, python, theirs
 from support.service.field_tasks import write
 
 __all__ = ["python"]
@@ -72,15 +64,6 @@ def harbor_task(folder: Path, puzzle: dict[str, Any]) -> Path:
     for name, text in puzzle["files"].items():
         write(own / "workdir" / name, text)
     return folder
-
-
-async def ours(task: Path, work: Path, agent: str) -> SessionResult:
-    body = read_harbor_task(task, Choices(runtime="sandbox", network="proxy")).body
-    body["agent"] = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
-    if agent == "oracle":
-        body |= solved(subject_of("t", body)) or {}
-    async with node_parts(work) as parts, asyncio.timeout(180):
-        return await Attempt(lease_of(**body), parts).live()
 
 
 @pytest.mark.parametrize("agent", ["oracle", "nop"])

@@ -1,7 +1,7 @@
 """reasoning-gym judges its own tasks: a right answer and none earn the same in a session as by its scorer. Where that
 raises an error, the session has no reward.
 
-Every fourth of its datasets; all with GANGLINE_EVERY_DATASET=1.
+Every third of its datasets; all with GANGLINE_EVERY_DATASET=1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from support.node.environments import directly, need_python, played, using
 
-STRIDE = 1 if os.environ.get("GANGLINE_EVERY_DATASET") else 4
+STRIDE = 1 if os.environ.get("GANGLINE_EVERY_DATASET") else 3
 NOTHING = "no idea"
 JUDGED = """
 import reasoning_gym
@@ -45,4 +45,4 @@ async def test_answers_earn_what_each_dataset_gives(tmp_path: Path) -> None:
             if (result.outcome, result.reward) != ("infra_error" if score is None else "completed", score):
                 differing[f"{name}: {text[:40]!r}"] = (score, result.reward, result.outcome, result.failure)
     assert differing == {}
-    assert len(judged) >= 26
+    assert len(judged) >= 35

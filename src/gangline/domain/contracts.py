@@ -382,14 +382,14 @@ class SideServices(Protocol):
         """Run a command of `sh -c` in a service's container. user: None is the service's own.
 
         One that takes too long may go on until the sandbox is stopped.
-        Raises: NotFound where there is no such service, RuntimeFailed.
+        Raises: RuntimeFailed, also where there is no such service.
         """
         ...
 
     async def archive(self, service: str, path: str, *, max_bytes: int) -> bytes:
         """A file or folder of a service's container, as a tar archive in which it is at the top.
 
-        Raises: NotFound, LimitExceeded, RuntimeFailed.
+        Raises: NotFound where there is no such file, LimitExceeded; as `exec`.
         """
         ...
 

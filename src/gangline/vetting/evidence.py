@@ -92,8 +92,8 @@ def _evidence(trial: str, result: SessionResult) -> Evidence:
 def _output(details: Any) -> str:
     """The grader's output, wherever a combining evaluator has put it; of a task with steps, the last one's."""
     if isinstance(details, dict):
-        if isinstance(steps := details.get("steps"), list) and steps:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            return _output(steps[-1])
+        if "step_reward" in details and details.get("steps"):  # pyright: ignore[reportUnknownMemberType]
+            return _output(details["steps"][-1])  # pyright: ignore[reportUnknownArgumentType]
         own: Any = details.get("output")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if isinstance(own, str):
             return own

@@ -56,7 +56,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     task: dict[str, Any]
     """As it was given; the verdict is stored with it."""
     base: dict[str, Any]
-    """Its content: the body of a trial, but for the agent. Steps in it have their solutions no more."""
+    """Its content: the body of a trial, but for the agent. Its steps come without their solutions."""
     digest: str
     solution: Solution | None
     top: float = 1.0

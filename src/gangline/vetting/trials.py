@@ -72,8 +72,8 @@ def solving(
         subject,
         _doing(subject, solution, after),
         prepare=solution.prepare,
-        evaluator=subject.evaluator if evaluator is None else evaluator,
-        runtime=subject.runtime if runtime is None else runtime,
+        evaluator=evaluator,
+        runtime=runtime,
     )
     return Trial(name=name, body=body, num_samples=num_samples)
 

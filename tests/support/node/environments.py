@@ -48,7 +48,11 @@ def directly(python: str, code: str, **given: Any) -> Any:
     whole = f"import json, sys\ngiven = json.loads(sys.argv[1])\nout, sys.stdout = sys.stdout, sys.stderr\n{code}\n"
     whole += "json.dump(result, out)"
     run = subprocess.run(
-        [f"{python}/bin/python", "-c", whole, json.dumps(given)], capture_output=True, text=True, check=False
+        [f"{python}/bin/python", "-c", whole, json.dumps(given)],
+        env={**os.environ, "PYTHONHASHSEED": "0"},  # as environments have it: some draw from sets
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])

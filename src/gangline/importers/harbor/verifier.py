@@ -183,7 +183,9 @@ def _service_of(artifact: HarborArtifact) -> str:
 def _with_places(runtime: dict[str, Any], of_services: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The runtime's folders, with those that artifacts of services are put into."""
     folders, workdir = list(runtime.get("folders", [])), runtime.get("workdir", "/workspace")
-    for place in (PurePosixPath(path).parent for paths in of_services.values() for path in paths):
+    for path in (PurePosixPath(path) for paths in of_services.values() for path in paths):
+        # Nobody can have the folder `/`, and what is directly in it is a folder, as a rule.
+        place = path.parent if path.parent.name else path
         if place.name and not any(place.is_relative_to(one) for one in (workdir, *folders)):
             folders.append(str(place))
     return folders

@@ -27,9 +27,9 @@ class ContainerServices:
         self._containers = {name: container_name(runtime_id, f"service-{at}") for at, name in enumerate(names, 1)}
 
     def _container(self, service: str) -> str:
-        """Raises: NotFound."""
+        """Raises: RuntimeFailed: the task is wrong, so no reward may come of it."""
         if service not in self._containers:
-            raise NotFound(f"service {service!r}: the sandbox has {', '.join(self._containers) or 'none'}")
+            raise RuntimeFailed(f"the sandbox has no service {service!r}, but {', '.join(self._containers)}.")
         return self._containers[service]
 
     async def exec(
