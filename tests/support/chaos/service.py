@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -13,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from gangline.gateway.node import reap
 from gangline.runtimes.shared.leftovers import LABEL, marked
@@ -28,8 +28,18 @@ _SESSION = b"GANGLINE_SESSION_ID="
 _SIZES = {"--run-slots": 6, "--ready-slots": 4, "--init-workers": 2, "--postrun-workers": 2}
 
 
+def _lasting_port() -> int:
+    """A free port that no outgoing connection is given, so that it is free again when its program comes back."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(lowest_given // 2, lowest_given)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Program:
-    """`gangline engine`, `server` or `node`: one life after the other, on the port and the folder of the first."""
+    """`gangline engine`, `server` or `node`: one life after the other, on one port and one folder."""
 
     def __init__(self, name: str, *arguments: object, folder: Path) -> None:
         """name: `engine`, `server`, or `node-...`. Its log and temporary files are in `folder`."""
@@ -40,7 +50,7 @@ class Program:
         self._kind = name.partition("-")[0]
         self._arguments = [str(argument) for argument in arguments]
         self._temporary = folder / "tmp"
-        self._port = 0
+        self._port = _lasting_port()
         self._process: Process | None = None
         self._is_struck = False
         """Dead by a fault, and not started again yet."""
@@ -69,8 +79,9 @@ class Program:
         line = await asyncio.wait_for(self._process.stdout.readline(), 2 * GIVE_UP_S)
         if not line:
             return False
-        self.url = json.loads(line)[f"{self._kind}_url"]
-        self._port = urlsplit(self.url).port or 0
+        told = json.loads(line)
+        assert f"{self._kind}_url" in told, f"{self.name} did not start: {told}"
+        self.url = told[f"{self._kind}_url"]
         return True
 
     async def suffer(self, fault: Fault) -> None:

@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.programs import program
 from gangline.runtimes.shared.leftovers import LABEL
 
 __all__ = ["Engine", "Inspected", "checked_image", "container_name"]
@@ -173,28 +174,17 @@ class Engine:
 
         Raises: RuntimeUnavailable.
         """
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-                cwd=folder,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RuntimeUnavailable(
-                f"{self._command[0]} cannot be started ({error.strerror}). Install {self.name}, "
-                f"or name its command line in GANGLINE_{self.name.upper()}."
-            ) from error
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                process = await stack.enter_async_context(
+                    program(*self._command, *argv, env=_environment(), folder=folder, stderr=asyncio.subprocess.PIPE)
+                )
+            except OSError as error:
+                raise RuntimeUnavailable(
+                    f"{self._command[0]} cannot be started ({error.strerror}). Install {self.name}, "
+                    f"or name its command line in GANGLINE_{self.name.upper()}."
+                ) from error
             yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
 
 def container_name(runtime_id: str, part: str | None = None) -> str:

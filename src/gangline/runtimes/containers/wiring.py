@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
+from gangline.programs import program
 
 __all__ = ["Wiring", "address"]
 
@@ -66,21 +68,13 @@ class Wiring:
         if not (shutil.which("ip") and shutil.which("nsenter")):
             raise RuntimeUnavailable("services need `ip` and `nsenter`. Run: apt-get install -y iproute2 util-linux")
         await asyncio.to_thread(_refuse_own, pid)
-        process = await asyncio.create_subprocess_exec(
-            *(*self._entering, "nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                _, complaint = await process.communicate("\n".join(lines).encode() + b"\n")
-        except TimeoutError:
-            raise RuntimeFailed(f"the network of services was not there after {_PATIENCE_S:.0f} s.") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        argv = (*self._entering, "nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-")
+        async with program(*argv, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as process:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    _, complaint = await process.communicate("\n".join(lines).encode() + b"\n")
+            except TimeoutError:
+                raise RuntimeFailed(f"the network of services was not there after {_PATIENCE_S:.0f} s.") from None
         if process.returncode != 0:
             raise RuntimeFailed(f"the network of services was not made: {complaint.decode(errors='replace').strip()}")
 

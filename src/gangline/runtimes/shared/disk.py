@@ -22,6 +22,7 @@ from pathlib import Path
 from gangline.domain.errors import GanglineError
 from gangline.domain.task import LimitsSpec
 from gangline.domain.usage import Usage
+from gangline.programs import program
 
 __all__ = ["MEASURED", "DiskWatch", "root_inside"]
 
@@ -90,19 +91,8 @@ def _memory_device() -> int:
 async def _printed(argv: Sequence[str], **env: str) -> bytes:
     """A program's output; nothing where it cannot be started."""
     with suppress(OSError):
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **env},
-        )
-        try:
+        async with program(*argv, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **env}) as process:
             return (await process.communicate())[0]
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
     return b""
 
 

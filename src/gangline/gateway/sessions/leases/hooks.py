@@ -19,16 +19,20 @@ import contextlib
 import logging
 import os
 import signal
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
+from gangline.programs import program
 
 __all__ = ["Hooks"]
 
 log = logging.getLogger("gangline.node")
 
 _MAX_SAID_CHARS = 500
+_MORE_S = 1.0
+"""After its budget, for `timeout` to end it first."""
 
 
 class Hooks:
@@ -54,24 +58,23 @@ class Hooks:
                     log.error("hook.failed session=%s attempt=%d message=%s", result.session_id, result.attempt, why)
 
     async def _why_failed(self, command: str, result: SessionResult, document: bytes) -> str | None:
+        # `timeout` ends the hook's whole process group, also where the node was killed meanwhile.
+        argv = ("timeout", "--signal=KILL", f"{self._budget_s:g}", "sh", "-c", command)
+        env = {**os.environ, **_environment(result)}
+        said = b""
         try:
-            # `timeout` ends the hook's whole process group, also where the node was killed meanwhile.
-            hook = await asyncio.create_subprocess_exec(
-                *("timeout", "--signal=KILL", f"{self._budget_s:g}", "sh", "-c", command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **_environment(result)},
-                start_new_session=True,
-            )
+            async with program(*argv, env=env, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as hook:
+                try:
+                    # What the hook has left running may hold its output open.
+                    async with asyncio.timeout(self._budget_s + _MORE_S):
+                        _, said = await hook.communicate(document)
+                except TimeoutError:
+                    pass
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(hook.pid, signal.SIGKILL)
         except OSError as error:
             return f"the hook {command!r} could not be started: {error}"
-        try:
-            _, said = await hook.communicate(document)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(hook.pid, signal.SIGKILL)
-            await hook.wait()
         if hook.returncode == 0:
             return None
         how = (
