@@ -119,6 +119,10 @@ COMMANDS: dict[str, Command] = {
         "evals.serve",
         "Serve tasks as an OpenEnv environment until Ctrl-C: clients act in their sandboxes and get their rewards.",
     ),
+    "serve-agent": Command(
+        "evals.serve_agent",
+        "Serve an agent by OpenAI's Responses API until Ctrl-C: each request is a session, its answer the whole run.",
+    ),
     "preset": Command("tasks.preset", "Task families that are ready to use: swe, stem, math, code."),
     "list": Command("tasks.listing", "List tasks or sessions, newest first, a page at a time."),
     "train": Command("learning.train", "Train on groups of sessions."),

@@ -24,9 +24,8 @@ from importlib import import_module
 from typing import Any
 
 from gangline.client.sessions import CallerSessions
+from gangline.dialects.responses.history import message_items
 from gangline.domain.completion import EMPTY_GENERATION, Completion, CompletionTree
-from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult, message_text
-from gangline.domain.errors import InvalidRequest
 
 __all__ = ["SessionTokens", "token_entries"]
 
@@ -78,7 +77,7 @@ def token_entries(completions: Iterable[Completion]) -> list[Any]:
     for one in _policy_calls(tree):
         if one.status != "complete":
             continue
-        output = _items(one.response, one.completion_id)
+        output = message_items(one.response, one.completion_id)
         entry = records.TokenEntry(
             rollout_id=one.session_id,
             model_call_id=one.completion_id,
@@ -90,7 +89,7 @@ def token_entries(completions: Iterable[Completion]) -> list[Any]:
             token_item_index=len(output) - 1 if output else None,
             created_at=one.started_at,
         )
-        lineage.stamp_continuation(entry, [item for message in tree.messages(one) for item in _items(message)])
+        lineage.stamp_continuation(entry, [item for message in tree.messages(one) for item in message_items(message)])
         is_exact = one.certificate.context == "exact"
         status = "root" if one.parent_id is None else "resolved" if is_exact else "unresolved"
         entry.parent_resolution_reason = one.certificate.cause or ""
@@ -111,28 +110,3 @@ def _policy_calls(completions: Iterable[Completion]) -> list[Completion]:
         for one in completions
         if one.certificate.engine_role is None and one.metadata.get(EMPTY_GENERATION) != "retried"
     ]
-
-
-def _items(message: Message, reply_id: str = "") -> list[dict[str, Any]]:
-    """A message as items of the Responses API. reply_id: of a reply, whose items are whole. Raises: InvalidRequest."""
-    items: list[dict[str, Any]] = []
-    for part in message.parts:
-        match part:
-            case Text(text=text) if reply_id:
-                content: list[dict[str, Any]] = [{"type": "output_text", "text": text, "annotations": []}]
-                items.append({"type": "message", "role": "assistant", "status": "completed", "content": content})
-            case Text(text=text) if items and "role" in items[-1]:
-                items[-1]["content"].append({"type": "input_text", "text": text})
-            case Text(text=text):
-                items.append({"role": message.role, "content": [{"type": "input_text", "text": text}]})
-            case Thinking(text=text):
-                items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]})
-            case ToolCall():
-                call = {"call_id": part.call_id, "name": part.name, "arguments": part.arguments}
-                items.append({"type": "function_call", **call})
-            case ToolResult() if all(isinstance(one, Text) for one in part.content):
-                output = message_text(Message(message.role, part.content))
-                items.append({"type": "function_call_output", "call_id": part.call_id, "output": output})
-            case _:
-                raise InvalidRequest("NeMo Gym's token records hold text: a call with images or documents has none.")
-    return [{**item, "id": f"item_{reply_id}_{at}"} for at, item in enumerate(items)] if reply_id else items

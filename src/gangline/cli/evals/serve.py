@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gangline.cli.evals.door import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
 from gangline.cli.tasks.files import by_name, read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
-from gangline.domain.errors import InvalidRequest
-from gangline.http.same_origin import OwnNames, is_loopback
+from gangline.http.same_origin import OwnNames
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,16 +23,12 @@ __all__ = ["register"]
 
 def serve(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8000,
     clients: Annotated[int, typer.Option("--clients", min=1, help="Clients, and so episodes, at a time.")] = 8,
     name: Annotated[str | None, typer.Option("--name", help="Name of the environment. Default: of the file.")] = None,
-    key_env: Annotated[
-        str | None, typer.Option("--key-env", help="Variable with the key that clients send as a bearer token.")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option("--allowed-host", help="Another name under which clients reach it.")
-    ] = None,
+    key_env: KeyEnvOption = None,
+    allowed_host: AllowedHostOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,12 +36,7 @@ def serve(
 
     It runs a service of its own in DATA/served. With --json, prints one line {"url", "name", "tasks"} when it is ready.
     """
-    key = _key(key_env)
-    if key is None and not is_loopback(host):
-        raise InvalidRequest(
-            f"{host} can be reached from elsewhere, and no key is set: anyone could run commands in your sandboxes. "
-            "Give --key-env NAME, or listen on 127.0.0.1."
-        )
+    key = read_key(key_env, host)
     tasks = _tasks(file)
     folder = (data or Settings.from_environ().data_dir).absolute() / "served"
     server = _Server(tasks, name or (Path(file).stem if file != "-" else "tasks"), key, clients, as_json=as_json)
@@ -93,7 +83,7 @@ class _Server:
         app = create_app(seats, name=self._name, names=names, key=self._key)
         try:
             async with listening(app, shutdown_s=1.0, host=host, port=port) as (at, bound):
-                self._announce(f"http://{f'[{at}]' if ':' in at else at}:{bound}")
+                self._announce(url_of(at, bound))
                 await asyncio.Event().wait()
         finally:
             await seats.close()
@@ -115,16 +105,6 @@ def _tasks(file: str) -> list[tuple[str, dict[str, Any]]]:
     for name, task in tasks:
         validated(task, f"{file}, {name}")
     return tasks
-
-
-def _key(variable: str | None) -> str | None:
-    """Raises: InvalidRequest."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise InvalidRequest(f"--key-env {variable}: the variable is not set.")
-    return key
 
 
 def register(app: typer.Typer) -> None:
