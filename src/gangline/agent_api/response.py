@@ -1,8 +1,8 @@
 """A session's result as a response of the Responses API, with the exact tokens of its replies; pure.
 
 The response is the main conversation. NeMo Gym and NeMo RL take the items of one response for one row, so it is one
-trace; of a main line that was broken into several, the last, which has the last answer. `usage` counts the tokens of all calls,
-so that whoever checks rows sees what is left out.
+trace; of a main line that was broken into several, the last, which has the last answer. `usage` counts the tokens of
+all calls, so that whoever checks rows sees what is left out.
 
 An item carries tokens where it is the last of a reply that may be trained on whole: other replies are context.
 
