@@ -23,7 +23,7 @@ _WITHOUT_MEANING = {
     *("include", "max_tool_calls", "metadata", "model", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
     *("service_tier", "store", "stream_options", "tool_choice", "top_logprobs", "truncation", "user"),
 }
-"""Of a model's reply, or its delivery; the agent and its engine are the task's."""
+"""Fields about a model's reply, or its delivery; the agent and its engine are the task's."""
 _FOR_MODELS = {
     "tools": "the agent has tools of its own, and cannot call those of a request",
     "previous_response_id": "each request begins a session of its own",

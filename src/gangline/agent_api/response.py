@@ -99,7 +99,7 @@ def _items(trace: Trace, trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def _tokens(trace: Trace, span: TurnSpan) -> dict[str, Any]:
-    """Of a reply; none where a part of it must not be trained on."""
+    """Those of a reply; none where a part of it must not be trained on."""
     if not trace.loss_mask[span.start : span.end].all():
         return {}
     response = trace.response_ids[span.start : span.end]
