@@ -1,4 +1,4 @@
-"""Every HTTP surface withstands every attack on it: server, node, model proxy of all dialects, engine server.
+"""Every HTTP surface withstands every attack on it: server, node, model proxy of all dialects, engine server, agent.
 
 That each attack can succeed is shown by a server that answers everything with 200, and one that fails everything.
 """
@@ -15,9 +15,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from gangline.agent_api.app import create_app, shaped_error
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.gateway.node import control_routes
+from gangline.http.listening import listening
+from gangline.http.same_origin import OwnNames
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
@@ -40,6 +43,7 @@ _AGAINST = {
     "node": ("listener", "token", "json"),
     "proxy": ("listener", "json", "proxy"),
     "engine": ("listener", "json"),
+    "agent": ("listener", "token", "json"),
 }
 """Surface -> the kinds of attacks on it. A page's posts are no model calls: see `same_origin`."""
 
@@ -61,7 +65,12 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
         scripted_server({"default": {"text": "as you wish"}}) as engine,
         serving(data_dir=folder / "server", control_token=TOKEN) as server,
         running_node(folder / "node", engine) as node,
-    ):
+        ServerClient(server.url, TOKEN) as control,
+        listening(
+            create_app(control, {"agent": {"harness": "native"}}, names=OwnNames(), key=TOKEN),
+            shutdown_s=1.0, shape=shaped_error, host="127.0.0.1", port=0,
+        ) as (agent_host, agent_port),
+    ):  # fmt: skip
         own, other = await node.client.open_session(), await node.client.open_session()
         cookie = await _read_only_cookie(server.url)
         own_calls, other_calls = (tuple(f"/s/{s.session_id}{path}" for path in _MODEL_PATHS) for s in (own, other))
@@ -81,6 +90,10 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
             "engine": Surface(
                 "engine", engine, "/health", outside=outside_url,
                 posts=("/v1/chat/completions", "/v1/completions", "/inference/v1/generate"),
+            ),
+            "agent": Surface(
+                "agent", f"http://{agent_host}:{agent_port}", "/health", TOKEN, (("POST", "/v1/responses"),),
+                ("/v1/responses",), key=own.api_key, outside=outside_url,
             ),
         }  # fmt: skip
     outside.close()

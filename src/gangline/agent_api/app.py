@@ -28,7 +28,7 @@ from gangline.domain.session import SessionResult
 from gangline.http.listening import read_body
 from gangline.http.same_origin import JSON, OwnNames, require_json
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "shaped_error"]
 
 log = logging.getLogger("gangline.http")
 
@@ -68,6 +68,11 @@ async def _in_openai_s_form(
     except Exception:
         log.exception("request.crashed method=%s path=%.200s", request.method, request.path)
         return _error(GanglineError("internal error; see the log of this service."))
+
+
+def shaped_error(_method: str, _path: str, error: GanglineError) -> web.Response:
+    """For a request that no handler saw."""
+    return _error(error)
 
 
 def _error(error: GanglineError) -> web.Response:

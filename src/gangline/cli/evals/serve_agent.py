@@ -55,11 +55,11 @@ def serve_agent(
     log_to_stderr()
 
     async def door(client: ServerClient, _token: str | None) -> None:
-        from gangline.agent_api.app import create_app
+        from gangline.agent_api.app import create_app, shaped_error
         from gangline.http.listening import listening
 
         app = create_app(client, template, names=names, key=key, max_sessions=sessions)
-        async with listening(app, shutdown_s=1.0, host=host, port=port) as bound:
+        async with listening(app, shutdown_s=1.0, shape=shaped_error, host=host, port=port) as bound:
             _announce(url_of(*bound), as_json=as_json)
             await asyncio.Event().wait()
 
