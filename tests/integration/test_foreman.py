@@ -228,7 +228,8 @@ async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runt
         assert (await handle.exec("sleep 1000", timeout_s=0.1)).timed_out
         await forks_of(owner, 1)
         heard = bytearray()
-        command = "trap 'echo asked; exit' TERM; echo ready; sleep 1000 & wait"
+        # The child is there before it is heard: a shell that is asked just before `wait` is woken by the child's end.
+        command = "trap 'echo asked; exit' TERM; sleep 1000 & echo ready; wait"
         asked = asyncio.create_task(
             handle.exec(command, grace_s=30, on_output=lambda _stream, data: heard.extend(data))
         )
