@@ -1,4 +1,4 @@
-"""Programs that run for a moment: none outlives its block, nor does a process that it began.
+"""Programs that run for a moment: none outlives its block, nor do the processes that it still works through.
 
 A program such as `unshare --map-auto` or rootless podman works through processes of its own. Killed alone it would
 leave them behind, some of them for ever; and asyncio would wait for ever for the pipes that they hold.

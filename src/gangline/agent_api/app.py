@@ -96,8 +96,8 @@ class _Door:
 
     async def respond(self, request: web.Request) -> web.Response:
         self._names.check(request)
-        given = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
-        if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
+        given = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        if self._key is not None and not hmac.compare_digest(given, self._key.encode()):
             raise Unauthorized("send this service's key as `Authorization: Bearer KEY`.")
         require_json(request, JSON)
         task = await asyncio.to_thread(read_task, await read_body(request, _MAX_BODY_BYTES), self._template)

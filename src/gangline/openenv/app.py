@@ -50,8 +50,9 @@ def _guard(names: OwnNames, key: str | None) -> Any:
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         async def checked(request: web.Request) -> web.StreamResponse:
             names.check(request)
-            given = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
-            if key is not None and request.path != "/health" and not hmac.compare_digest(given.encode(), key.encode()):
+            sent = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
+            given = sent.encode("utf-8", "surrogateescape")
+            if key is not None and request.path != "/health" and not hmac.compare_digest(given, key.encode()):
                 raise Unauthorized("send this server's key as `Authorization: Bearer KEY`.")
             return await handler(request)
 
