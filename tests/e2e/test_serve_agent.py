@@ -136,10 +136,10 @@ def test_calls_without_a_result_have_outputs_and_the_assistant_has_the_last_word
     [
         ({"tools": [{"type": "function", "name": "look", "parameters": {}}]}, "tools: the agent has tools of its own"),
         ({"previous_response_id": "resp_1"}, "previous_response_id: each request begins a session"),
-        ({"input": [{"role": "assistant", "content": "I am done."}]}, r"input\[0\]: .*role 'assistant'"),
-        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, r"input\[0\]"),
+        ({"input": [{"role": "assistant", "content": "I am done."}]}, "not with an assistant's words"),
+        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
         ({"input": ""}, "input: there is no text"),
-        ({"extra_body": {"seed": 3}}, "seed: this field is not known"),
+        ({"extra_body": {"wibble": 3}}, "wibble: nothing of an agent corresponds to this"),
     ],
 )
 def test_what_would_be_lost_is_refused(served: Served, fields: dict[str, Any], message: str) -> None:

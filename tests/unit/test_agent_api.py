@@ -15,6 +15,7 @@ from gangline.agent_api.response import response_of
 from gangline.checking.call_forms import nemo_gym_entries
 from gangline.domain.conversation import Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.domain.task import TaskRequest
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 from support.strategies import completion_trees, session_result
@@ -35,39 +36,53 @@ def body(**fields: Any) -> bytes:
 
 def test_a_request_is_the_templates_task_with_its_own_words_and_sampling() -> None:
     said = [{"role": "developer", "content": "Think."}, {"role": "user", "content": [{"type": "text", "text": "Go."}]}]
-    task = read_task(body(input=said, instructions="Be kind.", temperature=0, max_output_tokens=9, tools=[]), TEMPLATE)
+    asked = body(input=said, instructions="Be kind.", temperature=0, max_output_tokens=9, seed=3, tools=[])
+    task = read_task(asked, TEMPLATE)
     assert task["instruction"] == "Be exact.\n\nBe kind.\n\nThink.\n\nGo."
     assert task["num_samples"] == 1
     rules = {"top_k": 5, "temperature": 0, "max_tokens": 9}
     assert task["capture"] == {
         "token_texts": True,
+        "seed": 3,
         "sampling": {name: {"override": value} for name, value in rules.items()},
     }
     assert TEMPLATE["capture"]["sampling"]["temperature"] == {"override": 1.0}
+    TaskRequest.model_validate({**task, "agent": {"harness": "native"}})
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (b"{", "no `POST /v1/responses`"),
+        (b"{", "JSON"),
         (b'{"model": "m"}', "input"),
-        (b"\xff", "no `POST /v1/responses`"),
-        (b"[" * 100_000, "no `POST /v1/responses`"),
+        (b"\xff", "JSON"),
         (body(stream=True), "stream: an agent's run is answered whole"),
+        (body(background=True), "background"),
+        (body(stop="x"), "stop: "),
+        (body(tools=[{"type": "web_search"}]), "tools"),
+        (body(tools=[{"type": "function", "name": "f", "parameters": {}}]), "tools: the agent has tools of its own"),
         (body(text={"format": {"type": "json_object"}}), "text: "),
-        (body(reasoning={"effort": "high"}), "reasoning: "),
-        (body(input=[{"role": "user", "content": [PICTURE]}]), r"input\[0\]: .*text alone"),
-        (body(input=[{"role": "user", "content": 3}]), r"input\[0\]: content must be"),
+        (body(reasoning={"effort": "high"}), "reasoning.effort: nothing of an agent"),
+        (body(wibble=1), "wibble: nothing of an agent"),
+        (body(temperature="hot"), "temperature"),
+        (body(input=[{"role": "assistant", "content": "I did."}]), "input: .*not with an assistant's words"),
+        (body(input=[{"role": "user", "content": [PICTURE]}]), "input: .*text alone"),
+        (body(input=[{"role": "user", "content": 3}]), r"input\[0\]"),
         (body(input=[{"role": "user", "content": ""}]), "there is no text"),
     ],
-)  # fmt: skip
+)
 def test_what_no_agent_can_be_told_is_refused(asked: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         read_task(asked, TEMPLATE)
 
 
-def test_values_that_mean_nothing_are_taken() -> None:
-    read_task(body(text={"format": {"type": "text"}}, tools=[], stream=False, parallel_tool_calls=True, store=True), {})
+def test_values_that_mean_nothing_change_nothing() -> None:
+    plain = read_task(body(), TEMPLATE)
+    more = body(
+        text={"format": {"type": "text"}}, tools=[], stream=False, parallel_tool_calls=True, tool_choice="auto",
+        store=True, model="m", metadata={"a": "b"}, user="me", truncation="auto", include=[], background=False,
+    )  # fmt: skip
+    assert read_task(more, TEMPLATE) == plain
 
 
 IMAGE = Image("data:image/png;base64,AA==")
@@ -95,7 +110,8 @@ def test_whatever_an_agent_said_the_caller_has_nothing_to_carry_out(said: list[M
     assert result.trajectory is not None
     traces = [msgspec.structs.replace(one, response_messages=tuple(said)) for one in result.trajectory.traces]
     told = response_of(
-        msgspec.structs.replace(result, trajectory=msgspec.structs.replace(result.trajectory, traces=tuple(traces)))
+        msgspec.structs.replace(result, trajectory=msgspec.structs.replace(result.trajectory, traces=tuple(traces))),
+        0.0,
     )
     assert_nothing_is_to_be_done(told["output"])
     if any(IMAGE in (*part.content,) for one in said for part in one.parts if isinstance(part, ToolResult)):
@@ -107,10 +123,11 @@ def test_the_caller_has_nothing_to_carry_out_and_every_token_is_where_it_was(sam
     builder = PrefixMergingBuilder(PrefixMergingConfig.model_validate({"on_divergence": on_divergence}))
     built = builder.build(sample.tree, session_id="session-1", task_id="task-1")
     result = msgspec.structs.replace(session_result(), trajectory=built)
-    try:
-        told = response_of(result)
-    except HarnessError:
+    if not built.traces:
+        with pytest.raises(HarnessError):
+            response_of(result, 0.0)
         return
+    told = response_of(result, 0.0)
     assert_nothing_is_to_be_done(told["output"])
     assert result.trajectory is not None
     streams = [
@@ -127,18 +144,18 @@ def test_the_caller_has_nothing_to_carry_out_and_every_token_is_where_it_was(sam
 @pytest.mark.parametrize("changed", [{"trajectory": None}, {"outcome": "cancelled"}, {"outcome": "infra_error"}])
 def test_without_a_run_there_is_no_answer(changed: dict[str, Any]) -> None:
     with pytest.raises(HarnessError, match="no run to answer with"):
-        response_of(session_result(**changed))
+        response_of(session_result(**changed), 0.0)
 
 
 def test_a_run_that_only_its_grader_failed_is_answered() -> None:
-    told = response_of(session_result(outcome="infra_error", run_outcome="completed", reward=None))
+    told = response_of(session_result(outcome="infra_error", run_outcome="completed", reward=None), 0.0)
     assert (told["status"], told["metadata"]["outcome"]) == ("completed", "completed")
     assert "reward" not in told["metadata"]
 
 
 def test_tokens_that_are_left_out_can_be_counted() -> None:
     """The sample's last turn is in a trace of its own, and so are the sub-agent's."""
-    told = response_of(session_result())
+    told = response_of(session_result(), 0.0)
     record = {"responses_create_params": {"input": "x"}, "response": told, "reward": 1.0}
     found = [one for sample in nemo_gym_entries(record, 1) for one in sample.findings]
     assert [one.kind for one in found] == ["tokens_dropped"]

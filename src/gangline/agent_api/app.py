@@ -9,22 +9,23 @@ Laws
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from gangline.agent_api.request import read_task
 from gangline.agent_api.response import response_of
 from gangline.client.server import ServerClient
 from gangline.dialects.responses.errors import responses_error
-from gangline.domain.errors import GanglineError, NotFound, ServerUnavailable, TooMany, Unauthorized
+from gangline.domain.errors import GanglineError, NotFound, ServerUnavailable, TooMany
 from gangline.domain.ids import new_id
 from gangline.domain.session import SessionResult
+from gangline.http.door import require_key
 from gangline.http.listening import read_body
 from gangline.http.same_origin import JSON, OwnNames, require_json
 
@@ -96,9 +97,7 @@ class _Door:
 
     async def respond(self, request: web.Request) -> web.Response:
         self._names.check(request)
-        given = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if self._key is not None and not hmac.compare_digest(given, self._key.encode()):
-            raise Unauthorized("send this service's key as `Authorization: Bearer KEY`.")
+        require_key(request, self._key)
         require_json(request, JSON)
         task = await asyncio.to_thread(read_task, await read_body(request, _MAX_BODY_BYTES), self._template)
         if len(self._running) >= self._max_sessions:
@@ -119,7 +118,7 @@ class _Door:
             running.cancel()
             await asyncio.wait({running})
             raise
-        return await asyncio.to_thread(lambda: msgspec.json.encode(response_of(result)))
+        return await asyncio.to_thread(lambda: msgspec.json.encode(response_of(result, time.time())))
 
     async def _session(self, task: Mapping[str, Any]) -> SessionResult:
         """Cancelled, it ends the session too."""

@@ -12,7 +12,6 @@ call without an output, and asks again where no message of the assistant's comes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +30,11 @@ __all__ = ["response_of"]
 _NOT_RUN = "The agent ended before this call had a result."
 
 
-def response_of(result: SessionResult) -> dict[str, Any]:
-    """Raises: HarnessError where there is no run to tell of: it was cancelled, or its machine or engine failed."""
+def response_of(result: SessionResult, created_at: float) -> dict[str, Any]:
+    """created_at: Unix time.
+
+    Raises: HarnessError where there is no run to tell of: it was cancelled, or its machine or engine failed.
+    """
     trajectory = result.trajectory
     outcome = result.run_outcome or result.outcome  # whoever asked grades the run itself
     if trajectory is None or not trajectory.traces or outcome in ("cancelled", "infra_error"):
@@ -44,7 +46,7 @@ def response_of(result: SessionResult) -> dict[str, Any]:
     return {
         "id": f"resp_{result.session_id}",
         "object": "response",
-        "created_at": time.time(),
+        "created_at": created_at,
         "status": "completed" if is_whole else "incomplete",
         "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
         "error": None,

@@ -8,15 +8,15 @@ Source: `openenv` 0.10.0, `core/env_server/http_server.py`, whose own clients an
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import msgspec
-from aiohttp import WSMsgType, hdrs, web
+from aiohttp import WSMsgType, web
 
 from gangline import __version__
-from gangline.domain.errors import Conflict, GanglineError, InvalidRequest, TooMany, Unauthorized
+from gangline.domain.errors import Conflict, GanglineError, InvalidRequest, TooMany
+from gangline.http.door import require_key
 from gangline.http.problems import in_problems
 from gangline.http.same_origin import OwnNames
 from gangline.openenv.rpc import answer_rpc
@@ -50,10 +50,8 @@ def _guard(names: OwnNames, key: str | None) -> Any:
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         async def checked(request: web.Request) -> web.StreamResponse:
             names.check(request)
-            sent = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
-            given = sent.encode("utf-8", "surrogateescape")
-            if key is not None and request.path != "/health" and not hmac.compare_digest(given, key.encode()):
-                raise Unauthorized("send this server's key as `Authorization: Bearer KEY`.")
+            if request.path != "/health":
+                require_key(request, key)
             return await handler(request)
 
         return await in_problems(checked, path=request.path)(request)
