@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.client.server import ServerClient
+from gangline.domain.image_names import packed
 from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
 from gangline.server.run import serving
@@ -22,8 +23,8 @@ NUM_NODES = 60
 Poll = asyncio.Task[list[Lease]]
 
 
-def offered(node_id: str, *runtimes: str) -> Heartbeat:
-    return Heartbeat(node_id=node_id, url=NODE_URL, sessions={}, capacity=8, offer=Offer(runtimes=runtimes))
+def offered(node_id: str, *runtimes: str, **more: Any) -> Heartbeat:
+    return Heartbeat(node_id=node_id, url=NODE_URL, sessions={}, capacity=8, offer=Offer(runtimes=runtimes, **more))
 
 
 Tries = Counter[str]
@@ -97,6 +98,53 @@ async def test_nodes_that_can_run_other_things_try_too(tries: Tries, tmp_path: P
             (lease,) = await polls[-1]
         await ended(polls)
     assert lease.task_id == "t"
+
+
+DIFFERENT: list[dict[str, Any]] = [
+    {"labels": ("big",)},
+    {"images": {"sandbox": {"/images": packed(["b"])}}},
+    {"gpus": {"sandbox": 1}},
+]
+
+
+@pytest.mark.parametrize("more", DIFFERENT, ids=["labels", "images", "gpus"])
+async def test_nodes_with_the_same_runtimes_that_differ_otherwise_try_too(
+    tries: Tries, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    wanted: dict[str, Any] = {"backend": "sandbox", "node_labels": more.get("labels", ())}
+    wanted |= {"image": "/images/b"} if "images" in more else {}
+    wanted |= {"gpus": 1} if "gpus" in more else {}
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url, None) as client,
+    ):
+        without = {"images": {"sandbox": {"/images": packed(["a"])}}}
+        for name in ("s1", "s2", "s3"):
+            await client.heartbeat(offered(name, "sandbox", **without))
+        await client.heartbeat(offered("other", "sandbox", **more))
+        polls = await waiting(client, tries, "s1", "s2", "s3", "other")
+        await client.submit(request("t", num_samples=1, runtime=wanted))
+        async with asyncio.timeout(30):
+            (lease,) = await polls[-1]
+        await ended(polls)
+    assert lease.task_id == "t"
+
+
+async def test_a_gpu_that_becomes_free_is_given_to_the_next_session_at_once(tries: Tries, tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url, None) as client,
+    ):
+        await client.heartbeat(offered("g1", "docker", gpus={"docker": 1}))
+        await client.submit(request("t", num_samples=2, runtime={"backend": "docker", "image": "x", "gpus": 1}))
+        node = FakeNode(client, "g1")
+        (first,) = await node.lease()
+        tries.clear()
+        polls = await waiting(client, tries, "g1")
+        await node.finish([first])
+        async with asyncio.timeout(30):
+            (second,) = await polls[0]
+    assert (first.session_id, second.session_id) == ("t.0", "t.1")
 
 
 async def test_all_work_finds_its_nodes_whatever_the_order(tries: Tries, tmp_path: Path) -> None:

@@ -169,6 +169,77 @@ async def test_a_node_tells_the_images_of_an_engine_while_it_answers(tmp_path: P
     assert told.offer.images == {}
 
 
+def gpu_tasks(*numbers: int, backend: str = "docker") -> list[TaskRequest]:
+    """One session each, `g0` and on; 0: none of a GPU."""
+    return [
+        request(f"g{at}", num_samples=1, runtime={"backend": backend, "image": "x", "gpus": number})
+        for at, number in enumerate(numbers)
+    ]
+
+
+def test_a_session_goes_to_a_node_that_has_as_many_gpus_free(store: TaskStore) -> None:
+    offers(store, msgspec.structs.replace(BOTH, gpus={"docker": 2}))
+    store.submit(gpu_tasks(1, 2, 1, 0))
+    taken = store.lease("n1", NODE_URL, 9)
+    assert [lease.task_id for lease in taken] == ["g0", "g3"], (
+        "what needs none goes ahead; one GPU is free for g1's two"
+    )
+    assert leased(store, "n1") == []
+    store.release("n1", taken[1].session_id, taken[1].fence)
+    assert leased(store, "n1") == ["g3"], "it freed no GPU"
+    store.release("n1", taken[0].session_id, taken[0].fence)
+    assert leased(store, "n1") == ["g0"], "it was given back, and it is the first again"
+    offers(store, msgspec.structs.replace(BOTH, gpus={"docker": 2, "podman": 2}), "n2")
+    assert leased(store, "n2") == ["g1"]
+    assert leased(store, "n1") == ["g2"]
+
+
+def test_a_node_without_gpus_passes_over_sessions_that_need_them_and_says_so(store: TaskStore) -> None:
+    offers(store, msgspec.structs.replace(BOTH, gpus={"docker": 0}))
+    answers = store.submit(
+        [*gpu_tasks(2, 0), *(one.model_copy(update={"task_id": "s"}) for one in gpu_tasks(1, backend="sandbox"))]
+    )
+    lacks = "no node can run it; node n1 lacks GPUs:"
+    assert [answer.unplaced for answer in answers] == [
+        f"{lacks} 2 are asked for, and it has 0 for runtime `docker`: its operator names them in GANGLINE_GPUS",
+        None,
+        f"{lacks} runtime `sandbox` gives none; docker and podman do",
+    ]
+    assert leased(store, "n1") == ["g1"]
+    offers(store, msgspec.structs.replace(BOTH, gpus={"docker": 1}))
+    assert leased(store, "n1") == []
+    assert store.session("g0.0").unplaced is not None
+
+
+def test_a_graders_gpus_are_those_of_its_session(store: TaskStore) -> None:
+    offers(store, msgspec.structs.replace(BOTH, gpus={"docker": 2}))
+    grader = {"strategy": "script", "refresh_runtime": True, "runtime": {"backend": "docker", "image": "x", "gpus": 2}}
+    (task,) = gpu_tasks(1)
+    store.submit(
+        [
+            task.model_copy(
+                update={
+                    "task_id": name,
+                    "evaluator": TaskRequest.model_validate({**task.model_dump(), "evaluator": grader}).evaluator,
+                }
+            )
+            for name in ("a", "b")
+        ]
+    )
+    assert leased(store, "n1") == ["a"]
+
+
+async def test_a_node_tells_the_gpus_that_its_operator_named(tmp_path: Path) -> None:
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/sh\n")
+    engine.chmod(0o755)
+    settings = Settings(docker=(str(engine),), gpus=("nvidia.com/gpu=0", "nvidia.com/gpu=1"))
+    made = {"docker": lambda: DockerRuntime(settings), "sandbox": lambda: SandboxRuntime(settings)}
+    assert Offers(["docker", "sandbox"], lambda name: made[name]()).offer.gpus == {"docker": 2}
+    with pytest.raises(ValueError, match="named twice"):
+        Settings(gpus=("a", "a"))
+
+
 def test_a_graders_own_runtime_and_those_of_environments_are_needed_too(store: TaskStore) -> None:
     offers(store, HERE)
     grader = {"strategy": "script", "refresh_runtime": True, "runtime": {"backend": "docker"}}

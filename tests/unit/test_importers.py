@@ -101,11 +101,11 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "line", "told"),
     [
-        ("environment", "gpus = 1", "environment.gpus"),
+        ("environment", 'gpu_types = ["H100"]', "environment.gpu_types"),
         ("environment", 'os = "windows"', "environment.os"),
         ("environment", "healthcheck = { interval_sec = 1 }", "environment.healthcheck.command"),
         ("environment", "colour = 1", "environment.colour: Extra inputs"),
-        ("verifier", "environment = { gpus = 1 }", "verifier.environment.gpus"),
+        ("verifier", 'environment = { gpu_types = ["H100"] }', "verifier.environment.gpu_types"),
         ("verifier", 'environment = { skills_dir = "/s" }', "verifier.environment.skills_dir"),
         ("verifier", 'user = "root"', "verifier.user"),
         ("agent", 'user = "root"', "agent.user"),

@@ -161,6 +161,8 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
     prepare_folders: tuple[Path, ...] = ()
     """Host folders that it sees read-only at the same path until it is first killed, and never again."""
+    sharing: str | None = None
+    """Sandboxes with the same name, such as those of one session, share their GPUs; None: with none."""
     base: Checkpoint | None = None
     """The sandbox begins with these files: a fork. Its folder lies beside that of the checkpoint's sandbox, and its
     owner and specification are the same."""
@@ -349,6 +351,16 @@ class TellsImages(Protocol):
         """Folder -> names of the images directly in it; the folder `""` has those without a path, by each of their
         names (see `image_names`). Only of folders that are known wholly. Raises: RuntimeFailed, RuntimeUnavailable.
         """
+        ...
+
+
+@runtime_checkable
+class GivesGpus(Protocol):
+    """A runtime that can give sandboxes GPUs. Those of other runtimes have none."""
+
+    @property
+    def num_gpus(self) -> int:
+        """How many this machine has, taken ones included."""
         ...
 
 

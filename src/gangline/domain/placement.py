@@ -24,6 +24,13 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Labels of the node, of the same. Sorted."""
     images: tuple[tuple[str, str], ...] = ()
     """Runtime and image, of the same, where they name one. Sorted."""
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Runtime and the most GPUs that one of its sandboxes has, of the same. Sorted."""
+
+    @property
+    def num_gpus(self) -> int:
+        """How many a session needs: its sandboxes share them."""
+        return max((number for _, number in self.gpus), default=0)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,18 +45,33 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: dict[str, dict[str, str]] = {}
     """Name of a runtime plug-in -> folder -> the images there (see `image_names`). An image in no folder of these may
     be there, or be pulled."""
+    gpus: dict[str, int] = {}
+    """Name of a runtime plug-in -> GPUs that it can give to sandboxes, taken ones included. Runtimes of a node share
+    them."""
+
+    @property
+    def num_gpus(self) -> int:
+        return max(self.gpus.values(), default=0)
 
     def lacks(self, needs: Needs) -> list[str]:
         """What is missing, a sentence for each; none: the node can run it."""
         runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
         images = [f"image `{image}` for runtime `{name}`" for name, image in needs.images if self._misses(name, image)]
-        return runtimes + images + [f"label `{label}`" for label in needs.labels if label not in self.labels]
+        gpus = [self._lack_of_gpus(name, num) for name, num in needs.gpus if num > self.gpus.get(name, 0)]
+        return runtimes + images + gpus + [f"label `{label}`" for label in needs.labels if label not in self.labels]
 
     def _misses(self, runtime: str, image: str) -> bool:
         """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
         folder, name = located(image)
         told = self.images.get(runtime, {}).get(folder)
         return told is not None and not has_image(told, name)
+
+    def _lack_of_gpus(self, runtime: str, wanted: int) -> str:
+        had = self.gpus.get(runtime)
+        if had is None:
+            return f"GPUs: runtime `{runtime}` gives none; docker and podman do"
+        remedy = "" if had else ": its operator names them in GANGLINE_GPUS"
+        return f"GPUs: {wanted} are asked for, and it has {had} for runtime `{runtime}`{remedy}"
 
     def _lack(self, runtime: str) -> str:
         return f"runtime `{runtime}`: {self.missing.get(runtime, 'the node does not have this plug-in')}"
@@ -60,10 +82,12 @@ def needs_of(task: TaskRequest) -> Needs:
     others = (*(one.runtime for one in graders), *(spec.runtime for spec in task.environments.values()))
     specs = [task.runtime, *(one for one in others if one is not None)]
     images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
+    gpus = {(name, max(spec.gpus for spec in specs if spec.backend == name)) for name in {one.backend for one in specs}}
     return Needs(
         runtimes=tuple(sorted({spec.backend for spec in specs})),
         labels=tuple(sorted({label for spec in specs for label in spec.node_labels})),
         images=tuple(sorted(images)) if sum(len(image) for _, image in images) <= _MAX_IMAGE_CHARS else (),
+        gpus=tuple(sorted((name, number) for name, number in gpus if number)),
     )
 
 

@@ -126,6 +126,9 @@ class RuntimeSpec(_Spec):
     node_labels: tuple[Annotated[str, Field(pattern=ROLE_PATTERN)], ...] = Field(default=(), max_length=16)
     """Labels that the node must have: the architecture of its machine, such as `x86_64` or `aarch64`, or one that its
     operator gave it, such as `gpu`. Where no node has them, the task waits and says so."""
+    gpus: int = Field(default=0, ge=0, le=64)
+    """GPUs of its own (`docker`, `podman`): no other session of the machine has them meanwhile. Where no node has as
+    many, the task waits and says so."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
     """Addresses that network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an

@@ -40,6 +40,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     limits: dict[str, Any]
     folders: OwnFolders
+    gpus: int = 0
     services: dict[str, Any] = {}
     """Other containers beside it, as `runtime.services` has them."""
     notes: tuple[str, ...] = ()
@@ -48,11 +49,17 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def runtime(self, choices: Choices) -> tuple[dict[str, Any], list[str]]:
         """The body's `runtime`, and notes. Raises: InvalidRequest when the chosen runtime cannot give it."""
         dockerfile = self._dockerfile()
-        backend = choices.runtime or ("docker" if self.services or self._why_image(dockerfile) else "sandbox")
+        is_container = bool(self.services or self.gpus or self._why_image(dockerfile))
+        backend = choices.runtime or ("docker" if is_container else "sandbox")
         if self.services and backend in _WITHOUT_IMAGES:
             raise InvalidRequest(
                 f"{self.name}: needs services beside its container ({', '.join(self.services)}), which runtime "
                 f"`{backend}` cannot start. Use --runtime docker or podman."
+            )
+        if self.gpus and backend in _WITHOUT_IMAGES:
+            raise InvalidRequest(
+                f"{self.name}: needs GPUs ({self.gpus}), which runtime `{backend}` cannot give. Use --runtime docker "
+                "or podman."
             )
         if backend == "process":
             raise InvalidRequest(
@@ -69,6 +76,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.limits:
             body["limits"] = self.limits
+        if self.gpus:
+            body["gpus"] = self.gpus
         if self.services:
             body["services"] = self.services
         with_it = self._without_image if backend in _WITHOUT_IMAGES else self._with_image

@@ -26,6 +26,13 @@ def _expanded(paths: tuple[Path, ...]) -> tuple[Path, ...]:
 _Folders = Annotated[tuple[Path, ...], AfterValidator(_expanded)]
 
 
+def _are_different(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises: ValueError."""
+    if len(set(gpus)) < len(gpus):
+        raise ValueError("a GPU is named twice")
+    return gpus
+
+
 class Settings(BaseModel):
     """Settings that every command reads. Each has a default that works."""
 
@@ -65,7 +72,10 @@ class Settings(BaseModel):
     podman: Annotated[tuple[str, ...], Setting(env=("GANGLINE_PODMAN",), words=True)] = ("podman",)
     """Command line of podman."""
     container_options: Annotated[tuple[str, ...], Setting(env=("GANGLINE_CONTAINER_OPTIONS",), words=True)] = ()
-    """More options of `docker run` and `podman run`, such as `--gpus=all`."""
+    """More options of `docker run` and `podman run`, the same for all containers."""
+    gpus: Annotated[tuple[str, ...], Setting(env=("GANGLINE_GPUS",), words=True), AfterValidator(_are_different)] = ()
+    """GPUs of this machine for sessions that ask for them (`runtime.gpus`, in `docker` and `podman`), each as
+    `docker run --device` takes it: `nvidia.com/gpu=0`, by the Container Device Interface, or the path of a device."""
     harbor_python: Annotated[_Folder | None, Setting(env=("GANGLINE_HARBOR_PYTHON",))] = None
     """Python of an environment that has Harbor, for runtime `harbor`, such as `/opt/harbor/bin/python`."""
     harbor_environment: Annotated[str, Setting(env=("GANGLINE_HARBOR_ENVIRONMENT",))] = "docker"

@@ -64,6 +64,11 @@ def plan_of(settings: Resolved) -> Plan:
             f"node.public_url is the URL of one node, and each of {num_nodes} nodes has its own. Leave it out, and set "
             "node.host to an address that other machines reach."
         )
+    if num_nodes > 1 and machine.gpus:
+        raise InvalidRequest(
+            f"GANGLINE_GPUS names the GPUs of one node, and here are {num_nodes}. Start them by `gangline node`, each "
+            "with GPUs of its own."
+        )
     return Plan(
         data_dir=machine.data_dir.absolute(),
         port=None if settings.is_default("server.port") else settings.server.port,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from gangline import plugins
-from gangline.domain.contracts import Runtime, TellsImages, TellsMissing
+from gangline.domain.contracts import GivesGpus, Runtime, TellsImages, TellsMissing
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Offer, needs_of
@@ -51,6 +51,7 @@ class Offers:
         self._names = plugins.names("runtime") if names is None else names
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
         self._labels = tuple(dict.fromkeys((platform.machine(), *labels)))
+        self._gpus = {name: number for name in self._names if (number := self._num_gpus(name)) is not None}
         self._images: dict[str, dict[str, str]] = {}
         self._passed_at: dict[str, float] = {}
         self._monotonic = monotonic
@@ -63,6 +64,7 @@ class Offers:
             missing=dict(self._missing),
             labels=self._labels,
             images=self._images,
+            gpus=self._gpus,
         )
 
     def _cannot(self, name: str) -> str | None:
@@ -72,6 +74,13 @@ class Offers:
             return runtime.missing() if isinstance(runtime, TellsMissing) else None
         except GanglineError as error:
             return error.message
+
+    def _num_gpus(self, name: str) -> int | None:
+        """None: its sandboxes never have any."""
+        if name in self._missing:
+            return None
+        runtime = self._make(name)
+        return runtime.num_gpus if isinstance(runtime, GivesGpus) else None
 
     async def are_why(self, failure: Failure, lease: Lease) -> bool:
         """Whether a session failed because this node cannot run it now, and another may: its files or a runtime of its

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline import plugins
-from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart, Tidies
-from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
+from gangline.domain.contracts import ExecResult, GivesGpus, RuntimeHandle, RuntimeStart, Tidies
+from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed, RuntimeFailed
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.gateway.health.watchdog import session_task
@@ -83,17 +83,22 @@ class Sandboxes:
         if handle is not None:
             self._started.append(handle)
             return handle
-        handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
+        handle = await self._begun(role, spec)
         self._started.append(handle)
         await _prepare_all(handle, spec, self._parts)
         return handle
 
     async def start_beside(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
         """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
-        handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
+        handle = await self._begun(role, spec)
         self._beside.append(handle)
         await _prepare_all(handle, spec, self._parts)
         return handle
+
+    async def _begun(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+        """Raises: the runtime's errors."""
+        attempt = f"{self._key.session_id}.{self._key.attempt}"
+        return await _started(self._parts, spec, f"{attempt}.{role}", sharing=attempt)
 
     async def begin_checkpoints(self) -> None:
         """Freeze the agent's prepared files, where the task asks for checkpoints. Before the agent starts.
@@ -207,7 +212,12 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
     return handle
 
 
-async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+async def _started(
+    parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None
+) -> RuntimeHandle:
+    """Raises: InvalidRequest where GPUs are asked of a runtime that gives none, and the runtime's errors."""
+    if spec.gpus and not isinstance(plugins.make_runtime(spec.backend), GivesGpus):
+        raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
     seen = _named_folders(spec, parts)
     start = RuntimeStart(
         runtime_id=runtime_id,
@@ -217,6 +227,7 @@ async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> Runt
         proxy_port=parts.proxy_port,
         hidden=(*parts.hidden, *(folder for folder in parts.prepare_folders if folder not in seen)),
         prepare_folders=seen,
+        sharing=sharing,
     )
     return await parts.start_runtime(spec.backend, start)
 

@@ -121,7 +121,7 @@ class HarborEnvironment(_Policy):
     cpus: float | None = Field(default=None, gt=0)
     memory_mb: int | None = Field(default=None, gt=0)
     storage_mb: int | None = None
-    gpus: int | None = None
+    gpus: int | None = Field(default=None, ge=0)
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
     mcp_servers: list[HarborMcpServer] = Field(default_factory=list[HarborMcpServer])

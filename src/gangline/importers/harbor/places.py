@@ -35,6 +35,7 @@ def environment_of(
         workdir=settings.workdir,
         env=env if compose is None else compose.env | env,
         limits=_limits(settings),
+        gpus=settings.gpus or 0,
         folders=OwnFolders(_LOGS if owns_tests else ("/tests", *_LOGS, "/solution")),
         services={} if compose is None else compose.services,
         notes=() if compose is None else compose.notes,

@@ -53,7 +53,7 @@ def _fields(config: HarborConfig) -> Iterator[str]:
 def _of_environment(field: str, environment: HarborEnvironment) -> Iterator[str]:
     if environment.os.lower() != "linux":
         yield f"{field}.os"
-    for name in ("gpus", "gpu_types", "tpu"):
+    for name in ("gpu_types", "tpu"):
         if getattr(environment, name):
             yield f"{field}.{name}"
 

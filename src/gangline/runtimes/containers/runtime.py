@@ -50,6 +50,7 @@ from gangline.runtimes.confinement.masks import masked
 from gangline.runtimes.confinement.seccomp import filters_of
 from gangline.runtimes.confinement.system_calls import enforced, filter_for, may_use_keys
 from gangline.runtimes.containers.engine import Engine, checked_image, container_name
+from gangline.runtimes.containers.gpus import Gpus
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
 from gangline.runtimes.containers.services import Services
 from gangline.runtimes.containers.side_services import ContainerServices
@@ -94,6 +95,7 @@ class _ContainerRuntime:
         self._engine = Engine(self.name, command)
         self._expose = exposed_folders(settings.expose)
         self._options = settings.container_options
+        self._gpus = settings.gpus
 
     def missing(self) -> str | None:
         try:
@@ -107,6 +109,10 @@ class _ContainerRuntime:
         self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self._gpus)
 
     def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
         return ContainerServices(self._engine, runtime_id, tuple(spec.services))
@@ -142,10 +148,14 @@ class _ContainerRuntime:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         if start.spec.python is not None:
             raise InvalidRequest(f"runtime `{self.name}` has no runtime.python: install the packages into its image.")
+        if start.spec.gpus > len(self._gpus):
+            raise RuntimeUnavailable(
+                f"{start.spec.gpus} GPUs are asked for, and GANGLINE_GPUS names {len(self._gpus)} of this machine."
+            )
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         options = [*_CONFINED, *self._user_options(), "--env", f"{LABEL}={mark.label}", *self._options]
-        return await begun(_Container(self._engine, start, mark, image, self._expose, options))
+        return await begun(_Container(self._engine, start, mark, image, self._expose, options, self._gpus))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
@@ -194,6 +204,8 @@ class PodmanRuntime(_ContainerRuntime):
 class _Run(msgspec.Struct, frozen=True, kw_only=True):
     """State of a container since it was last started."""
 
+    was_made: bool = False
+    """Whether there is a container; it is started again then."""
     env: Mapping[str, str] = {}
     """Variables that the image sets."""
     written: Sequence[Path] = ()
@@ -220,6 +232,7 @@ class _Container:
         image: str,
         expose: Sequence[Path],
         options: Sequence[str],
+        gpus: Sequence[str],
     ) -> None:
         workdir = checked_folder(start.spec.workdir, "runtime.workdir")
         folders = [checked_folder(path, "runtime.folders") for path in start.spec.folders]
@@ -241,11 +254,11 @@ class _Container:
         self._services = Services(engine, start, image, _labels(mark), _limits_options(start.spec.limits))
         self._expose = expose
         self._options = options
+        self._gpus = Gpus(start, gpus)
         self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
         self._life: ContainerLife | None = None
         self._foreman: Foreman | None = None
         self._listeners = NetworkListeners()
-        self._was_made = False
 
     @property
     def _uid(self) -> int:
@@ -265,6 +278,7 @@ class _Container:
 
     async def make(self) -> None:
         await run_to_end(self._make_folder)
+        await self._gpus.take()
 
     def _make_folder(self) -> None:
         write_mark(self._start.folder, self._mark)
@@ -303,7 +317,7 @@ class _Container:
     async def _first_pid(self) -> int:
         """Start the container. Returns its first process."""
         name, folder = container_name(self._start.runtime_id), self._start.folder
-        if self._was_made:
+        if self._run.was_made:
             await self._engine.start(name, folder)
         else:
             through = _parents([*self._own, *map(str, self._expose)])
@@ -311,7 +325,7 @@ class _Container:
             options = [*self._run_options(), "--entrypoint", argv[0]]
             image = checked_image(self._start.spec.image, self._engine.name)
             await self._engine.run(name, options, image, argv[1:], folder)
-            self._was_made = True
+            self._run = msgspec.structs.replace(self._run, was_made=True)
         inspected = await self._engine.inspect(name)
         env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
         self._run = msgspec.structs.replace(self._run, env=env, written=inspected.folders)
@@ -321,7 +335,7 @@ class _Container:
         """Options from `start`; the others were given before."""
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
         limits, names = _limits_options(self._inner_limits()), self._services.names_options
-        return [*network, *limits, *names, *self._mounts(), *_labels(self._mark), *self._options]
+        return [*network, *limits, *names, *self._gpus.options, *self._mounts(), *_labels(self._mark), *self._options]
 
     def _inner_limits(self) -> LimitsSpec:
         """Limits with room for processes that are not the agent's."""
@@ -354,6 +368,7 @@ class _Container:
     async def remove(self) -> None:
         await to_end(self._services.remove())
         await to_end(self._engine.remove(container_name(self._start.runtime_id)))
+        self._gpus.release()
         await run_to_end(remove_folder, self._start.folder)
         if self._user is not None:
             self._user.release()

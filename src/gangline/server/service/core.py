@@ -48,6 +48,12 @@ _TOPICS_OF: dict[str, tuple[str, ...]] = {
 }
 
 
+def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
+    """Whom to wake, but for those who wait for one task."""
+    frees_gpus = event.kind == "session.ended" and turns.gives_gpus(event.data.get("node") or "")
+    return (WORK,) if frees_gpus else _TOPICS_OF.get(event.kind, ())
+
+
 def task_topic(task_id: str) -> str:
     return f"task:{task_id}"
 
@@ -115,7 +121,7 @@ class RolloutService:
     def wake(self, events: Sequence[Event]) -> None:
         """Ring for durable events, our own or another server's."""
         for event in events:
-            for topic in _TOPICS_OF.get(event.kind, ()):
+            for topic in _topics(event, self._lease_turns):
                 self.notifier.notify(topic)
             if event.kind == "task.ended" and event.task_id is not None:
                 self.notifier.notify(task_topic(event.task_id))

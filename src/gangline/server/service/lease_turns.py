@@ -29,10 +29,14 @@ class LeaseTurns:
 
     def heard(self, beat: Heartbeat) -> None:
         """Remember what the node can run."""
-        self._offers[beat.node_id] = None if beat.offer is None else frozenset(beat.offer.runtimes)
+        self._offers[beat.node_id] = _likeness(beat)
         self._offers.move_to_end(beat.node_id)
         if len(self._offers) > _MAX_NODES:
             self._offers.popitem(last=False)
+
+    def gives_gpus(self, node_id: str) -> bool:
+        """Whether a session that ended there may have freed some."""
+        return self._offers.get(node_id) == node_id
 
     async def taken(
         self,
@@ -62,6 +66,18 @@ class LeaseTurns:
             kind.num_using -= 1
             if not kind.num_using:
                 del self._kinds[key]
+
+
+def _likeness(beat: Heartbeat) -> Hashable:
+    """The same for nodes that can run the same. One that has GPUs is like no other: some of them may be taken. It is
+    its id."""
+    offer = beat.offer
+    if offer is None:
+        return None
+    if offer.num_gpus:
+        return beat.node_id
+    images = {name: tuple(sorted(told.items())) for name, told in offer.images.items()}
+    return frozenset(offer.runtimes), frozenset(offer.labels), frozenset(images.items())
 
 
 class _Kind:

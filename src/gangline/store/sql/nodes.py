@@ -78,7 +78,7 @@ def claim(
     let_in(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
-        for row in suited_rows(unit, max_sessions, task_ids, offer)
+        for row in suited_rows(unit, node_id, max_sessions, task_ids, offer)
     ]
     if not claimed:
         return []

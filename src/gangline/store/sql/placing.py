@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from gangline.domain.placement import Needs, Offer, nearest
 from gangline.store.sql.rows import Unit, queued_rows
-from gangline.store.sql.schema import needs, nodes
+from gangline.store.sql.schema import LEASED, needs, nodes, sessions
 
 __all__ = ["GONE_AFTER_S", "intern", "suited_rows", "unplaced", "unserved"]
 
@@ -24,6 +24,12 @@ GONE_AFTER_S = 30.0
 # Made once, as in rows.py.
 _KNOWN = sa.select(needs.c.id, needs.c.body)
 _FOUND = _KNOWN.where(needs.c.body.in_(sa.bindparam("bodies", expanding=True)))
+_HELD = (
+    sa.select(needs.c.body, sa.func.count())
+    .join(sessions, sessions.c.needs == needs.c.id)
+    .where(LEASED, sessions.c.node_id == sa.bindparam("node"))
+    .group_by(needs.c.body)
+)
 _PRESENT = (
     sa.select(nodes.c.node_id, nodes.c.offer)
     .where(nodes.c.draining.is_(sa.false()), nodes.c.last_seen_at > sa.bindparam("since"))
@@ -53,13 +59,45 @@ def _added(conn: sa.Connection, body: str) -> int:
     return conn.scalars(sa.select(needs.c.id).where(needs.c.body == body)).one()
 
 
-def suited_rows(unit: Unit, limit: int, task_ids: Sequence[str] | None, offer: str | None) -> Sequence[sa.RowMapping]:
-    """The head of the queue, of sessions that a node with this offer can run. One query where it can run the first."""
+def suited_rows(
+    unit: Unit, node_id: str, limit: int, task_ids: Sequence[str] | None, offer: str | None
+) -> Sequence[sa.RowMapping]:
+    """The head of the queue, of sessions that a node with this offer can run. One query where it can run the first, and
+    none of them needs a GPU."""
     found = queued_rows(unit, limit, task_ids)
-    if offer is None or all(_suits(row["needs_body"], offer) for row in found):
+    if offer is None:
         return found
-    others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
-    return queued_rows(unit, limit, task_ids, others)
+    if not all(_suits(row["needs_body"], offer) for row in found):
+        others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
+        found = queued_rows(unit, limit, task_ids, others)
+    wanted = [row for row in found if _num_gpus(row["needs_body"])]
+    if not wanted:
+        return found
+    placed = _placed(wanted, _decoded(offer).num_gpus - _gpus_held(unit.conn, node_id))
+    if len(placed) == len(wanted):
+        return found
+    # What needs no GPU goes ahead of what waits for one.
+    others = [n for n, body in unit.conn.execute(_KNOWN) if _num_gpus(body) or not _suits(body, offer)]
+    return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others)]
+
+
+def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapping]:
+    """The first of them that fit: none goes ahead of one that needs more, which would wait for ever."""
+    for at, row in enumerate(rows):
+        num_free -= _num_gpus(row["needs_body"])
+        if num_free < 0:
+            return rows[:at]
+    return rows
+
+
+def _gpus_held(conn: sa.Connection, node_id: str) -> int:
+    """By the sessions that the node has a lease of."""
+    return sum(_num_gpus(body) * number for body, number in conn.execute(_HELD, {"node": node_id}))
+
+
+@lru_cache(maxsize=4096)
+def _num_gpus(body: str | None) -> int:
+    return 0 if body is None else msgspec.json.decode(body, type=Needs).num_gpus
 
 
 @lru_cache(maxsize=4096)

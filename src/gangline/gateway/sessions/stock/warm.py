@@ -89,7 +89,7 @@ class WarmPool:
     async def take(self, spec: RuntimeSpec, submitter: str | None) -> RuntimeHandle | None:
         """A warm sandbox, from now on the caller's; None when there is none. Another one is then started for the next
         session of the kind."""
-        if self._sizes.count == 0:
+        if self._sizes.count == 0 or spec.gpus:  # a spare would keep GPUs from those that need them
             return None
         key = WarmKey.of(spec, submitter)
         taken: RuntimeHandle | None = None
