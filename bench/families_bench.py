@@ -6,6 +6,9 @@ three controls, each of which lacks one thing. All arms are evaluated on the sam
 is not done again, so a measurement that was stopped goes on: remove the folder to begin anew. Drawn in
 docs/images/families.png.
 
+`families_135m_bench.py` does the same with SmolLM2 of 135 million parameters, with the experiment and the frozen
+weights alone.
+
     usage: families_bench.py [--seeds N] [--folder FOLDER]
 """
 
@@ -16,8 +19,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +32,7 @@ from gangline.runs.log import read_evaluations, read_records
 from programs import PROGRAM, printed_by
 
 ROOT = Path(__file__).parent.parent
-EXAMPLE, FOLDER = ROOT / "examples" / "families", ROOT / ".gangline" / "families"
+EXAMPLE = ROOT / "examples" / "families"
 PICTURE = ROOT / "docs" / "images" / "families.png"
 TRAINED, HELD_OUT = ("read", "count", "edit", "rename", "fix"), ("find", "sort", "log")
 NUM_TRAINED, FIRST_HELD_OUT = 400, 90_000
@@ -44,6 +48,36 @@ QUANTILE = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
 Figures = dict[str, dict[str, Any]]
 
 
+class Tier(NamedTuple):
+    """A policy, and what is done with it."""
+
+    name: str
+    taught: tuple[str, ...] = ()
+    """Options of policy.py."""
+    phases: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    """Phase -> section of the experiment -> what differs from the example's file."""
+    arms: tuple[str, ...] = ARMS
+    seeds: int = 5
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / ".gangline" / ("families" if self.name == "small" else f"families-{self.name}")
+
+
+_IN_BFLOAT16 = {"dtype": "bfloat16", "reference_metric": False}
+SMALL = Tier("small")
+LARGE = Tier(
+    "135m",
+    taught=("--model", "smollm2", "--steps", "90", "--batch", "24"),
+    phases={
+        "imitation": {"learner": {"learning_rate": 5e-5, **_IN_BFLOAT16}},
+        "experiment": {"learner": {"learning_rate": 2e-5, **_IN_BFLOAT16}, "schedule": {"groups_per_step": 12}},
+    },
+    arms=("none", "frozen"),
+    seeds=1,
+)
+
+
 class Arm(NamedTuple):
     """What one seed's run of one arm came to."""
 
@@ -53,12 +87,12 @@ class Arm(NamedTuple):
     """From the beginning of its first phase to its last evaluation."""
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, tier: Tier = SMALL) -> None:
     """Policy and tasks in the folder; a policy that is there is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "policy").exists():
-        threads = str(os.cpu_count() or 1)
-        printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"), "--threads", threads)
+        threads = ("--threads", str(os.cpu_count() or 1))
+        printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"), *tier.taught, *threads)
     (folder / "tasks.jsonl").write_text(_tasks(TRAINED, "--tasks", str(NUM_TRAINED)))
     held_out = [
         _tasks(HELD_OUT, "--tasks", str(number), "--first", str(FIRST_HELD_OUT), "--style", style)
@@ -71,7 +105,7 @@ def _tasks(families: Sequence[str], *options: str) -> str:
     return printed_by(sys.executable, str(EXAMPLE / "tasks.py"), "--families", ",".join(families), *options)
 
 
-def train(folder: Path, control: str, seed: int) -> Arm:
+def train(folder: Path, control: str, seed: int, tier: Tier = SMALL) -> Arm:
     """All phases of an arm, as far as they are not done."""
     home = folder / f"{control}-{seed}"
     home.mkdir(exist_ok=True)
@@ -80,6 +114,8 @@ def train(folder: Path, control: str, seed: int) -> Arm:
     for phase in PHASES[1:] if control == "frozen" else PHASES:
         document = yaml.safe_load((EXAMPLE / f"{phase}.yaml").read_text())
         document |= {"seed": seed, "control": control, "model": str(model)}
+        for part, settings in tier.phases.get(phase, {}).items():
+            document[part] |= settings
         document["data"]["tasks"] = str(folder / "tasks.jsonl")
         if "evaluation" in document:
             document["evaluation"]["tasks"] = str(folder / "held_out.jsonl")
@@ -109,41 +145,49 @@ def _parts() -> dict[str, slice]:
     return {style: slice(ends[at], ends[at + 1]) for at, style in enumerate(HELD_OUT_TASKS)}
 
 
-def figures(arms: dict[str, list[Arm]]) -> Figures:
+def figures(arms: dict[str, list[Arm]], tier: Tier = SMALL) -> Figures:
     """arms: control -> of each seed. Each figure over seeds, with the interval of 95 % where there are several."""
-    learned, frozen = arms["none"], arms["frozen"]
+    learned, frozen, prefix = arms["none"], arms["frozen"], f"learn.families.{tier.name}"
     found = {
-        f"learn.families.small_{name}": _over_seeds([np.mean(one.measured["plain"][which]) for one in group], what)
+        f"{prefix}_{name}": _over_seeds([np.mean(one.measured["plain"][which]) for one in group], what)
         for name, group, which, what in (
             ("before", frozen, 0, "as it was taught"),
             ("imitated", learned, 0, "after imitation"),
             ("after", learned, -1, "after imitation and GRPO"),
         )
     }
-    for control in ARMS[1:]:
+    for control in tier.arms[1:]:
         after = [np.mean(one.measured["plain"][-1]) for one in arms[control]]
-        found[f"learn.families.small_after_{control}"] = _over_seeds(after, f"control {control}")
+        found[f"{prefix}_after_{control}"] = _over_seeds(after, f"control {control}")
     for name, group, which in (("before", frozen, 0), ("after", learned, -1)):
         # Of a task's eight sessions, one at least earned 1; the mean of all sessions is pass@1.
         passed = [np.mean([mean > 0 for mean in one.measured["plain"][which]]) for one in group]
-        found[f"learn.families.small_{name}_pass_at_{NUM_SAMPLES}"] = _over_seeds(passed, f"pass@{NUM_SAMPLES}")
-    shares: list[float] = []
-    for style in HELD_OUT_TASKS:
-        before = float(np.mean([np.mean(one.measured[style][0]) for one in frozen]))
-        shares.append(float(np.mean([np.mean(one.measured[style][-1]) for one in learned])) - before)
-    plain, *others = shares
-    found["learn.families.transfer_share"] = {
-        "value": round(min(others) / plain, 2),
-        "unit": "",
-        "note": f"gain through agents never trained on ({others[0]:.2f} fenced, {others[1]:.2f} react; the lesser one) "
-        f"over that through the agent that was ({plain:.2f}); held-out families",
-    }
-    found["learn.families.small_minutes"] = {
+        found[f"{prefix}_{name}_pass_at_{NUM_SAMPLES}"] = _over_seeds(passed, f"pass@{NUM_SAMPLES}")
+    found |= _carried_over(learned, frozen, tier)
+    found[f"{prefix}_minutes"] = {
         "value": round(float(np.mean([one.minutes for one in learned])), 1),
         "unit": "min",
         "note": "of a seed's training, its evaluations included; the policy's teaching is not",
     }
     return found
+
+
+def _carried_over(learned: Sequence[Arm], frozen: Sequence[Arm], tier: Tier) -> Figures:
+    """To the agents that it was not trained through; of the tier 135m the gain itself, too."""
+    shares: list[float] = []
+    for style in HELD_OUT_TASKS:
+        before = float(np.mean([np.mean(one.measured[style][0]) for one in frozen]))
+        shares.append(float(np.mean([np.mean(one.measured[style][-1]) for one in learned])) - before)
+    plain, *others = shares
+    note = (
+        f"gain through agents never trained on ({others[0]:.2f} fenced, {others[1]:.2f} react; the lesser one) "
+        f"over that through the agent that was ({plain:.2f}); held-out families"
+    )
+    share = {"value": round(min(others) / plain, 2), "unit": "", "note": note}
+    if tier.name == "small":
+        return {"learn.families.transfer_share": share}
+    gain = {"value": round(plain, 3), "unit": "", "note": "held-out families, temperature 1, over the policy as taught"}
+    return {f"learn.families.gain_{tier.name}": gain, f"learn.families.transfer_share_{tier.name}": share}
 
 
 def draw(arms: dict[str, list[Arm]]) -> None:
@@ -174,26 +218,28 @@ def _over_seeds(values: Sequence[Any], what: str) -> dict[str, Any]:
     return {"value": round(float(np.mean(values)), 3), "unit": "", "note": note}
 
 
-def run(folder: Path = FOLDER, seeds: int = 5) -> Figures:
+def run(tier: Tier = SMALL, folder: Path | None = None, seeds: int | None = None) -> Figures:
     """Returns figure name -> {value, unit, note}."""
-    prepare(folder)
+    folder = folder or tier.folder
+    prepare(folder, tier)
     arms = dict[str, list[Arm]]()
-    for seed in range(seeds):
-        for control in ARMS:
+    for seed in range(seeds or tier.seeds):
+        for control in tier.arms:
             print(f"{control}, seed {seed} ...", file=sys.stderr, flush=True)
-            arms.setdefault(control, []).append(train(folder, control, seed))
+            arms.setdefault(control, []).append(train(folder, control, seed, tier))
             after = {style: round(float(np.mean(one[-1])), 3) for style, one in arms[control][-1].measured.items()}
             print(f"  {after} after {arms[control][-1].minutes:.1f} min", file=sys.stderr, flush=True)
-    draw(arms)
-    return figures(arms)
+    if tier.name == "small":
+        draw(arms)
+    return figures(arms, tier)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what reinforcement on five families carries over.")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of policy and runs")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--folder", type=Path, help="of policy and runs")
     given = parser.parse_args()
-    print(json.dumps(run(given.folder, given.seeds), indent=2))
+    print(json.dumps(run(SMALL, given.folder, given.seeds), indent=2))
 
 
 if __name__ == "__main__":
