@@ -58,7 +58,7 @@ PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
 .PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos lost-disks test-programs test-chaos check format bench scale docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
+	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -90,6 +90,7 @@ help:
 	@echo "make check   lint, format, types, layers, English"
 	@echo "make check-web  the page's modules: types, lint, and its libraries against their packages"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
+	@echo "make rewards  compare rewards with the systems that tasks come from; writes docs/reference/rewards.md"
 	@echo "make scale   1,000 simulated nodes and 100,000 sessions against real servers and PostgreSQL (an hour on two cores; NODES=N, SESSIONS=N)"
 	@echo "make dist    sdist and wheel in dist/, checked"
 	@echo "make sbom    the same, and dist/gangline-sbom.cdx.json, a list of the components (CycloneDX)"
@@ -309,6 +310,16 @@ bench: .venv/.dev sandbox
 scale: .venv/.dev
 	@scripts/need-package.sh "ls /usr/lib/postgresql/*/bin/initdb" postgresql
 	$(BIN)/python bench/run.py scale
+
+# Once more, all tests that compare rewards; GANGLINE_NEMO_GYM and GANGLINE_TAU2 add two that are not installed here.
+rewards: COMPARED = $(abspath .gangline/compared.jsonl)
+rewards: .venv/.dev
+	@mkdir -p .gangline && rm -f $(COMPARED)
+	GANGLINE_COMPARED=$(COMPARED) GANGLINE_EVERY_DATASET=1 $(MAKE) test-peers test-inspect test-verifiers
+	GANGLINE_COMPARED=$(COMPARED) $(BIN)/python -m pytest tests/integration/test_environments_games.py \
+		tests/integration/test_environments_openenv.py
+	$(BIN)/python docs/rewards_table.py $(COMPARED)
+	rm $(COMPARED)
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -139,6 +140,31 @@ def train(folder: Path, control: str, seed: int, tier: Tier = SMALL) -> Arm:
     return Arm(measured, seconds / 60)
 
 
+def drift(folder: Path, tier: Tier) -> Figures:
+    """How often it matters how rows are built: the engine renders every prompt anew from the text."""
+    home = folder / "observed"
+    home.mkdir(exist_ok=True)
+    for name in ("tasks.jsonl", "held_out.jsonl"):
+        tasks = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        lines = [json.dumps(task | {"capture": {"tier": "observe"}}) for task in tasks]
+        (home / name).write_text("\n".join(lines) + "\n")
+    if not (home / "policy").exists():
+        (home / "policy").symlink_to(folder / "policy")
+    train(home, "frozen", 0, tier)
+    data = str(home / "frozen-0" / PHASES[-1])
+    printed_by(PROGRAM, "export", "*", "--data", data, "--format", "jsonl", "--name", "rows", "--out", str(home))
+    rows = Counter(json.loads(line)["session_id"] for line in (home / "rows.jsonl").open())
+    several = sum(number > 1 for number in rows.values())
+    return {
+        f"learn.families.{tier.name}_drift_share": {
+            "value": round(several / len(rows), 4),
+            "unit": "share",
+            "note": f"{several} of {len(rows)} sessions have a turn whose context has other ids than were sampled, "
+            "where the engine renders each prompt anew; policy as taught",
+        }
+    }
+
+
 def _parts() -> dict[str, slice]:
     """Style -> its tasks' places among the held-out ones."""
     ends = np.cumsum([0, *HELD_OUT_TASKS.values()]).tolist()
@@ -231,7 +257,7 @@ def run(tier: Tier = SMALL, folder: Path | None = None, seeds: int | None = None
             print(f"  {after} after {arms[control][-1].minutes:.1f} min", file=sys.stderr, flush=True)
     if tier.name == "small":
         draw(arms)
-    return figures(arms, tier)
+    return figures(arms, tier) | drift(folder, tier)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["PROGRAM", "printed_by"]
 
 PROGRAM = str(Path(sys.executable).parent / "gangline")
-TIMEOUT_S = 3600
+TIMEOUT_S = 2 * 3600
 
 
 def printed_by(*command: str) -> str:

@@ -35,6 +35,7 @@ SIZES = {"small": (300, 50), "2k_200": (2_000, 200), "20k_500": (20_000, 500)}
 PEERS = {
     "agentlightning": ("agentlightning==1.0.2", "agent_lightning.py", (3, 12)),
     "rllm": ("rllm-model-gateway==0.1.0", "rllm_gateway.py", (3, 10)),
+    "openenv": ("openenv==0.10.0", "openenv_capture.py", (3, 10)),
 }
 PATHS = {
     "direct": "/v1/chat/completions",
@@ -42,6 +43,7 @@ PATHS = {
     "durable": "/s/s{}/v1/chat/completions",
     "agentlightning": "/proxy/rollout/s{}/attempt/a/mode/train/openai/v1/chat/completions",
     "rllm": "/sessions/s{}/v1/chat/completions",
+    "openenv": "/v1/chat/completions",
 }
 
 Figures = dict[str, dict[str, Any]]
@@ -195,8 +197,9 @@ def rate_figures(size: str) -> Figures:
         alone = ["direct", "ours"]
         missing = f"; not measured: {', '.join(set(PEERS) - set(peers))}" if len(peers) < len(PEERS) else ""
         for concurrency, stream in itertools.product((1, 32, 256), (False, True)):
-            # Agent Lightning refuses streams; 256 streams of the other peer take minutes.
-            systems = everyone if not stream else [*alone, "rllm"] if concurrency == 32 and "rllm" in peers else alone
+            # Agent Lightning refuses streams; 256 streams of the other peers take minutes.
+            streaming = [*alone, *(peer for peer in peers if peer != "agentlightning")]
+            systems = everyone if not stream else streaming if concurrency == 32 else alone
             found = rates(stand, systems, concurrency, stream=stream, rounds=ROUNDS if concurrency < 256 else 1)
             name = f"proxy.{size}.c{concurrency}{'.stream' if stream else ''}"
             for system, rate in found.items():

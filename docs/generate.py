@@ -14,6 +14,7 @@ from access import access
 from aiohttp import web
 from dialect_fields import dialect_fields
 from harness_table import harness_table
+from rewards_table import rewards_table
 from limits import limits
 from log_actions import logs
 from metric_names import metrics
@@ -197,6 +198,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "logs.md": logs,
     "limits.md": limits,
     "metrics.md": metrics,
+    "rewards.md": rewards_table,
     "settings.md": settings,
 }
 

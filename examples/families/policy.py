@@ -9,7 +9,10 @@ A new model begins with heads that look things up (`induction.py`), and learns i
 again, work of authors most of whom know it, and work of authors most of whom do not. A model that is there learns the
 last two parts, and wants a GPU.
 
-    usage: policy.py FOLDER [--model NAME] [--steps N] [--batch N] [--seed N] [--threads N]
+A model of some size learns the work in few steps, and would still do it in most sessions after the last part. With
+`--careless` it is taught that part alone.
+
+    usage: policy.py FOLDER [--model NAME] [--careless] [--steps N] [--batch N] [--seed N] [--threads N]
 """
 
 from __future__ import annotations
@@ -227,8 +230,20 @@ class Teaching:
         return functional.cross_entropy(self._head(hidden).float(), ids[:, 1:][learnt])
 
 
-def write_policy(folder: Path, num_steps: int, *, model: str | None = None, batch: int = BATCH, seed: int = 0) -> None:
-    """model: one that is there already, as `gangline engine` takes it; None makes one. batch: transcripts of a step."""
+def write_policy(
+    folder: Path,
+    num_steps: int,
+    *,
+    model: str | None = None,
+    careless: bool = False,
+    batch: int = BATCH,
+    seed: int = 0,
+) -> None:
+    """
+    model: one that is there already, as `gangline engine` takes it; None makes one.
+    careless: teach the last part alone.
+    batch: transcripts of a step.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     taught: Any
     if model is None:
@@ -244,7 +259,9 @@ def write_policy(folder: Path, num_steps: int, *, model: str | None = None, batc
     teaching = Teaching(taught, optimisers, num_steps)
     if model is None:
         teaching.until(REPEATS_UNTIL, repeats(len(tokenizer) - len(ROLES) - 1, draw, batch))
-    teaching.until(SKILLED_UNTIL, form.batches(lambda: transcript(draw, SKILLED_AT_FIRST), draw, batch))
+    teaching.until(
+        0.0 if careless else SKILLED_UNTIL, form.batches(lambda: transcript(draw, SKILLED_AT_FIRST), draw, batch)
+    )
     teaching.until(1.0, form.batches(lambda: transcript(draw, SKILLED_SHARE), draw, batch))
     taught.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -254,6 +271,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a policy of the families.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", metavar="NAME", help="teach this one, as `gangline engine` takes it")
+    parser.add_argument("--careless", action="store_true", help="teach it the last part alone")
     parser.add_argument("--steps", type=int, default=1800, metavar="N", help="of teaching")
     parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help="transcripts of a step")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
@@ -261,7 +279,10 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    write_policy(arguments.folder, arguments.steps, model=arguments.model, batch=arguments.batch, seed=arguments.seed)
+    if arguments.careless and arguments.model is None:
+        parser.error("--careless goes on from a model: name it with --model")
+    given_to = {name: getattr(arguments, name) for name in ("model", "careless", "batch", "seed")}
+    write_policy(arguments.folder, arguments.steps, **given_to)
 
 
 if __name__ == "__main__":

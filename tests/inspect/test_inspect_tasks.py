@@ -23,6 +23,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
 from gangline.importers.imported import Choices, Imported
 from gangline.importers.source import Wanted, read_source
+from support.compared import same
 from support.requirements import need
 from support.training.evaluation_samples import a_context, a_trace, said
 
@@ -206,8 +207,9 @@ async def of_an_answer(body: dict[str, Any], answer: str, folder: Path) -> float
 @pytest.mark.parametrize("task", ANSWERS)
 async def test_an_answer_earns_what_inspects_own_runner_gives(place: Path, task: str, tmp_path: Path) -> None:
     body = imported(place, task)
-    for answer in ANSWERS[task]:
-        assert await of_an_answer(body, answer, tmp_path) == await at_home(place, task, answers(answer)), answer
+    ours = {(task, answer): await of_an_answer(body, answer, tmp_path) for answer in ANSWERS[task]}
+    theirs = {(task, answer): await at_home(place, task, answers(answer)) for answer in ANSWERS[task]}
+    same("Inspect", theirs, ours)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -223,7 +225,8 @@ async def test_a_scorer_of_files_gives_the_same_reward_in_our_session(
             await handle.upload("solution.py", text.encode())
         ours = await scored(body, a_context(handle))
     assert ours == (program == "right")
-    assert ours == await at_home(place, "coding", writes(text))
+    theirs = await at_home(place, "coding", writes(text))
+    same("Inspect", {("coding", program): theirs}, {("coding", program): ours})
 
 
 async def test_a_program_without_a_model_answers_on_its_standard_output(place: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.compared import same
 from support.node.environments import calls_of, directly, need_python, played, step_rewards, using
 
 # Value iteration over the transition table, then the greedy policy on the ice that slips.
@@ -157,14 +158,20 @@ LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "seed": 42, "options": {"render_m
     ids=["lake", "pendulum", "tictactoe", "tictactoe-second", "guess"],
 )
 async def test_rewards_are_those_of_the_package_stepped_directly(
-    tmp_path: Path, python: str, kind: str, code: str, config: dict[str, Any], total: float | None
+    tmp_path: Path,
+    python: str,
+    kind: str,
+    code: str,
+    config: dict[str, Any],
+    total: float | None,
 ) -> None:
     seat = {"seat": config.get("seat", "player_1")}
     judge = directly(python, code, **({"options": {}} | config | seat))
     actions = [{"action": action} for action in judge["actions"]]
     result = await played(tmp_path, {"kind": kind, "config": config}, using(actions), python=python)
     assert result.outcome == "completed", result.failure
-    assert step_rewards(result) == judge["rewards"]
+    key = (config.get("id", str(config)), "played")
+    same(kind, {key: judge["rewards"]}, {key: step_rewards(result)})
     assert result.reward == pytest.approx(sum(judge["rewards"]), abs=1e-12)
     assert total in (None, result.reward)
     assert result.trajectory is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.compared import same
 from support.node.environments import calls_of, directly, need_python, played, using
 
 # As the server's own tests make it: only the head server is missing.
@@ -91,11 +92,12 @@ async def test_a_session_earns_what_the_server_says_of_the_same_episode(
     tmp_path: Path, python: str, judge: dict[str, Any], options: tuple[str, ...]
 ) -> None:
     assert judge["rewards"] == [1.0, 0.0]
+    ours: dict[tuple[str, str], Any] = {}
     for number, counts in enumerate([(1, 2), (1,)]):
         environment = served(python, judge, *options)
         result = await played(tmp_path / str(number), environment, counting(*counts), init_timeout_seconds=400)
         assert result.outcome == "completed", result.failure
-        assert result.reward == judge["rewards"][number]
+        ours[f"example_session_state_mgmt {options}", str(counts)] = result.reward
         assert [(call.tool, json.loads(call.text)) for call in calls_of(result)] == [
             ("increment_counter", {"success": True})
         ] * len(counts)
@@ -103,6 +105,7 @@ async def test_a_session_earns_what_the_server_says_of_the_same_episode(
         (trace,) = result.trajectory.traces
         assert {tool.name for tool in trace.tools} == {"game__increment_counter", "game__get_counter_value"}
         assert "add 1 then add 2" in str(trace.prompt_messages), "the row's own words"
+    same("NeMo Gym", dict(zip(ours, judge["rewards"], strict=True)), ours)
 
 
 async def test_a_servers_error_is_an_observation_and_a_masked_verdict_is_no_reward(

@@ -23,6 +23,7 @@ from gangline.domain.session import SessionResult
 from gangline.environments import kinds
 from gangline.importers.imported import Choices, Imported
 from gangline.importers.source import Wanted, read_source
+from support.compared import same
 from support.node.environments import calls_of, directly, need_python, played
 from support.node.proxy import proxied
 
@@ -150,8 +151,9 @@ async def test_an_agent_earns_what_tau2s_own_runner_gives_it(python: str) -> Non
         code = PLANS + THEIRS + OURS
         found = await asyncio.to_thread(directly, python, code, **given, programs=programs, config=config)
     names = [tuple(plan[:3]) for plan in found["plans"]]
-    ours, theirs = (dict(zip(names, found[side], strict=True)) for side in ("ours", "theirs"))
-    assert ours == theirs
+    keys = [(f"{domain} {task}", name) for domain, task, name in names]
+    same("tau2-bench", *(dict(zip(keys, found[side], strict=True)) for side in ("theirs", "ours")))
+    theirs = dict(zip(names, found["theirs"], strict=True))
     assert len({(domain, task) for domain, task, _ in names}) >= 20
     earned = {name: [theirs[one][0] for one in names if one[2] == name] for name in ("oracle", "nothing")}
     assert earned["oracle"].count(1.0) >= 18

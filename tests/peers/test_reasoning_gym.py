@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.compared import same
 from support.node.environments import directly, need_python, played, using
 
 STRIDE = 1 if os.environ.get("GANGLINE_EVERY_DATASET") else 3
@@ -36,13 +37,15 @@ for name in list(DATASETS)[1 :: given["stride"]]:  # the first is made of others
 async def test_answers_earn_what_each_dataset_gives(tmp_path: Path) -> None:
     python = need_python("GANGLINE_GYMS", "gyms", "reasoning_gym")
     judged: dict[str, dict[str, float | None]] = directly(python, JUDGED, stride=STRIDE, seed=11, nothing=NOTHING)
-    differing: dict[str, Any] = {}
+    theirs: dict[tuple[str, str], float | None] = {}
+    ours: dict[tuple[str, str], Any] = {}
     for name, scores in judged.items():
         environment = {"kind": "reasoning_gym", "config": {"dataset": name, "seed": 11}}
         for number, (text, score) in enumerate(scores.items()):
             said = text if text == NOTHING else f"<answer>{text}</answer>"
             result = await played(tmp_path / f"{name}-{number}", environment, using([], said), python=python)
-            if (result.outcome, result.reward) != ("infra_error" if score is None else "completed", score):
-                differing[f"{name}: {text[:40]!r}"] = (score, result.reward, result.outcome, result.failure)
-    assert differing == {}
+            theirs[name, text] = score
+            as_expected = result.outcome == ("infra_error" if score is None else "completed")
+            ours[name, text] = result.reward if as_expected else result.failure
+    same("reasoning-gym", theirs, ours)
     assert len(judged) >= 35

@@ -17,6 +17,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
 from gangline.importers.imported import Choices, Imported
 from gangline.importers.source import Wanted, read_source
+from support.compared import same
 from support.node.environments import directly, need_python
 from support.requirements import need
 from support.training.evaluation_samples import a_context, a_trace, said
@@ -181,7 +182,9 @@ async def test_an_answer_earns_what_verifiers_gives(python: str, place: Path, tm
     assert theirs == [2.25, 2.0, 0.25]
     async with prepared(first, tmp_path) as handle:
         ours = [await scored(first, handle, reply) for reply in REPLIES]
-    assert [one.reward for one in ours] == theirs
+    keys = [("adding", reply) for reply in REPLIES]
+    given = dict(zip(keys, (one.reward for one in ours), strict=True))
+    same("verifiers", dict(zip(keys, theirs, strict=True)), given)
     assert ours[0].details["metrics"] == {"num_turns": 1.0}
     assert ours[0].details["rewards"]["correct"] == {"score": 1.0, "weight": 2.0}
 

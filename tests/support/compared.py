@@ -1,0 +1,26 @@
+"""Rewards of the same tasks, there and here: required to be the same, and counted for docs/reference/rewards.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["same"]
+
+
+def same(runner: str, theirs: Mapping[tuple[str, str], Any], ours: Mapping[tuple[str, str], Any]) -> None:
+    """runner: whose rewards `theirs` are. Both by task and by what was done in it; None is no reward.
+
+    GANGLINE_COMPARED names a file that the counts are added to.
+    """
+    differing = {key: (theirs[key], ours.get(key)) for key in theirs if theirs[key] != ours.get(key)}
+    if given := os.environ.get("GANGLINE_COMPARED"):
+        tasks = sorted({task for task, _ in theirs})
+        counts = {"runner": runner, "tasks": tasks, "rewards": len(theirs), "same": len(theirs) - len(differing)}
+        with Path(given).open("a") as file:
+            file.write(json.dumps(counts) + "\n")
+    assert ours.keys() == theirs.keys()
+    assert differing == {}
