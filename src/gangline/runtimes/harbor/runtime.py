@@ -297,7 +297,7 @@ class _Environment:
             **self._limits.told,
             **grader_enforcement(None),
             "network": NOT_ENFORCED if self._start.spec.network == "full" else closed,
-            "system_calls": filtered,
+            "system_calls": f"{filtered}; what the environment's engine refuses itself is not known",
             "checkpoints": NOT_SUPPORTED,
         }
 
