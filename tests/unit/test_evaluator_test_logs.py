@@ -51,6 +51,22 @@ async def test_pytests_summary_and_its_verbose_lines() -> None:
     assert not any("indented" in name for name in found)
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "status"),
+    [
+        ("PASSED t.py::test_path[/etc/dogs/rex]", "t.py::test_path[/rex]", "passed"),
+        ("FAILED t.py::test_path[/etc/dogs/rex] - no", "t.py::test_path[/rex]", "failed"),
+        ("PASSED t.py::test_path[//host/rex]", "t.py::test_path[//host/rex]", "passed"),
+        ("PASSED t.py::test_path[/dogs/*]", "t.py::test_path[/dogs/*]", "passed"),
+        ("PASSED t.py::test_click[MouseButton.LEFT]", "t.py::test_click[1]", "passed"),
+        ("\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_red\x1b[0m", "t.py::test_red", "passed"),
+        ("t.py::test_red \x1b[31mFAILED\x1b[0m\x1b[31m  [ 50%]\x1b[0m", "t.py::test_red", "failed"),
+    ],
+)
+async def test_names_are_read_as_swe_bench_lists_them(line: str, name: str, status: Status) -> None:
+    assert (await read_log("pytest", line, timeout_s=10)).get(name) == status
+
+
 R2E = """
 tests/test_a.py::TestX::test_old PASSED
 =========================== short test summary info ============================
@@ -112,5 +128,5 @@ async def test_an_unknown_parser_names_the_known_ones() -> None:
 
 async def test_parsers_of_swebench_are_asked_for_with_the_line_that_installs_them() -> None:
     need(importlib.util.find_spec("swebench") is None, "does not apply: swebench is installed")
-    with pytest.raises(EvaluatorError, match=r"No module named 'swebench'.*pip install --no-deps swebench"):
+    with pytest.raises(EvaluatorError, match=r"No module named 'swebench'.*pip install --no-deps swebench unidiff"):
         await read_log("parse_log_django", UNITTEST, timeout_s=60)

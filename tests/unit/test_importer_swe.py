@@ -11,6 +11,7 @@ import pytest
 from gangline import plugins
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.swe_bench_rows import PROTECTED
 from gangline.importers.imported import Choices
 from gangline.importers.source import Wanted, read_source
 from gangline.importers.swe import InstanceChoices, read_instance
@@ -48,7 +49,7 @@ def test_a_row_is_a_task_in_the_image_of_its_name() -> None:
     assert "{broken}" in body["instruction"]
     config = body["evaluator"]["config"]
     assert config["fail_to_pass"] == ["t/test_a.py::test_x"]
-    assert config["test_command"].endswith("-m pytest -rA -p no:cacheprovider t/test_a.py")
+    assert config["test_command"].endswith("-m pytest -rA -v -p no:cacheprovider t/test_a.py")
     assert body["evaluator"]["refresh_runtime"] is True
     assert instance(image="a/b:1")["runtime"]["image"] == "a/b:1"
     pattern = Choices(image="me/{instance_id}:2")
@@ -59,6 +60,9 @@ def test_a_row_may_bring_its_own_script_and_parser() -> None:
     config = instance(eval_script="run me", log_parser="parse_log_django")["evaluator"]["config"]
     assert (config["eval_script"], config["log_parser"]) == ("run me", "parse_log_django")
     assert "test_patch" not in config
+    assert set(config["protected"]) == {*PROTECTED, "t/test_a.py", "t/data.txt"}, "its own cannot replace new ones"
+    for parser in ("parse_log_pytest_options", "parse_log_flask", "parse_log_matplotlib"):
+        assert instance(eval_script="run me", log_parser=parser)["evaluator"]["config"]["log_parser"] == "pytest"
     how = InstanceChoices(test_command="nox {tests}", log_parser="unittest")
     config = instance(how=how, eval_script="run me")["evaluator"]["config"]
     assert (config["test_command"], config["log_parser"]) == ("nox t/test_a.py", "unittest")

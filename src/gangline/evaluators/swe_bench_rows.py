@@ -15,17 +15,25 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gangline.domain.errors import InvalidRequest
 from gangline.evaluators.untrusted.test_logs import Status
 
-__all__ = ["PROTECTED", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
+__all__ = ["PROTECTED", "PYTEST_PARSERS", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
 
 TEST_TIMEOUT_S = 1800.0
-_OUR_PYTEST = ("parse_log_pytest", "parse_log_pytest_v2")
+PYTEST_PARSERS = frozenset(
+    f"parse_log_{name}"
+    for name in (
+        *("pytest", "pytest_v2", "pytest_options", "matplotlib"),
+        *("astroid", "flask", "marshmallow", "pvlib", "pyvista", "sqlfluff", "xarray"),
+        *("pydicom", "requests", "pylint", "astropy", "scikit", "sphinx"),
+    )
+)
 """Names of the parsers of `swebench` and of SWE-rebench for the formats that `pytest` reads."""
 PROTECTED = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc")
 """Names of files that run, or stand for tests, before any test does."""
 _OTHER_RUNNERS = ("django/django", "sympy/sympy")
 """SWE-bench's repositories whose tests do not run under pytest."""
-_PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -p no:cacheprovider {tests}"
-"""The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist."""
+_PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -v -p no:cacheprovider {tests}"
+"""The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist. `-v`, as a summary
+does not name skipped tests."""
 
 
 class SweBenchRow(BaseModel):
@@ -68,12 +76,13 @@ def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser:
             f"{row.instance_id}: graded by its failures alone, or by files from elsewhere: neither is done here."
         )
     config: dict[str, Any] = {**_decision(row, log_parser), "timeout_seconds": TEST_TIMEOUT_S}
-    if row.test_files:
-        config["protected"] = [*PROTECTED, *row.test_files]
-    if test_command is None and row.eval_script is not None:
+    files = row.test_files or dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
+    has_script = test_command is None and row.eval_script is not None
+    if row.test_files or (has_script and files):  # a script that applies the patch fails where the agent has its files
+        config["protected"] = [*PROTECTED, *files]
+    if has_script:
         return {**config, "eval_script": row.eval_script}
     command = test_command or row.test_cmd or _PYTEST
-    files = row.test_files or dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
     tests = " ".join(shlex.quote(name) for name in files if name.endswith(".py"))
     return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", tests)}
 
@@ -93,7 +102,7 @@ def _decision(row: SweBenchRow, log_parser: str | None) -> dict[str, Any]:
 
 def _parser(row: SweBenchRow) -> str:
     if row.log_parser is not None:
-        return "pytest" if row.log_parser in _OUR_PYTEST else row.log_parser
+        return "pytest" if row.log_parser in PYTEST_PARSERS else row.log_parser
     if row.repo in _OTHER_RUNNERS:
         raise InvalidRequest(
             f"{row.instance_id}: the tests of {row.repo} are not pytest's, and its row says neither how they run "

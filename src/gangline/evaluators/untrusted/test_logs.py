@@ -30,6 +30,7 @@ _WORDS: dict[str, Status] = {
 }
 _PYTEST_SUMMARY = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED) (\S.*)")
 _PYTEST_VERBOSE = re.compile(r"(\S+::.*) (PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)(?: +\[ *\d+%\])?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TIMING = re.compile(r"(?:\[ ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\]|\( ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\))$", re.IGNORECASE)
 _INLINE_TIMING = re.compile(r"\sin \d{1,9}(?:\.\d{1,9})? m?sec\b", re.IGNORECASE)
 _R2E_SUMMARY = "short test summary info"
@@ -37,7 +38,11 @@ _R2E_WORDS = ("PASSED", "FAILED", "ERROR")
 _UNITTEST_ENDS = ("ok", "FAIL", "ERROR", "expected failure", "unexpected success")
 
 _CHILD = """
-import json, sys
+import json, sys, types
+import swebench
+harness = types.ModuleType("swebench.harness")  # its own __init__ needs Docker's client and much else
+harness.__path__ = [f"{folder}/harness" for folder in swebench.__path__]
+sys.modules["swebench.harness"] = harness
 from swebench.harness.log_parsers import PARSER_REGISTRY
 job = json.load(sys.stdin)
 if job["parser"] not in PARSER_REGISTRY:
@@ -47,13 +52,24 @@ json.dump(PARSER_REGISTRY[job["parser"]](job["text"], None), sys.stdout)
 
 
 def _pytest_lines(text: str) -> Iterator[tuple[str, Status]]:
-    for line in text.splitlines():
+    for line in _COLOUR.sub("", text).splitlines():
         if found := _PYTEST_SUMMARY.fullmatch(line):
             # A reason may follow; and lists of expected tests are often cut off at the first blank.
-            for name in {found[2], found[2].split(" - ", 1)[0].rstrip(), found[2].split(" ", 1)[0]}:
+            names = {found[2], found[2].split(" - ", 1)[0].rstrip(), found[2].split(" ", 1)[0]}
+            for name in names | {_listed(name) for name in names}:
                 yield name, _WORDS[found[1]]
         elif found := _PYTEST_VERBOSE.fullmatch(line.rstrip()):
             yield found[1], _WORDS[found[2]]
+
+
+def _listed(name: str) -> str:
+    """The name in SWE-bench's lists, which have only the end of a parameter that is a path, and matplotlib's buttons
+    as numbers."""
+    test, _bracket, rest = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition("[")
+    option, closing, _after = rest.rpartition("]")
+    if closing and option.startswith("/") and not option.startswith("//") and "*" not in option:
+        return f"{test}[/{option.rpartition('/')[2]}]"
+    return f"{test}[{rest}" if rest else test
 
 
 def _unittest_lines(text: str) -> Iterator[tuple[str, Status]]:
@@ -128,7 +144,7 @@ async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tupl
             await child.wait()
     if child.returncode != 0:
         why = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        install = package_command("swebench", with_dependencies=False)
+        install = package_command("swebench", "unidiff", with_dependencies=False)
         raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: {install}")
     found: dict[str, str] = json.loads(said)
     return [(name, _WORDS.get(status, "failed")) for name, status in found.items()]
