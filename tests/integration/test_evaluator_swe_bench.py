@@ -261,6 +261,38 @@ async def test_a_datasets_own_script_is_read_between_its_marks(kennel: Kennel) -
     assert outside.reward == 0.0
 
 
+LIES = "echo PASSED test_kennel.py::test_add; echo PASSED test_kennel.py::test_double"
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        (f"{LIES}; exit 0", None),
+        (f"{LIES}; exit 1", "its log tells of no failure"),
+        (f"{LIES}; echo GANGLINE_TESTS_EXIT=0; exit 1", "its log tells of no failure"),
+        (f"{LIES}; kill -9 $PPID", "did not reach its end"),
+    ],
+)
+async def test_a_datasets_own_script_is_not_believed_when_its_tests_failed(
+    kennel: Kennel, tests: str, why: str | None
+) -> None:
+    """The last command of the script, which puts the tests back, succeeds."""
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    script = f"set -x\n: '>>>>> Start Test Output'\nsh -c '{tests}'\n: '>>>>> End Test Output'\ngit status\n"
+    found = await kennel.graded(eval_script=script, test_command=None, test_patch="")
+    assert found.reward == float(why is None)
+    assert (why or "") in found.details.get("why", "")
+
+
+async def test_a_command_that_a_signal_ended_has_failed(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    found = await kennel.graded(test_command=f"{LIES}; kill -9 $$")
+    assert (found.reward, found.details["why"]) == (
+        0.0,
+        "the tests' command failed while its log tells of no failure",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -61,6 +61,7 @@ git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
 """
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
 """Marks that a dataset's own script puts around the output for its parser."""
+_EXIT_LINE = "GANGLINE_TESTS_EXIT"
 
 
 class SweBenchConfig(BaseModel):
@@ -218,7 +219,7 @@ class SweBenchEvaluator:
     async def _run_tests(self, runtime: RuntimeHandle) -> ExecResult:
         config = self._config
         if config.eval_script is not None:
-            await runtime.upload(_EVAL_SCRIPT, config.eval_script.encode())
+            await runtime.upload(_EVAL_SCRIPT, _with_exit_line(config.eval_script).encode())
         command = config.test_command or f"bash {_EVAL_SCRIPT}"
         return await runtime.exec(
             f"exec 2>&1\n{command}",
@@ -230,19 +231,26 @@ class SweBenchEvaluator:
 
     async def _graded(self, tests: ExecResult, details: dict[str, Any]) -> Reward:
         log = whole = tests.stdout.decode(errors="replace")
-        if self._config.eval_script is not None and _START in log:
+        script = self._config.eval_script
+        if script is not None and _START in log:
             log = log.split(_START, 1)[1].split(_END, 1)[0]
         details["output"] = log.strip()[-_MAX_SHOWN_CHARS:]
         if tests.timed_out:
             return _unresolved(f"the tests were not done in {self._config.timeout_seconds:g} s", details)
         if self._config.exit_code_line is not None:
             return _by_exit_code(last_exit_code(whole, self._config.exit_code_line), details)
+        has_failed = not tests.ok
+        if script is not None:
+            code = last_exit_code(whole, _EXIT_LINE)
+            if code is None and _EXIT_LINE in _with_exit_line(script):
+                return _unresolved("the tests' script did not reach its end", details)
+            has_failed = code not in (None, 0)
         statuses = await read_log(self._config.log_parser, log, timeout_s=_PARSE_TIMEOUT_S)
         if self._config.expected_statuses:
             return _by_statuses(self._config.expected_statuses, statuses, details)
-        return self._by_lists(tests, statuses, details)
+        return self._by_lists(has_failed, statuses, details)
 
-    def _by_lists(self, tests: ExecResult, statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
+    def _by_lists(self, has_failed: bool, statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
         fail_to_pass, pass_to_pass = self._config.fail_to_pass, self._config.pass_to_pass
         if self._config.ignore_timings:
             statuses = {without_timing(name): status for name, status in statuses.items()}
@@ -256,13 +264,19 @@ class SweBenchEvaluator:
         }
         if failing or broken:
             return _unresolved("tests fail", details)
-        if self._lies(tests, statuses):
+        if has_failed and "failed" not in statuses.values():  # a patch can print results of its own
             return _unresolved("the tests' command failed while its log tells of no failure", details)
         return _resolved(details)
 
-    def _lies(self, tests: ExecResult, statuses: dict[str, Status]) -> bool:
-        """A patch can print results of its own; the exit code of a dataset's script is that of its last command."""
-        return self._config.eval_script is None and not tests.ok and "failed" not in statuses.values()
+
+def _with_exit_line(script: str) -> str:
+    """A dataset's script that prints the exit code of its tests as well: its own is that of its last command."""
+    lines = script.splitlines(keepends=True)
+    at = next((at for at, line in enumerate(lines) if _END in line), None)
+    if at is None:
+        return script
+    tell = f"printf '\\n{_EXIT_LINE}=%s\\n' \"${_EXIT_LINE}\"\n"
+    return "".join([*lines[:at], f"{_EXIT_LINE}=$?\n", lines[at].rstrip("\n") + "\n", tell, *lines[at + 1 :]])
 
 
 def _files_of(patch: str) -> list[str]:
