@@ -57,6 +57,11 @@ HARBOR_PACKAGE := harbor==0.25.0
 PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
+# SWE-bench's harness wants 80 packages, most of them for other work: an environment of its own, 470 MB, in a minute.
+# Version 4 beside it, with the same dependencies, grades rows without a script.
+SWEBENCH := .venv-swebench
+SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
+
 .PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
@@ -76,7 +81,7 @@ help:
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-harbor  Harbor's Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
-	@echo "make test-peers  Harbor's own runner judges rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
+	@echo "make test-peers  the runners of Harbor and SWE-bench judge rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
@@ -211,8 +216,9 @@ test-docker: .venv/.dev
 # An engine of its own, as root, and the plug-in `compose` where this machine has none. GANGLINE_NEMO_GYM or `make
 # environments GYM_PYTHON=...` name a Python with NeMo Gym, GANGLINE_TAU2 one with a checkout of tau2-bench (how:
 # tests/peers/test_environments_tau2.py); their tests are skipped without one.
-test-peers: .venv/.dev sandbox $(HARBOR)/.ready
+test-peers: .venv/.dev sandbox $(HARBOR)/.ready $(SWEBENCH)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
+		GANGLINE_SWEBENCH_PYTHON=$(abspath $(SWEBENCH))/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 $(or $(TESTS),tests/peers)
 
 # With an engine and a plug-in of its own too.
@@ -228,6 +234,14 @@ $(HARBOR)/.ready: Makefile scripts/docker-compose.sh
 	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check $(HARBOR_PACKAGE)
 	@mkdir -p $(HARBOR)/docker
 	@docker compose version >/dev/null 2>&1 || scripts/docker-compose.sh $(HARBOR)/docker
+	@touch $@
+
+$(SWEBENCH)/.ready: Makefile
+	@echo "Installing $(SWEBENCH_PACKAGES) into $(SWEBENCH) ..."
+	$(PYTHON) -m venv $(SWEBENCH)
+	$(SWEBENCH)/bin/python -m pip install --quiet --disable-pip-version-check $(firstword $(SWEBENCH_PACKAGES))
+	$(SWEBENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target $(SWEBENCH)/swebench-4 $(lastword $(SWEBENCH_PACKAGES))
 	@touch $@
 
 # Trainers judge their adapters. For those that are on no package index name a checkout, or their tests are skipped.
@@ -372,5 +386,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(HARBOR) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist mutants
+	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(HARBOR) $(SWEBENCH) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist mutants
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
