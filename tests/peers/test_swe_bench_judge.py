@@ -38,6 +38,8 @@ INSTANCE = "localhost/gangline-test-swe:1"
 OF_PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 INIT = 'trap "exit 0" TERM; "$@" & wait $!'
 """So that a container ends at once when the harness stops it."""
+ONE_PIPE = "ENV BASH_XTRACEFD=1"
+"""The harness reads output and errors by two pipes, and its last mark, an error, may overtake results."""
 MAKE = """
 python3 -m venv --without-pip /opt/miniconda3/envs/testbed && cd /opt/miniconda3/envs/testbed/ &&
 mv /made/packages/* lib/python3*/site-packages/ && mv /made/pytest bin/ && mkdir /opt/miniconda3/bin &&
@@ -123,7 +125,8 @@ def given(docker: None, tmp_path: Path) -> Generator[Rows]:
     engine("docker", "cp", str(folder), "gangline-test-swe:/made")
     engine("docker", "start", "--attach", "gangline-test-swe")
     entry = f"ENTRYPOINT {json.dumps(['sh', '-c', INIT, 'sh'])}"
-    engine("docker", "commit", "--change", entry, "--change", "WORKDIR /testbed", "gangline-test-swe", INSTANCE)
+    changes = [word for change in (entry, ONE_PIPE, "WORKDIR /testbed") for word in ("--change", change)]
+    engine("docker", "commit", *changes, "gangline-test-swe", INSTANCE)
     engine("docker", "rm", "gangline-test-swe")
     found = with_scripts(found)
     images = [row["image"] for row in found.values()]
