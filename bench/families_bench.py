@@ -53,8 +53,8 @@ class Tier(NamedTuple):
     """A policy, and what is done with it."""
 
     name: str
-    taught: tuple[str, ...] = ()
-    """Options of policy.py."""
+    taught: tuple[tuple[str, ...], ...] = ((),)
+    """Options of policy.py, each time for the model of the time before."""
     phases: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     """Phase -> section of the experiment -> what differs from the example's file."""
     arms: tuple[str, ...] = ARMS
@@ -69,7 +69,10 @@ _IN_BFLOAT16 = {"dtype": "bfloat16", "reference_metric": False}
 SMALL = Tier("small")
 LARGE = Tier(
     "135m",
-    taught=("--model", "smollm2", "--steps", "90", "--batch", "24"),
+    taught=(
+        ("--model", "smollm2", "--steps", "90", "--batch", "24"),
+        ("--careless", "--steps", "24", "--batch", "24", "--seed", "1"),
+    ),
     phases={
         "imitation": {"learner": {"learning_rate": 5e-5, **_IN_BFLOAT16}},
         "experiment": {"learner": {"learning_rate": 2e-5, **_IN_BFLOAT16}, "schedule": {"groups_per_step": 12}},
@@ -92,8 +95,11 @@ def prepare(folder: Path, tier: Tier = SMALL) -> None:
     """Policy and tasks in the folder; a policy that is there is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "policy").exists():
-        threads = ("--threads", str(os.cpu_count() or 1))
-        printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"), *tier.taught, *threads)
+        options: tuple[str, ...] = ("--threads", str(os.cpu_count() or 1))
+        for number, more in enumerate(tier.taught, 1):
+            made = folder / ("policy" if number == len(tier.taught) else f"taught-{number}")
+            printed_by(sys.executable, str(EXAMPLE / "policy.py"), str(made), *options, *more)
+            options = (*options, "--model", str(made))
     (folder / "tasks.jsonl").write_text(_tasks(TRAINED, "--tasks", str(NUM_TRAINED)))
     held_out = [
         _tasks(HELD_OUT, "--tasks", str(number), "--first", str(FIRST_HELD_OUT), "--style", style)

@@ -14,10 +14,10 @@ from access import access
 from aiohttp import web
 from dialect_fields import dialect_fields
 from harness_table import harness_table
-from rewards_table import rewards_table
 from limits import limits
 from log_actions import logs
 from metric_names import metrics
+from rewards_table import rewards_table
 from settings_table import settings
 
 from gangline.cli.commands import COMMANDS, load_command

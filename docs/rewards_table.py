@@ -17,7 +17,8 @@ _DATA = Path(__file__).parent / "rewards.json"
 _RUNNERS = {
     "Harbor, in Docker": "Harbor 0.25.0: its command line, its agents `oracle` and `nop`, its Docker environment",
     "Harbor, its Trial": "Harbor 0.25.0: its `Trial`, with folders under bubblewrap in the place of a container",
-    "SWE-bench": "swebench: its harness in Docker, on images made by the test",
+    "SWE-bench, version 5": "swebench 5.0.2: its harness in Docker, rows with a script of their own",
+    "SWE-bench, version 4": "swebench 4.1.0: the same, rows without one",
     "Inspect": "inspect-ai 0.3.285: `eval` with its scorers",
     "verifiers": "verifiers 0.4.0: its task's rewards",
     "reasoning-gym": "reasoning-gym 0.1.25: `score_answer` of each dataset",
@@ -31,9 +32,9 @@ _RUNNERS = {
 _INTRODUCTION = """\
 # Rewards, compared with their home
 
-A task that is taken over must earn what it earns where it comes from. `make rewards` gives the same tasks, with the same
-answers or actions (right ones, and none), to the system that they come from and to Gangline. Tasks are generated where
-data cannot be had. What differs by intention is in the guides, and is not counted here.
+A task that is taken over must earn what it earns where it comes from. `make rewards` gives the same tasks, with the
+same answers or actions (right ones, and none), to the system that they come from and to Gangline. Tasks are generated
+where data cannot be had. What differs by intention is in the guides, and is not counted here.
 
 """
 
@@ -48,7 +49,8 @@ def rewards_table() -> str:
             continue
         numbers = [one["tasks"], one["rewards"], one["same"]]
         total = [before + more for before, more in zip(total, numbers, strict=True)]
-        lines.append(f"| {runner.split(',')[0]} | {what} | {' | '.join(map(str, numbers))} |")
+        home, _, _ = runner.partition(",")
+        lines.append(f"| {home} | {what} | {' | '.join(map(str, numbers))} |")
     lines.append(f"| all | | {' | '.join(map(str, total))} |")
     return _INTRODUCTION + "\n".join(lines) + f"\n\nMeasured on {found['date']}.\n"
 

@@ -28,6 +28,7 @@ from e2e.test_field_tasks import NOTHING, ended, with_command
 from gangline.evaluators.swe_bench_rows import PYTEST_PARSERS
 from gangline.evaluators.untrusted.test_logs import read_log
 from peers.swe_bench_tasks import CONDA, TASKS, rows
+from support.compared import same
 from support.requirements import need
 from support.service.cli_process import gangline
 from support.service.field_tasks import git, write
@@ -185,6 +186,9 @@ async def compared(folder: Path, given: Rows, version: int) -> None:
     resolved = judged(folder, given, version)
     assert resolved == {key: answer.resolved_by(version) for key, answer in answers.items()}
     rewards = await rewarded(folder, given)
+    alike = [key for key, answer in answers.items() if answer.resolved_by(version) == bool(answer.reward)]
+    runner = f"SWE-bench, version {version}"
+    same(runner, {key: ("completed", float(resolved[key])) for key in alike}, {key: rewards[key] for key in alike})
     assert rewards == {key: ("completed", answer.reward) for key, answer in answers.items()}
     assert engine("docker", "ps", "--all", "--quiet") == ""
 
