@@ -56,14 +56,14 @@ def rewards_table() -> str:
 
 
 def main() -> None:
-    runners: dict[str, dict[str, Any]] = {}
+    runners: dict[str, dict[tuple[str, str], bool]] = {}
     for line in Path(sys.argv[1]).read_text().splitlines():
         told = json.loads(line)
-        one = runners.setdefault(told["runner"], {"tasks": set(), "rewards": 0, "same": 0})
-        one["tasks"] |= set(told["tasks"])
-        one["rewards"] += told["rewards"]
-        one["same"] += told["same"]
-    counted = {name: {**one, "tasks": len(one["tasks"])} for name, one in sorted(runners.items())}
+        runners.setdefault(told["runner"], {}).update({(task, done): same for task, done, same in told["rewards"]})
+    counted = {
+        name: {"tasks": len({task for task, _ in found}), "rewards": len(found), "same": sum(found.values())}
+        for name, found in sorted(runners.items())
+    }
     if unknown := counted.keys() - _RUNNERS.keys():
         raise SystemExit(f"say what these are, in {Path(__file__).name}: {', '.join(sorted(unknown))}")
     document = {"date": datetime.now(UTC).date().isoformat(), "runners": counted}
