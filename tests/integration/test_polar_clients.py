@@ -321,6 +321,8 @@ def test_what_is_left_out_is_what_it_is_there():
         "kwargs": {},
     }
     agent = {"harness": "pi", "import_path": None}
+    on_gpus = task_from_polar({"instruction": "x", "agent": agent, "runtime": runtime | {"gpus": 2}})
+    assert on_gpus.runtime.gpus == 2
     task = task_from_polar({"task_id": "t", "instruction": "x", "agent": agent, "runtime": runtime})
     assert (task.runtime.backend, task.runtime.network) == ("docker", "full")
     assert task.runtime.limits.disk_bytes == 3 * 1024**2
@@ -330,7 +332,6 @@ def test_what_is_left_out_is_what_it_is_there():
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"gpus": 1}, "runtime.gpus"),
     ({"kwargs": {"volumes": ["/opt/node:/opt/node:ro"]}}, "runtime.kwargs"),
     ({"internet_volumes": ["/run/proxy.sock"]}, "runtime.internet_volumes"),
     ({"direct_exec_init_command": "serve &"}, "runtime.direct_exec_init_command"),

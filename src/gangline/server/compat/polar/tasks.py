@@ -129,7 +129,7 @@ def _runtime(given: Mapping[str, Any], budget: Any, *, is_clean: bool) -> dict[s
     is_clean: whether grading has a runtime of its own, for which alone `eval_prepare` is.
     """
     runtime: dict[str, Any] = {"backend": "docker", **_given(given)}
-    for name in ("gpus", "kwargs", "internet_volumes"):
+    for name in ("kwargs", "internet_volumes"):
         if not runtime.get(name, True):  # none of them: what is more is refused by name
             del runtime[name]
     if not is_clean:
