@@ -281,8 +281,14 @@ def main(given: Sequence[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     if arguments.careless and arguments.model is None:
         parser.error("--careless goes on from a model: name it with --model")
-    given_to = {name: getattr(arguments, name) for name in ("model", "careless", "batch", "seed")}
-    write_policy(arguments.folder, arguments.steps, **given_to)
+    write_policy(
+        arguments.folder,
+        arguments.steps,
+        model=arguments.model,
+        careless=arguments.careless,
+        batch=arguments.batch,
+        seed=arguments.seed,
+    )
 
 
 if __name__ == "__main__":
