@@ -1,4 +1,4 @@
-"""The families (`families_bench.py`) with SmolLM2 of 135 million parameters. About two hours on two cores.
+"""The families (`families_bench.py`) with SmolLM2 of 135 million parameters. About an hour and a half on two cores.
 
 usage: families_135m_bench.py
 """

@@ -34,7 +34,7 @@ _INTRODUCTION = """\
 
 A task that is taken over must earn what it earns where it comes from. `make rewards` gives the same tasks, with the
 same answers or actions (right ones, and none), to the system that they come from and to Gangline. Tasks are generated
-where data cannot be had. What differs by intention is in the guides, and is not counted here.
+where data cannot be had. [Differences](../guides/tasks.md#rewards-as-at-home) are intended: tests name each of them.
 
 """
 

@@ -90,10 +90,10 @@ async def test_sandboxes_have_gpus_of_their_own_and_those_of_a_session_the_same(
     assert (await agent.exec("head -c 4 /dev/gpu0 | od -An -tx1")).stdout.decode().split() == ["00"] * 4
     await agent.kill()
     assert await seen(agent) == ["/dev/gpu0"], "in its next life too"
-    with pytest.raises(RuntimeFailed, match="2 of this machine's 2 are taken by other sandboxes"):
+    with pytest.raises(RuntimeFailed, match="2 of this machine's 2 are still taken by other sandboxes"):
         await started(container_runtime, tmp_path, 1)
     await agent.stop()
-    with pytest.raises(RuntimeFailed, match="are taken"):
+    with pytest.raises(RuntimeFailed, match="are still taken"):
         await started(container_runtime, tmp_path, 1)
     await grader.stop()
     await other.stop()

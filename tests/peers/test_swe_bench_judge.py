@@ -186,9 +186,9 @@ async def compared(folder: Path, given: Rows, version: int) -> None:
     resolved = judged(folder, given, version)
     assert resolved == {key: answer.resolved_by(version) for key, answer in answers.items()}
     rewards = await rewarded(folder, given)
-    alike = [key for key, answer in answers.items() if answer.resolved_by(version) == bool(answer.reward)]
-    runner = f"SWE-bench, version {version}"
-    same(runner, {key: ("completed", float(resolved[key])) for key in alike}, {key: rewards[key] for key in alike})
+    otherwise = [key for key, answer in answers.items() if answer.resolved_by(version) != bool(answer.reward)]
+    theirs = {key: ("completed", float(one)) for key, one in resolved.items()}
+    same(f"SWE-bench, version {version}", theirs, rewards, but=otherwise)
     assert rewards == {key: ("completed", answer.reward) for key, answer in answers.items()}
     assert engine("docker", "ps", "--all", "--quiet") == ""
 

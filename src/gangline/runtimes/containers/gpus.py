@@ -10,6 +10,8 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
 import socket
 from collections.abc import Sequence
 
@@ -32,12 +34,15 @@ class _Held:
         """Ids of the sandboxes."""
 
     def take(self, gpu: str) -> None:
-        """Nothing happens where it is taken."""
+        """Nothing happens where it is taken. Raises: OSError."""
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            name.bind(f"\0gangline/gpu/{gpu}")
-        except OSError:
+            # A digest, for such names are short.
+            name.bind(f"\0gangline/gpu/{hashlib.sha256(gpu.encode()).hexdigest()}")
+        except OSError as error:
             name.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
         else:
             self.gpus[gpu] = name
 
@@ -63,7 +68,7 @@ async def hold(gpus: Sequence[str], number: int, *, sharing: str, runtime_id: st
             if waited_s >= _PATIENCE_S:
                 raise RuntimeFailed(
                     f"{number} GPUs were asked for, and {len(gpus) - len(held.gpus)} of this machine's {len(gpus)} are "
-                    f"taken by other sandboxes since {_PATIENCE_S:g} s."
+                    f"still taken by other sandboxes after {_PATIENCE_S:g} s."
                 )
             await asyncio.sleep(_LOOK_S)
             waited_s += _LOOK_S
