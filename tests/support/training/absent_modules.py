@@ -53,8 +53,13 @@ def importable(checkout: Path | str, *absent: str, bare: Sequence[str] = ()) -> 
         sys.meta_path.remove(finder)
         sys.path.remove(root)
         found = [name for name, module in sys.modules.items() if name in bare or _is_of(module, root)]
-        for name in [*found, *filter(finder.has, sys.modules)]:
+        # Nothing else: a module such as `datasets`, imported anew, registers its types a second time and fails.
+        for name in [*found, *(name for name, module in sys.modules.items() if _loader(module) is finder)]:
             sys.modules.pop(name, None)
+
+
+def _loader(module: object) -> object:
+    return getattr(getattr(module, "__spec__", None), "loader", None)
 
 
 def _is_of(module: object, root: str) -> bool:

@@ -42,6 +42,7 @@ ABSENT = (
     "soundfile",
     "scipy",
     "absl",
+    "torch.utils.tensorboard",
 )
 _LOADED = (AutoProcessor, AutoTokenizer)  # before their version is said to be another
 
@@ -50,9 +51,8 @@ _LOADED = (AutoProcessor, AutoTokenizer)  # before their version is said to be a
 def nemo_rl(checkout: Path) -> Generator[None]:
     """Within it NeMo RL can be imported."""
     loader = transformers.AutoTokenizer.from_pretrained
-    tensorboard = {"torch.utils.tensorboard": MagicMock()}
     version = {"__version__": "5.11.0"}
-    with importable(checkout, *ABSENT), patch.dict(sys.modules, tensorboard):
+    with importable(checkout, *ABSENT):
         later = patch.object(typing, "TypedDict", typing_extensions.TypedDict)  # pydantic wants those of Python 3.12
         with patch.dict(sys.modules["transformers"].__dict__, version), later:
             importlib.import_module("nemo_rl.algorithms.grpo")
