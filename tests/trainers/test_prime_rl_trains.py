@@ -6,6 +6,7 @@ Needs GANGLINE_PRIME_RL, as `test_prime_rl.py`. Last run with prime-rl at 559b44
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,8 @@ def prime_rl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-async def test_an_unmodified_agent_is_trained_by_prime_rl(tmp_path: Path) -> None:
+async def test_an_unmodified_agent_is_trained_by_prime_rl(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gangline")
     tiny_policy(tmp_path / "model", tie_word_embeddings=False)  # its broadcasts are of FSDP's tensors, never shared
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     before = {name: value.clone() for name, value in trained.state_dict().items()}
@@ -90,6 +92,8 @@ async def test_an_unmodified_agent_is_trained_by_prime_rl(tmp_path: Path) -> Non
             assert await until_served(weights) == 0
             async with asyncio.timeout(120), asyncio.TaskGroup() as running:
                 running.create_task(feed(output_dir, collector, weights, settings, algorithm("grpo")))
+                while "prime_rl.ready" not in caplog.text:  # a trainer that starts before has left a step
+                    await asyncio.sleep(0.01)
                 await train_in_background(trainer, compare)
             assert await weights.latest_version() == NUM_STEPS + 1
     finally:

@@ -197,6 +197,7 @@ ACTIONS: dict[str, str] = {
     "verl.session_left_out": "A session's rows do not go to verl.",
     "verl.prompt_failed": "A prompt has no rows; verl is told that it failed.",
     "verl.prompt_crashed": "A prompt failed by a defect; verl is told that it failed.",
+    "prime_rl.ready": "No other run has left steps in the folder: prime-rl's trainer may be started.",
     "prime_rl.batch_written": "The files of a step are there for all data ranks of prime-rl's trainer.",
     "prime_rl.row_left_out": "A row is longer than prime-rl's `seq_len`, and `long_rows` is `leave_out`.",
     "prime_rl.group_left_out": "A group has tokens older than `staleness` allows, or of unknown version; another is "

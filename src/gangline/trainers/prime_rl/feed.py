@@ -63,6 +63,7 @@ async def feed(
     """
     folder = Path(output_dir)
     await asyncio.to_thread(_require_no_leftovers, folder, settings.start_step)
+    _log.info("prime_rl.ready output_dir=%s step=%d", folder, settings.start_step)
     sender = prime_rl("transports.rollouts.filesystem").FileSystemMicroBatchSender(
         folder, settings.data_ranks, settings.start_step + 1
     )
