@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import aiohttp
 import msgspec
@@ -52,7 +52,8 @@ class EngineHttp:
     ) -> None:
         """timeout_s: longest silence of the engine within one call."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
+        self._timeout_s = timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session: aiohttp.ClientSession | None = None
 
@@ -79,9 +80,13 @@ class EngineHttp:
                 data, headers = _sent_in_pieces(pieces), {"Content-Length": str(num_bytes)}
             elif body is not None:
                 data = b"".join(pieces)
-            async with self._opened().request(
-                method, self.url + path, data=data, headers=headers, allow_redirects=False
-            ) as response:
+            async with (
+                _Silence(self._timeout_s) as silence,
+                self._opened().request(
+                    method, self.url + path, data=data, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                silence.broken_by(response)
                 if response.status >= 300:
                     raise self.refusal(response.status, await response.read())
                 yield response
@@ -146,6 +151,49 @@ class EngineHttp:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
+
+
+class _Silence:
+    """Ends a request with TimeoutError when the engine has said nothing for `limit_s` seconds, or up to an eighth more.
+
+    aiohttp's own limit (`sock_read`) sets and cancels a timer for each piece that comes, hundreds in a stream. This one
+    looks now and then whether any came.
+    """
+
+    _NUM_LOOKS = 8
+
+    def __init__(self, limit_s: float) -> None:
+        self._pause_s = limit_s / self._NUM_LOOKS
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._response: aiohttp.ClientResponse | None = None
+        self._num_bytes = 0
+        """Seen at the last look."""
+        self._num_quiet = 0
+        """Looks in a row at which nothing had come."""
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._timer = self._loop.call_later(self._pause_s, self._look)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        self._timer.cancel()
+        return await self._limit.__aexit__(*raised)
+
+    def broken_by(self, response: aiohttp.ClientResponse) -> None:
+        """The head of the answer is there."""
+        self._response = response
+        self._num_quiet = 0
+
+    def _look(self) -> None:
+        num_bytes = 0 if self._response is None else self._response.content.total_bytes
+        self._num_quiet = self._num_quiet + 1 if num_bytes == self._num_bytes else 0
+        self._num_bytes = num_bytes
+        if self._num_quiet < self._NUM_LOOKS:
+            self._timer = self._loop.call_later(self._pause_s, self._look)
+        else:
+            self._limit.reschedule(self._loop.time())
 
 
 async def _sent_in_pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes | memoryview]:

@@ -26,7 +26,7 @@ LARGEST_ID = np.iinfo(np.int32).max
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(LARGEST_ID))]
 """An id in an engine's answer. An answer with any other number is refused: it cannot be trained on."""
 
-_PIECE_BYTES = 128 << 10
+_PIECE_BYTES = 32 << 10
 """Text parsed at once. The parser holds the interpreter, and other threads wait for it."""
 
 

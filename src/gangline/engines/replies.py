@@ -194,9 +194,10 @@ class SseLines:
         self._open = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        self._open += piece
-        if b"\n" not in piece:
-            return []
-        *lines, rest = bytes(self._open).split(b"\n")
-        self._open = bytearray(rest)
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        if self._open or not piece.endswith(b"\n"):
+            self._open += piece
+            if b"\n" not in piece:
+                return []
+            piece, _, rest = bytes(self._open).rpartition(b"\n")
+            self._open = bytearray(rest)
+        return [line[5:].strip() for line in piece.split(b"\n") if line[:5] == b"data:"]

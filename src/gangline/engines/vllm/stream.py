@@ -8,7 +8,6 @@ nothing waits for more to come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Usage
@@ -19,7 +18,6 @@ from gangline.engines.json_ids import NO_IDS, ids_from_json
 from gangline.engines.replies import (
     WireLogprobs,
     WireToolCall,
-    logprob_values,
     thinking_of,
     token_logprobs,
     usage_of,
@@ -31,7 +29,7 @@ __all__ = ["decode_events", "engine_deltas"]
 
 _THINKING, _TEXT, _CALLS = range(3)
 
-NumberT = TypeVar("NumberT", int, float)
+_NAN = float("nan")
 
 
 def decode_events(
@@ -46,89 +44,72 @@ def decode_events(
 
 
 class _Run:
-    """Chunks of one choice, joined."""
+    """Chunks of one choice, to be joined. Tokens are many and chunks mostly hold one: what is done for each chunk is
+    spelled out here, without calls of functions."""
 
-    __slots__ = ("_calls", "_finish", "_ids", "_index", "_shown", "_spans", "_stage", "_stop", "_texts", "_values")
+    __slots__ = ("chunks", "index", "stage")
 
     def __init__(self, index: int) -> None:
-        self._index = index
-        self._stage = _THINKING
+        self.index = index
+        self.stage = _THINKING
         """Stage of the last piece: a delta holds thinking, then text, then calls."""
-        self._texts: tuple[list[str], list[str]] = ([], [])
-        """Pieces of thinking, of text."""
-        self._calls: list[ToolCallDelta] = []
-        self._shown: list[TokenLogprob] = []
-        self._ids: list[int] | None = None
-        self._values: list[float] | None = None
-        self._spans: tuple[VersionSpan, ...] = ()
-        self._finish: str | None = None
-        self._stop: str | None = None
-
-    def takes(self, choice: AnyChoice) -> bool:
-        """False: the content of `choice` would come out of order."""
-        message = choice.delta
-        if message is None or self._stage == _THINKING:
-            return True
-        return not thinking_of(message) and (self._stage == _TEXT or not message.content)
-
-    def add(self, choice: AnyChoice) -> None:
-        message, logprobs = choice.delta, choice.logprobs
-        if message is not None:
-            if thought := thinking_of(message):
-                self._texts[_THINKING].append(thought)
-            if message.content:
-                self._texts[_TEXT].append(message.content)
-                self._stage = _TEXT
-            if message.tool_calls:
-                self._add_calls(message.tool_calls)
-                self._stage = _CALLS
-        if choice.token_ids is not None:
-            self._ids = _joined(self._ids, choice.token_ids)
-        if logprobs is not None and (values := logprob_values(logprobs)) is not None:
-            self._values = _joined(self._values, values)
-            if isinstance(logprobs, WireLogprobs):
-                self._shown += token_logprobs(logprobs)
-        if choice.weight_versions:
-            self._spans = version_spans(choice.weight_versions)
-        if choice.finish_reason is not None:
-            self._finish = choice.finish_reason
-        if choice.stop_reason is not None:
-            self._stop = str(choice.stop_reason)
-
-    def _add_calls(self, calls: Sequence[WireToolCall]) -> None:
-        for call in calls:
-            arguments, last = call.function.arguments or "", self._calls[-1] if self._calls else None
-            if last is not None and last.index == call.index and call.id is None and call.function.name is None:
-                self._calls[-1] = ToolCallDelta(last.index, last.arguments + arguments, last.call_id, last.name)
-            else:
-                self._calls.append(ToolCallDelta(call.index, arguments, call.id, call.function.name))
+        self.chunks: list[AnyChoice] = []
 
     def delta(self, prompt_ids: TokenIds | None, usage: Usage | None) -> EngineDelta:
-        shown = ReplyDelta(
-            choice_index=self._index,
-            thinking="".join(self._texts[_THINKING]),
-            text="".join(self._texts[_TEXT]),
-            tool_calls=tuple(self._calls),
-            logprobs=tuple(self._shown),
-        )
+        thinking, text, calls, shown = list[str](), list[str](), list[ToolCallDelta](), list[TokenLogprob]()
+        ids: list[int] | None = None
+        values: list[float] | None = None
+        spans: tuple[VersionSpan, ...] = ()
+        finish, stop = None, None
+        for chunk in self.chunks:
+            if (message := chunk.delta) is not None:
+                if message.content:
+                    text.append(message.content)
+                if message.reasoning or message.reasoning_content:
+                    thinking.append(thinking_of(message))
+                if message.tool_calls:
+                    _add_calls(calls, message.tool_calls)
+            if (more := chunk.token_ids) is not None:
+                if ids is None:
+                    ids = more  # the run's own, for the decoder made it
+                else:
+                    ids += more
+            if (found := chunk.logprobs) is not None and (content := found.content) is not None:
+                values = [] if values is None else values
+                for entry in content:
+                    values.append(_NAN if entry.logprob is None else entry.logprob)
+                if isinstance(found, WireLogprobs):
+                    shown += token_logprobs(found)
+            if chunk.weight_versions:
+                spans = version_spans(chunk.weight_versions)
+            finish = finish if chunk.finish_reason is None else chunk.finish_reason
+            stop = stop if chunk.stop_reason is None else str(chunk.stop_reason)
         return EngineDelta(
-            shown=shown,
-            sampled_ids=self._ids,
-            logprobs=self._values,
-            version_spans=self._spans,
-            finish_reason=self._finish,
-            stop_reason=self._stop,
+            shown=ReplyDelta(
+                choice_index=self.index,
+                thinking="".join(thinking),
+                text="".join(text),
+                tool_calls=tuple(calls),
+                logprobs=tuple(shown),
+            ),
+            sampled_ids=ids,
+            logprobs=values,
+            version_spans=spans,
+            finish_reason=finish,
+            stop_reason=stop,
             prompt_ids=prompt_ids,
             usage=usage,
         )
 
 
-def _joined(front: list[NumberT] | None, back: list[NumberT]) -> list[NumberT]:
-    """Both belong to the run, for the decoder made them: the longer one grows."""
-    if front is None:
-        return back
-    front.extend(back)
-    return front
+def _add_calls(calls: list[ToolCallDelta], more: Sequence[WireToolCall]) -> None:
+    """Pieces of the last call's arguments are joined."""
+    for call in more:
+        arguments, last = call.function.arguments or "", calls[-1] if calls else None
+        if last is not None and last.index == call.index and call.id is None and call.function.name is None:
+            calls[-1] = ToolCallDelta(last.index, last.arguments + arguments, last.call_id, last.name)
+        else:
+            calls.append(ToolCallDelta(call.index, arguments, call.id, call.function.name))
 
 
 def engine_deltas(chunks: Sequence[WireReply | ShownReply]) -> list[EngineDelta]:
@@ -147,11 +128,18 @@ def engine_deltas(chunks: Sequence[WireReply | ShownReply]) -> list[EngineDelta]
         if chunk.usage is not None:
             usage = usage_of(chunk.usage)
         for choice in chunk.choices:
-            run = open_runs.get(choice.index)
-            if run is None or not run.takes(choice):
+            run, message = open_runs.get(choice.index), choice.delta
+            if run is None or (
+                message is not None
+                and run.stage != _THINKING
+                # What belongs before the content that the run has already.
+                and (message.reasoning or message.reasoning_content or (run.stage == _CALLS and message.content))
+            ):
                 run = open_runs[choice.index] = _Run(choice.index)
                 runs.append(run)
-            run.add(choice)
+            run.chunks.append(choice)
+            if message is not None:
+                run.stage = _CALLS if message.tool_calls else _TEXT if message.content else run.stage
     if not runs:
         return [EngineDelta(prompt_ids=prompt_ids, usage=usage)]
     return [run.delta(prompt_ids, usage) for run in runs]
