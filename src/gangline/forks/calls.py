@@ -91,12 +91,11 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 def request_fields(call: ModelCall) -> dict[str, str]:
     """Digests of the fields that are not the default, without the conversation, the model and the tools."""
-    fields: dict[str, Any] = {name: getattr(call, name) for name in _FIELDS}
-    plain: dict[str, Any] = {name: getattr(_PLAIN, name) for name in _FIELDS}
-    return {name: _digest(value) for name, value in fields.items() if value != plain[name]}
+    return {name: _digest(value) for name, plain in _PLAIN if (value := getattr(call, name)) != plain}
 
 
-_PLAIN = ModelCall(dialect="", model="", messages=())
+_plain = ModelCall(dialect="", model="", messages=())
+_PLAIN: list[tuple[str, Any]] = [(name, getattr(_plain, name)) for name in _FIELDS]
 
 
 def _digest(value: Any) -> str:

@@ -5,8 +5,7 @@ A call beyond a bound is refused in the provider's own shape, with the limit and
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Self
 
 import msgspec
 
@@ -25,6 +24,8 @@ _MAX_URL_ESCAPES = 10_000
 _MAX_KEYS = 2_048
 """Each takes a fraction of a microsecond, whenever the document's text is looked at."""
 _SHORTEN = "shorten or compact the conversation"
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class BytesInFlight:
@@ -34,20 +35,22 @@ class BytesInFlight:
         self.max_bytes = max_bytes
         self.num_bytes = 0
 
-    @contextmanager
-    def body(self) -> Generator[TakenBytes]:
-        """One body: memory taken inside the block is given back at its end."""
-        taken = TakenBytes(self)
-        try:
-            yield taken
-        finally:
-            self.num_bytes -= taken.num_bytes
+    def body(self) -> TakenBytes:
+        return TakenBytes(self)
 
 
 class TakenBytes:
+    """Of one body: memory taken inside a `with` block of it is given back at the block's end."""
+
     def __init__(self, held: BytesInFlight) -> None:
         self._held = held
         self.num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._held.num_bytes -= self.num_bytes
 
     def add(self, num_bytes: int) -> None:
         """Raises: TooMany."""
@@ -68,18 +71,18 @@ def check_body(body: bytes, limits: CallLimits) -> None:
     Raises: LimitExceeded.
     """
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = _fields.decode(body)
         for name in _CONVERSATION:
-            num = _num_items(fields.get(name))
-            _check(num, limits.max_messages, "max_messages", f"{num} {name}", _SHORTEN)
-        num = _num_items(fields.get("tools"))
-        _check(num, limits.max_tools, "max_tools", f"{num} tools", "offer fewer")
+            if name in fields and (num := _num_items(fields[name])) > limits.max_messages:
+                raise _beyond(limits.max_messages, "max_messages", f"{num} {name}", _SHORTEN)
+        if "tools" in fields and (num := _num_items(fields["tools"])) > limits.max_tools:
+            raise _beyond(limits.max_tools, "max_tools", f"{num} tools", "offer fewer")
     except (msgspec.MsgspecError, RecursionError):
         return
+    most = limits.max_definition_bytes
     for name, value in fields.items():
-        if name not in _TEXT:
-            size = len(memoryview(value))
-            _check(size, limits.max_definition_bytes, "max_definition_bytes", f"{size} bytes of {name}", "shorten it")
+        if name not in _TEXT and (size := len(memoryview(value))) > most:
+            raise _beyond(most, "max_definition_bytes", f"{size} bytes of {name}", "shorten it")
 
 
 def check_call(call: ModelCall, limits: CallLimits) -> None:
@@ -100,9 +103,12 @@ def check_call(call: ModelCall, limits: CallLimits) -> None:
                 f"the request has a document whose URL has {num_escapes} percent escapes, and {_MAX_URL_ESCAPES} is "
                 "the most: send its data in base64."
             )
-    _check(num_messages, limits.max_messages, "max_messages", f"{num_messages} messages", _SHORTEN)
-    _check(num_tools, limits.max_tools, "max_tools", f"{num_tools} tools", "offer fewer")
-    _check(num_parts, limits.max_parts, "max_parts", f"{num_parts} content parts", _SHORTEN)
+    if num_messages > limits.max_messages:
+        raise _beyond(limits.max_messages, "max_messages", f"{num_messages} messages", _SHORTEN)
+    if num_tools > limits.max_tools:
+        raise _beyond(limits.max_tools, "max_tools", f"{num_tools} tools", "offer fewer")
+    if num_parts > limits.max_parts:
+        raise _beyond(limits.max_parts, "max_parts", f"{num_parts} content parts", _SHORTEN)
 
 
 def too_many_bytes(limits: CallLimits) -> LimitExceeded:
@@ -113,15 +119,12 @@ def too_many_bytes(limits: CallLimits) -> LimitExceeded:
     )
 
 
-def _num_items(value: msgspec.Raw | None) -> int:
-    if value is None or bytes(memoryview(value)[:1]) != b"[":
-        return 0
-    return len(msgspec.json.decode(value, type=list[msgspec.Raw]))
+def _num_items(value: msgspec.Raw) -> int:
+    return len(_items.decode(value)) if bytes(memoryview(value)[:1]) == b"[" else 0
 
 
-def _check(value: int, limit: int, name: str, has: str, way_out: str) -> None:
-    if value > limit:
-        raise LimitExceeded(
-            f"the request has {has}, and {limit} is the most: {way_out}, or raise {name} in the node's {OPTION}.",
-            **{name: limit},
-        )
+def _beyond(limit: int, name: str, has: str, way_out: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"the request has {has}, and {limit} is the most: {way_out}, or raise {name} in the node's {OPTION}.",
+        **{name: limit},
+    )

@@ -34,13 +34,13 @@ def is_empty(choices: Sequence[EngineChoice], stop: Sequence[str]) -> bool:
 
     stop: the client's own stop strings. One that comes first leaves nothing, as the client asked.
     """
-    return all(
-        choice.finish_reason not in _CUT_SHORT
-        and choice.parse in (None, "ok")
-        and choice.stop_reason not in stop
-        and not any(not isinstance(part, Text | Thinking) or part.text for part in choice.message.parts)
-        for choice in choices
-    )
+    for choice in choices:
+        if choice.finish_reason in _CUT_SHORT or choice.parse not in (None, "ok") or choice.stop_reason in stop:
+            return False
+        for part in choice.message.parts:
+            if not isinstance(part, Text | Thinking) or part.text:
+                return False
+    return True
 
 
 class Tries:

@@ -90,18 +90,17 @@ class Flight(Generic[ReplyT, NewsT]):
         assert self._sampler is not None
         self._task = asyncio.create_task(self._run(self._sampler))
         self._task.add_done_callback(lambda _: self._end(on_end))
-        self._task.add_done_callback(lambda _: self._release())
 
     def _end(self, on_end: Callable[[Flight[ReplyT, NewsT]], None]) -> None:
-        on_end(self)
-        self._sampler = None
-        self.compact()
-        self.progress.wake()
-
-    def _release(self) -> None:
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+        try:
+            on_end(self)
+            self._sampler = None
+            self.compact()
+            self.progress.wake()
+        finally:
+            for waiting in self._waiting:
+                if not waiting.done():
+                    waiting.set_result(None)
 
     @property
     def record_key(self) -> str:
@@ -132,7 +131,8 @@ class Flight(Generic[ReplyT, NewsT]):
 
     @property
     def answered(self) -> bool:
-        return self._task is not None and self._task.done() and not self._task.cancelled() and self.error is None
+        task = self._task
+        return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     @property
     def ended_already(self) -> bool:
@@ -141,12 +141,13 @@ class Flight(Generic[ReplyT, NewsT]):
     @property
     def failed(self) -> bool:
         """Ended without an answer."""
-        return self.ended_already and not self.answered
+        task = self._task
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     def compact(self) -> None:
         """Keep of an answered stream what a replay needs, not one piece of news for each token."""
         progress = self.progress
-        if self._task is not None and self.answered and progress.shown and not progress.listeners:
+        if self._task is not None and progress.shown and not progress.listeners and self.answered:
             progress.shown = self._replay(self._task.result())
 
     def abort(self, message: str) -> None:

@@ -122,7 +122,8 @@ class _Entry:
         self.is_delivered = False
 
     def is_meant_by(self, mark: CallMark) -> bool:
-        if mark.digest != self.mark.digest or self.flight.failed:
+        """`mark`: of the same digest."""
+        if self.flight.failed:
             return False
         if mark.key is not None and mark.key == self.mark.key:
             return True
@@ -205,9 +206,11 @@ class Retries:
         return Subscription(entry, grace_s=self._grace_s, is_retry=True)
 
     def _find(self, mark: CallMark) -> _Entry | None:
-        oldest = self._clock() - self._window_s
+        oldest, digest = self._clock() - self._window_s, mark.digest
         for entry in reversed(self._entries):
-            if entry.asked_at >= oldest and entry.is_meant_by(mark) and not self._has_gone_on(entry.flight):
+            if entry.mark.digest != digest or entry.asked_at < oldest:
+                continue
+            if entry.is_meant_by(mark) and not self._has_gone_on(entry.flight):
                 return entry
         return None
 

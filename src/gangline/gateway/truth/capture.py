@@ -220,6 +220,9 @@ def _untrainable(choice: EngineChoice) -> str | None:
         return "no log-probs"
     if len(values) != len(ids):
         return f"{len(values)} log-probs for {len(ids)} sampled ids"
+    low, high = values.min(), values.max()  # NaN where any is
+    if low > _NO_LOGPROB and high <= 1e-3:
+        return None
     if not np.isfinite(values).all():
         return f"log-prob of sampled token {int(np.argmin(np.isfinite(values)))} is not finite"
     if (values <= _NO_LOGPROB).any():
@@ -234,8 +237,8 @@ def _outside(choice: EngineChoice, prompt: Prompt, num_ids: int | None) -> str |
     was new."""
     assert choice.sampled_ids is not None
     for kind, ids in (("sampled", choice.sampled_ids), ("prompt", prompt.suffix_ids)):
-        wrong = (ids < 0) if num_ids is None else (ids < 0) | (ids >= num_ids)
-        if wrong.any():
+        if len(ids) and (ids.min() < 0 or (num_ids is not None and ids.max() >= num_ids)):
+            wrong = (ids < 0) if num_ids is None else (ids < 0) | (ids >= num_ids)
             at = int(np.argmax(wrong))
             return f"{kind} token {at} is {int(ids[at])}, which is outside of the vocabulary"
     return None

@@ -60,7 +60,7 @@ class Appended(msgspec.Struct, frozen=True, tag="completions"):
     def of(cls, completions: Sequence[Completion]) -> Self:
         """Raises: ValueError when they are not of one attempt."""
         first, *others = completions
-        if any(key_of(other) != key_of(first) for other in others):
+        if others and any(key_of(other) != key_of(first) for other in others):
             raise ValueError("completions of several attempts cannot be appended together")
         one_prompt = bool(others) and all(_same_prompt(first, other) for other in others)
         if one_prompt:
@@ -122,9 +122,13 @@ def num_text_chars(entry: Entry) -> int:
     """Characters of the texts and media in an entry's new messages, bytes of experts and masks: its bulk, if large."""
     if not isinstance(entry, Appended):
         return 0
-    parts = (part for one in entry.completions for message in one.new_messages for part in message.parts)
-    num_bytes = sum(len(one.routed_experts) + len(one.sampling_mask) for one in entry.completions)
-    return num_bytes + sum(len(part.text) if type(part) is Text else _num_chars(part) for part in parts)
+    num_chars = 0
+    for one in entry.completions:
+        num_chars += len(one.routed_experts) + len(one.sampling_mask)
+        for message in one.new_messages:
+            for part in message.parts:
+                num_chars += len(part.text) if type(part) is Text else _num_chars(part)
+    return num_chars
 
 
 def _num_chars(part: Part) -> int:

@@ -135,8 +135,7 @@ class Journal:
         waiting = await self._queue.put(entry)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
-        # A cancelled caller must not cancel the write of the others; its own entry is then simply durable as well.
-        await asyncio.shield(waiting.done)
+        await waiting.done  # nobody else's: a caller that is cancelled leaves its entry to be written all the same
         return waiting.payload
 
     async def _flush(self) -> None:

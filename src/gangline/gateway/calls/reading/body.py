@@ -30,6 +30,7 @@ _LARGE_NUM_ESCAPES = 2000
 few milliseconds at most, from their parsing to their record. Most conversations are within them, for a
 process of its own costs more than it saves there."""
 _MARKS = [(ord(mark), most) for mark, most in _LARGE_COUNTS.items()]
+_FEWEST = min(_LARGE_COUNTS.values())
 
 _MAX_VOLATILE_PIECES = 4096
 
@@ -54,12 +55,18 @@ class CallRead(msgspec.Struct, frozen=True):
 
 def is_large(pieces: Sequence[bytes | bytearray]) -> bool:
     """Whether other sessions would notice that the body of these pieces is read on the event loop."""
-    if sum(map(len, pieces)) > _LARGE_BYTES:
+    num_bytes = sum(map(len, pieces))
+    if num_bytes > _LARGE_BYTES:
         return True
+    if num_bytes <= _FEWEST:  # most bodies of short conversations
+        return False
     body = b"".join(pieces)
     data = np.frombuffer(body, np.uint8)  # several times as fast as `bytes.count`
-    if any(int(np.count_nonzero(data == mark)) > most for mark, most in _MARKS):
-        return True
+    for mark, most in _MARKS:
+        if num_bytes > most and int(np.count_nonzero(data == mark)) > most:
+            return True
+    if num_bytes <= 2 * _LARGE_NUM_ESCAPES:
+        return False
     num_backslashes = int(np.count_nonzero(data == ord("\\")))
     return num_backslashes > _LARGE_NUM_ESCAPES and body.count(b"\\u") > _LARGE_NUM_ESCAPES
 
