@@ -170,10 +170,11 @@ class Connection(asyncio.Protocol):
 
 
 def render(messages: list[dict[str, Any]]) -> list[int]:
-    """A template that appends: role, words, stop id for each message; then the generation prompt."""
+    """A template that appends: role, words, stop id for each message; then the generation prompt, which is how an
+    assistant's message begins."""
     ids: list[int] = []
     for message in messages:
-        ids.append(10 + zlib.crc32(message["role"].encode()) % 80)
+        ids.append(PROMPT_ID if message["role"] == "assistant" else 10 + zlib.crc32(message["role"].encode()) % 80)
         ids += [1000 + zlib.crc32(word.encode()) % 90_000 for word in str(message.get("content") or "").split()]
         ids.append(STOP_ID)
     return [*ids, PROMPT_ID]

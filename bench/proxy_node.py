@@ -15,6 +15,8 @@ import asyncio
 import os
 import resource
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -48,8 +50,14 @@ class BenchNode:
         self.readers = Readers()
         self.proxy = Proxy(readers=self.readers)
         self.lags_s: list[float] = []
+        self.num_by_source: Counter[str] = Counter()
+        """Completions by where their prompt's ids came from."""
+        self.journal.on_kept.append(self._count)
         self._sessions: dict[str, ModelSession] = {}
         self._sender: TurnSender | None = None
+
+    def _count(self, completions: Sequence[Completion], payload: bytes) -> None:
+        self.num_by_source.update(completion.certificate.prompt_source for completion in completions)
 
     def send_turns(self, sender: TurnSender) -> None:
         self.journal.on_kept.append(sender.kept)
@@ -85,6 +93,7 @@ class BenchNode:
         return web.json_response(
             {
                 "rss_mb": _rss_bytes() / 1e6,
+                "num_stitched": self.num_by_source["stitched"],
                 "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
                 "num_lags": len(lags),
                 "lag_p50_ms": 1000 * lags[len(lags) // 2],

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, ReplyAccumulator, assistant_message
 from gangline.engines.generate.wire import SglangGenerate, VllmGenerate
+from gangline.engines.json_ids import SentIds, ids_from_json
 from gangline.engines.replies import decode
 from gangline.engines.sglang.wire import SglangReply
 from gangline.engines.sglang.wire import engine_reply as sglang_reply
@@ -96,6 +98,26 @@ def test_an_answer_holds_ids_or_is_refused(
         return
     with pytest.raises(EngineUnavailable):
         read(sampled, prompt)
+
+
+_plain = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+
+
+@given(
+    sent=_plain,
+    answered=st.one_of(st.none(), _plain),
+    cut=st.integers(0, 6),
+    separators=st.sampled_from([(",", ":"), (", ", ": ")]),
+)
+def test_an_echo_is_read_as_the_engine_wrote_it(
+    sent: list[int], answered: list[int] | None, cut: int, separators: tuple[str, str]
+) -> None:
+    """Whether it is what was sent (None), the beginning of that with other ids behind it, or something else."""
+    echo = sent if answered is None else sent[:cut] + answered
+    raw = msgspec.Raw(json.dumps(echo, separators=separators).encode())
+    found = ids_from_json(raw, SentIds.of(token_ids(sent)))
+    assert found is not None
+    assert found.tolist() == echo
 
 
 @given(

@@ -24,7 +24,7 @@ from gangline.domain.conversation import (
 from gangline.domain.errors import ContextOverflow, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest
-from gangline.engines.fields import call_fields, has_media, messages_fields, messages_in_turns
+from gangline.engines.fields import call_fields, has_media, messages_fields, messages_in_turns, sent_ids
 from gangline.engines.http import EngineHttp
 from gangline.engines.vllm.wire import WireReply, chat_body, decode, engine_reply
 from gangline.language.tools import tool_fields
@@ -69,7 +69,8 @@ async def test_exact_prompt_ids_are_not_sent_with_media_even_inside_a_tool_resul
 
     async def body_of(call: ModelCall) -> dict[str, Any]:
         messages = await messages_in_turns(call.messages)
-        return json.loads(b"".join(chat_body(EngineRequest(call=call, prompt_ids=ids), "m", messages, stream=False)))
+        request = EngineRequest(call=call, prompt_ids=ids)
+        return json.loads(b"".join(chat_body(request, "m", messages, sent_ids(ids, call), stream=False)))
 
     assert "kv_transfer_params" in await body_of(text)
     body = await body_of(shot)

@@ -14,7 +14,7 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
-from gangline.engines.fields import NEUTRAL_SAMPLING, messages_in_turns
+from gangline.engines.fields import NEUTRAL_SAMPLING, messages_in_turns, sent_ids
 from gangline.engines.sglang.wire import chat_body as sglang_body
 from gangline.engines.vllm.wire import WireReply, chat_body, decode, decode_reply, engine_reply
 from gangline.gateway.truth.capture import Prompt, completion_of
@@ -58,11 +58,14 @@ def record_of(call: ModelCall, choice: EngineChoice) -> Completion:
 async def vllm_fields(request: EngineRequest, *, stream: bool = False) -> dict[str, Any]:
     """Of the body that vLLM is sent."""
     messages = await messages_in_turns(request.call.messages)
-    return json.loads(b"".join(chat_body(request, "served", messages, stream=stream)))
+    return json.loads(
+        b"".join(chat_body(request, "served", messages, sent_ids(request.prompt_ids, request.call), stream=stream))
+    )
 
 
 async def sglang_fields(request: EngineRequest) -> dict[str, Any]:
-    return json.loads(b"".join(sglang_body(request, "m", await messages_in_turns(request.call.messages))))
+    messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
+    return json.loads(b"".join(sglang_body(request, "m", messages, sent)))
 
 
 async def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:

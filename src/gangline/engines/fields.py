@@ -25,6 +25,8 @@ from gangline.domain.conversation import (
     ToolCall,
     ToolResult,
 )
+from gangline.domain.tokens import TokenIds
+from gangline.engines.json_ids import SentIds
 from gangline.event_loop import Turn
 from gangline.language.tools import tool_fields
 
@@ -38,6 +40,7 @@ __all__ = [
     "message_fields",
     "messages_fields",
     "messages_in_turns",
+    "sent_ids",
 ]
 
 _SLICE_CHARS = 256 << 10
@@ -84,6 +87,11 @@ def call_fields(call: ModelCall) -> dict[str, Any]:
             named = {"type": "function", "function": {"name": call.tool_choice.name}}
             fields["tool_choice"] = named if call.tool_choice.mode == "named" else call.tool_choice.mode
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def sent_ids(prompt_ids: TokenIds | None, call: ModelCall) -> SentIds | None:
+    """Exact ids that go with a call's messages. None where there are none, or where they cannot represent a message."""
+    return None if prompt_ids is None or has_media(call.messages) else SentIds.of(prompt_ids)
 
 
 def has_media(messages: Sequence[Message]) -> bool:

@@ -19,8 +19,8 @@ from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import TokenIds
 from gangline.engines.evidence import experts_of_file, mask_from_json, sglang_mask
 from gangline.engines.fields import NEUTRAL_SAMPLING
-from gangline.engines.json_ids import NO_IDS, TokenId
-from gangline.engines.replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
+from gangline.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
+from gangline.engines.replies import WireSpan, WireUsage, decode, usage_of, version_spans
 
 __all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
 
@@ -110,7 +110,7 @@ class _Choice(msgspec.Struct):
 
 class _VllmReply(msgspec.Struct):
     choices: list[_Choice] = []
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
     usage: WireUsage | None = None
     error: dict[str, Any] | str | None = None
 
@@ -121,7 +121,11 @@ class VllmGenerate:
     logprob_kind: LogprobKind | None = None
     takes_images = True
 
+    def __init__(self) -> None:
+        self._sent: SentIds | None = None
+
     def body(self, ask: GenerateAsk) -> bytes:
+        sent = self._sent = SentIds.of(ask.prompt_ids)
         sampling = ask.call.sampling
         constraint = _schema_of(ask.call)
         params = {
@@ -140,7 +144,7 @@ class VllmGenerate:
         }
         body: dict[str, Any] = {
             "model": ask.model,
-            "token_ids": ask.prompt_ids.tolist(),
+            "token_ids": msgspec.Raw(sent.text),
             "sampling_params": NEUTRAL_SAMPLING | _given(params),
             "return_token_ids": True,
             "stream": ask.stream,
@@ -167,7 +171,7 @@ class VllmGenerate:
             finish_reason=choice.finish_reason,
             stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
             version_spans=version_spans(choice.weight_versions),
-            prompt_ids=ids_of(reply.prompt_token_ids),
+            prompt_ids=ids_from_json(reply.prompt_token_ids, self._sent),
             usage=usage_of(reply.usage),
             experts=_experts(choice, url),
             mask=_mask(choice, url),
@@ -213,7 +217,7 @@ class _SglangMeta(msgspec.Struct):
     """[T] lists of ids."""
     output_token_sampling_logprobs: list[float | None] | None = None
     """Among the ids of the mask."""
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
 
@@ -221,7 +225,7 @@ class _SglangMeta(msgspec.Struct):
 class _SglangReply(msgspec.Struct):
     meta_info: _SglangMeta = msgspec.field(default_factory=_SglangMeta)
     output_ids: list[TokenId] = []
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
 
 
@@ -235,8 +239,10 @@ class SglangGenerate:
 
     def __init__(self) -> None:
         self._num_read = 0
+        self._sent: SentIds | None = None
 
     def body(self, ask: GenerateAsk) -> bytes:
+        sent = self._sent = SentIds.of(ask.prompt_ids)
         sampling = ask.call.sampling
         constraint = _schema_of(ask.call)
         params = {
@@ -253,7 +259,7 @@ class SglangGenerate:
             "skip_special_tokens": False,
         }
         body: dict[str, Any] = {
-            "input_ids": ask.prompt_ids.tolist(),
+            "input_ids": msgspec.Raw(sent.text),
             "sampling_params": NEUTRAL_SAMPLING | _given(params),
             "return_logprob": True,
             "top_logprobs_num": ask.call.num_top_logprobs or 0,
@@ -274,7 +280,9 @@ class SglangGenerate:
             return None
         self._num_read = meta.completion_tokens
         ids = _last(reply.output_ids, num_new)
-        prompt_ids = meta.prompt_token_ids if reply.prompt_token_ids is None else reply.prompt_token_ids
+        prompt_ids = ids_from_json(reply.prompt_token_ids, self._sent)
+        if prompt_ids is None:
+            prompt_ids = ids_from_json(meta.prompt_token_ids, self._sent)
         try:
             values, candidates = _sglang_logprobs(meta, ids)
             mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
@@ -290,7 +298,7 @@ class SglangGenerate:
             finish_reason=None if finish is None else finish.type,
             stop_string=finish.matched if finish is not None and isinstance(finish.matched, str) else None,
             version_spans=version_spans(spans),
-            prompt_ids=ids_of(prompt_ids),
+            prompt_ids=prompt_ids,
             usage=None
             if finish is None
             else Usage(

@@ -19,10 +19,11 @@ import numpy as np
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.tokens import TokenIds, token_ids
+from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
-from gangline.engines.fields import messages_in_turns
+from gangline.engines.fields import messages_in_turns, sent_ids
 from gangline.engines.http import EngineHttp
+from gangline.engines.json_ids import SentIds, ids_from_json
 from gangline.engines.probe import probe_template
 from gangline.engines.replies import decode
 from gangline.engines.sglang.wire import (
@@ -145,16 +146,19 @@ class SglangEngine:
         return None if num_layers is None else (num_layers, self._num_chosen)
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        return await self._read(request, await self._sampled(request))
+        return await self._read(request, *await self._asked(request))
 
     async def _sampled(self, request: EngineRequest) -> SglangReply:
-        messages = await messages_in_turns(request.call.messages)
-        return await self._chat(chat_body(request, await self._model_name(), messages))
+        return (await self._asked(request))[0]
 
-    async def _read(self, request: EngineRequest, wire: SglangReply) -> EngineReply:
+    async def _asked(self, request: EngineRequest) -> tuple[SglangReply, SentIds | None]:
+        messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
+        return await self._chat(chat_body(request, await self._model_name(), messages, sent)), sent
+
+    async def _read(self, request: EngineRequest, wire: SglangReply, sent: SentIds | None = None) -> EngineReply:
         shown = request.call.num_top_logprobs is not None
         try:
-            reply = engine_reply(wire, show_logprobs=shown, experts_shape=self._experts_shape)
+            reply = engine_reply(wire, sent, show_logprobs=shown, experts_shape=self._experts_shape)
         except (msgspec.ValidationError, ValueError) as error:
             raise EngineMalformed(
                 f"engine {self.url} answered odd log-probs, experts or masks in meta_info: {error}"
@@ -178,10 +182,10 @@ class SglangEngine:
         if not add_generation_prompt:
             raise EngineRefused(f"engine {self.url} renders with a generation prompt only", status=400)
         body = render_body(await self._model_name(), messages, tools, template_kwargs)
-        rendered = (await self._chat(body)).choices[0].prompt_token_ids
+        rendered = ids_from_json((await self._chat(body)).choices[0].prompt_token_ids)
         if rendered is None:
             raise EngineIncapable(f"engine {self.url} returned no token ids. {_HOW_TO_START}")
-        return token_ids(rendered)
+        return rendered
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         fields = {"model": await self._model_name(), "tokens": [int(token) for token in ids]}

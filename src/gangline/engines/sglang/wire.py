@@ -15,8 +15,8 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.engines.evidence import experts_of_numbers, sglang_mask
-from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
-from gangline.engines.json_ids import NO_IDS, TokenId
+from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, messages_fields
+from gangline.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
 from gangline.engines.replies import (
     WireLogprobs,
     WireMessage,
@@ -56,7 +56,7 @@ class _Choice(msgspec.Struct):
     logprobs: WireLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: int | str | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
     response_token_ids: list[TokenId] | None = None
     meta_info: _Meta | None = None
 
@@ -71,10 +71,10 @@ class Detokenized(msgspec.Struct):
     text: str | list[str] = ""
 
 
-def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> list[bytes]:
+def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], sent: SentIds | None) -> list[bytes]:
     """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids in whole replies only.
 
-    messages: those of the call, from `messages_in_turns`.
+    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`.
     """
     call = request.call
     body = (
@@ -96,8 +96,8 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> 
         body["routed_experts_start_len"] = request.experts_from
     if request.with_mask:
         body["return_sampling_mask"] = True
-    if request.prompt_ids is not None and not has_media(call.messages):
-        body["input_ids"] = request.prompt_ids.tolist()
+    if sent is not None:
+        body["input_ids"] = msgspec.Raw(sent.text)
     return body_of(body, messages)
 
 
@@ -121,13 +121,15 @@ def render_body(
 def num_expert_layers(reply: SglangReply, num_chosen: int) -> int | None:
     """Layers of a reply that reports the experts of all its tokens; None where it reports none.
 
-    Raises: ValueError when it cannot be `num_chosen` experts a layer.
+    Raises: ValueError when it cannot be `num_chosen` experts a layer, EngineMalformed when the prompt's ids are none.
     """
     choice = reply.choices[0]
     meta = choice.meta_info or _Meta()
     if meta.routed_experts is None:
         return None
-    num_tokens = len(choice.prompt_token_ids or ()) + len(choice.response_token_ids or ()) - 1
+    prompt_ids = ids_from_json(choice.prompt_token_ids)
+    num_prompt = 0 if prompt_ids is None else len(prompt_ids)
+    num_tokens = num_prompt + len(choice.response_token_ids or ()) - 1
     num_numbers = len(meta.routed_experts) // np.dtype(meta.routed_experts_dtype).itemsize
     if num_tokens < 1 or num_numbers == 0 or num_numbers % (num_tokens * num_chosen):
         raise ValueError(f"{num_numbers} numbers of experts for {num_tokens} tokens of {num_chosen} a layer")
@@ -135,16 +137,22 @@ def num_expert_layers(reply: SglangReply, num_chosen: int) -> int | None:
 
 
 def engine_reply(
-    reply: SglangReply, *, show_logprobs: bool = False, experts_shape: tuple[int, int] | None = None
+    reply: SglangReply,
+    sent: SentIds | None = None,
+    *,
+    show_logprobs: bool = False,
+    experts_shape: tuple[int, int] | None = None,
 ) -> EngineReply:
     """
+    sent: exact ids of the request.
     show_logprobs: the client asked for log-probs of its own.
     experts_shape: layers, and experts of each; None leaves experts out.
-    Raises: ValueError, msgspec.ValidationError where log-probs, experts or masks cannot be read.
+    Raises: EngineMalformed where ids are none; ValueError, msgspec.ValidationError where log-probs, experts or masks
+    cannot be read.
     """
-    prompts = [choice.prompt_token_ids for choice in reply.choices if choice.prompt_token_ids is not None]
+    prompts = (ids_from_json(choice.prompt_token_ids, sent) for choice in reply.choices)
     return EngineReply(
-        prompt_ids=ids_of(prompts[0]) if prompts else None,
+        prompt_ids=next((ids for ids in prompts if ids is not None), None),
         choices=tuple(_choice(choice, show_logprobs, experts_shape) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )

@@ -20,8 +20,9 @@ from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.fields import messages_in_turns
+from gangline.engines.fields import messages_in_turns, sent_ids
 from gangline.engines.http import EngineHttp
+from gangline.engines.json_ids import SentIds
 from gangline.engines.probe import probe_template
 from gangline.engines.sight import Sight, with_evidence
 from gangline.engines.vllm.stream import decode_events, engine_deltas
@@ -124,9 +125,10 @@ class VllmEngine:
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         messages = await messages_in_turns(request.call.messages)
-        body = chat_body(request, await self._model_name(), messages, stream=False)
+        sent = sent_ids(request.prompt_ids, request.call)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=False)
         answer = await self._http.post("/v1/chat/completions", body)
-        reply, is_error = await read_reply(answer, reply_type(request.call), self.url)
+        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent)
         if is_error:
             raise self._http.refusal(200, answer)
         if not reply.choices:
@@ -136,7 +138,8 @@ class VllmEngine:
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         messages = await messages_in_turns(request.call.messages)
-        body = chat_body(request, await self._model_name(), messages, stream=True)
+        sent = sent_ids(request.prompt_ids, request.call)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=True)
         events = SseLines()
         kind = reply_type(request.call)
         looked = False
@@ -146,7 +149,7 @@ class VllmEngine:
                 is_over = b"[DONE]" in whole
                 if is_over:
                     whole = whole[: whole.index(b"[DONE]")]
-                for delta in self._deltas(whole, kind):
+                for delta in self._deltas(whole, kind, sent):
                     if looked or delta.prompt_ids is None:
                         yield delta
                         continue
@@ -156,12 +159,14 @@ class VllmEngine:
                     return
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
 
-    def _deltas(self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply]) -> Iterator[EngineDelta]:
+    def _deltas(
+        self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply], sent: SentIds | None
+    ) -> Iterator[EngineDelta]:
         """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
         broken = next((number for number, chunk in enumerate(chunks) if chunk.error is not None), None)
         if good := chunks[:broken]:
-            yield from engine_deltas(good)
+            yield from engine_deltas(good, sent)
         if broken is not None:
             raise self._http.refusal(500, events[broken])
 

@@ -14,7 +14,7 @@ from gangline.domain.conversation import Usage
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineDelta
-from gangline.engines.json_ids import NO_IDS, ids_from_json
+from gangline.engines.json_ids import NO_IDS, SentIds, ids_from_json
 from gangline.engines.replies import (
     WireLogprobs,
     WireToolCall,
@@ -112,9 +112,11 @@ def _add_calls(calls: list[ToolCallDelta], more: Sequence[WireToolCall]) -> None
             calls.append(ToolCallDelta(call.index, arguments, call.id, call.function.name))
 
 
-def engine_deltas(chunks: Sequence[WireReply | ShownReply]) -> list[EngineDelta]:
+def engine_deltas(chunks: Sequence[WireReply | ShownReply], sent: SentIds | None = None) -> list[EngineDelta]:
     """Deltas of each choice in the order of its chunks. Prompt ids and usage, where chunks bring them, are on every
     delta; chunks without any choice (the usage at the end) are one of their own.
+
+    sent: exact ids of the request.
 
     Raises: EngineUnavailable when the prompt ids are none.
     """
@@ -124,7 +126,7 @@ def engine_deltas(chunks: Sequence[WireReply | ShownReply]) -> list[EngineDelta]
     open_runs: dict[int, _Run] = {}
     for chunk in chunks:
         if chunk.prompt_token_ids is not NO_IDS:
-            prompt_ids = ids_from_json(chunk.prompt_token_ids) if prompt_ids is None else prompt_ids
+            prompt_ids = ids_from_json(chunk.prompt_token_ids, sent) if prompt_ids is None else prompt_ids
         if chunk.usage is not None:
             usage = usage_of(chunk.usage)
         for choice in chunk.choices:

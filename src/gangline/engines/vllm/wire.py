@@ -21,11 +21,10 @@ from gangline.engines.fields import (
     NEUTRAL_SAMPLING,
     body_of,
     call_fields,
-    has_media,
     message_fields,
     messages_fields,
 )
-from gangline.engines.json_ids import CUT_OUT, NO_IDS, TokenId, cut_out_ids, ids_from_json
+from gangline.engines.json_ids import CUT_OUT, NO_IDS, SentIds, TokenId, cut_out_ids, ids_from_json
 from gangline.engines.replies import (
     ModelCard,
     ModelList,
@@ -105,10 +104,12 @@ class _Rendered(msgspec.Struct):
     tokens: msgspec.Raw
 
 
-def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], *, stream: bool) -> list[bytes]:
+def chat_body(
+    request: EngineRequest, model: str, messages: Sequence[bytes], sent: SentIds | None, *, stream: bool
+) -> list[bytes]:
     """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
 
-    messages: those of the call, from `messages_in_turns`.
+    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`.
     """
     call = request.call
     body = (
@@ -129,8 +130,8 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], *, 
         body["stream_options"] = {"include_usage": True}
     if request.experts_from is not None:
         body["routed_experts_prompt_start"] = request.experts_from
-    if request.prompt_ids is not None and not has_media(call.messages):
-        body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids.tolist()}
+    if sent is not None:
+        body["kv_transfer_params"] = {"prompt_token_ids": msgspec.Raw(sent.text)}
     return body_of(body, messages)
 
 
@@ -171,13 +172,15 @@ def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
     return WireReply if call.num_top_logprobs is None else ShownReply
 
 
-async def read_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> tuple[EngineReply, bool]:
+async def read_reply(
+    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None
+) -> tuple[EngineReply, bool]:
     """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
 
     def read() -> tuple[EngineReply, bool]:
         wire = decode_reply(body, kind, url)
         try:
-            return engine_reply(wire), wire.error is not None
+            return engine_reply(wire, sent), wire.error is not None
         except ValueError as error:
             raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
 
@@ -201,10 +204,10 @@ def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str
     return reply
 
 
-def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
+def engine_reply(reply: WireReply | ShownReply, sent: SentIds | None = None) -> EngineReply:
     """Raises: ValueError where the experts of a choice cannot be read."""
     return EngineReply(
-        prompt_ids=ids_from_json(reply.prompt_token_ids),
+        prompt_ids=ids_from_json(reply.prompt_token_ids, sent),
         choices=tuple(_choice(choice) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
