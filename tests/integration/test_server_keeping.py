@@ -93,6 +93,7 @@ async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]
     await service.start()
     yield service
     service.stop()
+    service.close()
     store.close()
 
 

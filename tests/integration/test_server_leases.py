@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -35,6 +36,7 @@ async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]
     await service.start()
     yield service
     service.stop()
+    service.close()
     store.close()
 
 
@@ -189,3 +191,26 @@ async def failed(store: Unreachable, more: int) -> None:
     enough = store.num_failed + more
     while store.num_failed < enough:
         await asyncio.sleep(0.001)
+
+
+async def test_results_that_wait_for_the_database_keep_nobody_else_waiting(service: RolloutService):
+    """More of them than any pool of threads has: submissions are checked, and results read, in threads too."""
+    await service.submit([request(num_samples=100)])
+    leases = await service.lease("n1", NODE_URL, 100, 0.0)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go_on.wait()
+
+    holding = asyncio.create_task(service.store.run(hold))
+    await asyncio.to_thread(begun.wait)
+    data = [(lease.session_id, encode_msgpack(result(lease))) for lease in leases]
+    reports = [asyncio.create_task(service.report(*one)) for one in data]
+    await asyncio.sleep(0.2)
+    try:
+        async with asyncio.timeout(5.0):
+            await asyncio.to_thread(int)
+    finally:
+        go_on.set()
+        await asyncio.gather(holding, *reports)

@@ -147,6 +147,7 @@ async def serving(
         stack.push_async_callback(asyncio.to_thread, store.close)
         results, turns = await asyncio.to_thread(_places, storage, data_dir, store.database.shared)
         service = RolloutService(store, results, turns=turns, check_task=check_task, sweep_every_s=sweep_every_s)
+        stack.push_async_callback(asyncio.to_thread, service.close)
         await service.start()
         engines, polar = NodeEngines(service, control_token), PolarDispatch(service, control_token)
         app = create_app(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -35,6 +36,9 @@ __all__ = ["CALLBACKS", "CALLS", "EVENTS", "NODES", "WORK", "RolloutService", "t
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
+
+_RESULT_THREADS = 4
+"""One waits for the database; others decode, and write files."""
 
 WORK, EVENTS, CALLS, CALLBACKS, NODES = "work", "events", "calls", "callbacks", "nodes"
 
@@ -90,6 +94,8 @@ class RolloutService:
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
         self._monotonic = monotonic
+        # Apart from all other threads' work: results wait for the one writer, hundreds at a time.
+        self._result_threads = ThreadPoolExecutor(_RESULT_THREADS, thread_name_prefix="server-results")
 
     async def start(self) -> None:
         """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
@@ -109,6 +115,10 @@ class RolloutService:
     def stop(self) -> None:
         self.stopping = True
         self.notifier.notify_all()
+
+    def close(self) -> None:
+        """Blocks until no result is being stored. Afterwards none is taken."""
+        self._result_threads.shutdown()
 
     def announce(self, events: Sequence[Event]) -> None:
         """Log durable events and wake who waits for them."""
@@ -270,7 +280,8 @@ class RolloutService:
 
         Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
         """
-        return await asyncio.to_thread(self._store_result, session_id, data)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._result_threads, self._store_result, session_id, data)
 
     def _store_result(self, session_id: str, data: bytes) -> ResultReceipt:
         # On one thread, so that a caller who leaves half-way leaves nothing half-done.
