@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gangline.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, gangline
-from support.service.field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task, write
+from support.service.field_tasks import FIXED, HARBOR_TOML, git, harbor_task, repository, terminal_bench_task, write
 from support.service.swe_rows import FAMILIES, family_row
 
 NOTHING = "true"
@@ -194,3 +195,67 @@ async def test_each_dataset_of_the_swe_family_gives_1_to_its_solution_and_0_to_n
     assert dict(zip(FAMILIES, said, strict=False)) == dict.fromkeys(FAMILIES, ("completed", 1.0))
     assert dict(zip(FAMILIES, said[len(FAMILIES) :], strict=False)) == dict.fromkeys(FAMILIES, ("completed", 0.0))
     assert said[-1] == ("completed", 0.0), "no object of the repository leads to the state before the bug"
+
+
+SECRET = "kennel-417-red"
+SEARCH = """
+import os, subprocess, sys
+secrets = [b"".join(parts) for parts in SECRETS]
+def texts():
+    yield subprocess.run(["git", "cat-file", "--batch-all-objects", "--batch"], capture_output=True).stdout
+    for folder, folders, names in os.walk("/"):
+        if folder == "/":
+            folders[:] = set(folders) - {"sys", "usr", "lib", "lib64", "bin", "sbin", "opt"}
+        if folder == "/proc":
+            folders[:] = filter(str.isdecimal, folders)
+        elif folder.startswith("/proc/"):
+            folders[:], names = [], ["environ", "cmdline"]
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                try:
+                    yield open(path, "rb").read(1 << 20)
+                except OSError:
+                    pass
+sys.exit(any(secret in text for text in texts() for secret in secrets))
+"""
+
+
+def searches(task: dict[str, Any], *secrets: str, first: str = NOTHING) -> dict[str, Any]:
+    """The agent fails when one of them lies anywhere in its sandbox. It is told each in two parts."""
+    parts = repr([(secret[:3].encode(), secret[3:].encode()) for secret in secrets])
+    return with_command(task, f"{first}; exec python3 -c {shlex.quote(SEARCH.replace('SECRETS', parts))}")
+
+
+async def test_what_solutions_and_graders_know_is_nowhere_in_the_agents_sandbox(
+    up: UpProcess, tmp_path: Path, clones: Path
+) -> None:
+    knows = f"#!/bin/sh\n# {SECRET}\necho 0 > /logs/verifier/reward.txt\n"
+    toml = HARBOR_TOML.replace('"4"', f'"{SECRET}"').replace('"answer.txt"', f'"{SECRET}"')
+    hidden = {"tests/test.sh": knows, "tests/deep/wanted.txt": SECRET, "solution/solve.sh": knows, "solution/x": SECRET}
+    step = {"steps/one/instruction.md": "Go.\n", "steps/one/tests/test.sh": knows, "steps/one/solution/solve.sh": knows}
+    bench = terminal_bench_task(tmp_path / "three", **{"solution.sh": knows, "tests/x": SECRET})
+    for name in ("run-tests.sh", "tests/test_outputs.py"):
+        (bench / name).write_text(f"{(bench / name).read_text()}# {SECRET}\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "Which?", "a": SECRET}) + "\n")
+    rows = ("--map", "instruction=q", "--map", "answer=a")
+    tasks = {
+        "harbor": imported(harbor_task(tmp_path / "one", toml, **hidden)),
+        "harbor's steps": imported(harbor_task(tmp_path / "two", f"{toml}[[steps]]\nname = 'one'\n", **hidden, **step)),
+        "terminal-bench": imported(bench),
+        "rows": imported(tmp_path / "rows.jsonl", *rows, "--preset", "math"),
+    }
+    row = {**repository(clones / "cats__kennel"), "repo": "cats/kennel"}
+    (tmp_path / "swe.jsonl").write_text(json.dumps(row) + "\n")
+    test = "assert add(2, 3) == 5"
+    swe = imported(tmp_path / "swe.jsonl", "--repositories", clones)
+    for name in tasks:
+        assert SECRET in json.dumps(tasks[name]), name
+    tries = [searches(task, SECRET) for task in tasks.values()]
+    finds = [searches(task, SECRET, first=f"echo {SECRET} > note") for task in tasks.values()]
+    said = await ended(
+        up, *tries, searches(swe, FIXED, test), *finds, searches(swe, test, first=f"echo '{test}' > note")
+    )
+    outcomes = [outcome for outcome, _ in said]
+    assert dict(zip([*tasks, "swe"], outcomes, strict=False)) == dict.fromkeys([*tasks, "swe"], "completed")
+    assert outcomes[len(tasks) + 1 :] == ["agent_error"] * (len(tasks) + 1)
