@@ -1,4 +1,5 @@
-"""Token ids out of JSON, without a Python object for each: a 20k-token prompt is most of an engine's answer."""
+"""Token ids out of JSON and into it, without a Python object for each: a 20k-token prompt is most of an engine's answer,
+and of the next request."""
 
 from __future__ import annotations
 
