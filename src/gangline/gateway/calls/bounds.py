@@ -40,7 +40,7 @@ class BytesInFlight:
 
 
 class TakenBytes:
-    """Of one body: memory taken inside a `with` block of it is given back at the block's end."""
+    """Memory of one body; what is taken inside a `with` block of it is given back at the end of the block."""
 
     def __init__(self, held: BytesInFlight) -> None:
         self._held = held
