@@ -1,5 +1,5 @@
-"""Token ids out of JSON and into it, without a Python object for each: a 20k-token prompt is most of an engine's answer,
-and of the next request."""
+"""Token ids out of JSON and into it, without a Python object for each: a prompt of 20,000 is most of an answer, and of
+the next request."""
 
 from __future__ import annotations
 
