@@ -142,8 +142,7 @@ async def serving(
     await asyncio.to_thread(_open_folders, data_dir, folder)
     async with AsyncExitStack() as stack:
         stack.enter_context(_only_server(folder))
-        target = storage.database_url or database_path(data_dir)
-        store = await asyncio.to_thread(lambda: TaskStore(target, lease_s=lease_s, retry_base_s=retry_base_s))
+        store = await asyncio.to_thread(_open_store, storage, data_dir, lease_s=lease_s, retry_base_s=retry_base_s)
         stack.push_async_callback(asyncio.to_thread, store.close)
         results, turns = await asyncio.to_thread(_places, storage, data_dir, store.database.shared)
         service = RolloutService(store, results, turns=turns, check_task=check_task, sweep_every_s=sweep_every_s)
@@ -230,6 +229,10 @@ def turn_store(storage: Storage, data_dir: Path, *, is_shared: bool) -> TurnStor
     if "://" not in storage.results_url:
         return TurnStore(Path(storage.results_url) / TURNS_FOLDER)
     return None if is_shared else TurnStore(results_path(data_dir).with_name("turns"))
+
+
+def _open_store(storage: Storage, data_dir: Path, *, lease_s: float, retry_base_s: float) -> TaskStore:
+    return TaskStore(storage.database_url or database_path(data_dir), lease_s=lease_s, retry_base_s=retry_base_s)
 
 
 def _open_folders(data_dir: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -17,7 +17,6 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
 from gangline.server.service.durable_turns import DurableTurns, no_place
 from gangline.server.service.heartbeat_rate import HeartbeatRate
@@ -27,6 +26,7 @@ from gangline.server.service.notifier import Notifier
 from gangline.settings import read_secret
 from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import Results
+from gangline.store.results.reports import Reports
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
 from gangline.telemetry.logs import FIELDS
@@ -36,9 +36,6 @@ __all__ = ["CALLBACKS", "CALLS", "EVENTS", "NODES", "WORK", "RolloutService", "t
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
-
-_RESULT_THREADS = 4
-"""One waits for the database; others decode, and write files."""
 
 WORK, EVENTS, CALLS, CALLBACKS, NODES = "work", "events", "calls", "callbacks", "nodes"
 
@@ -94,8 +91,8 @@ class RolloutService:
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
         self._monotonic = monotonic
-        # Apart from all other threads' work: results wait for the one writer, hundreds at a time.
-        self._result_threads = ThreadPoolExecutor(_RESULT_THREADS, thread_name_prefix="server-results")
+        count = partial(store.run_blocking, store.report)
+        self._reports = Reports(results, count, None if self.turns is None else self.turns.reported)
 
     async def start(self) -> None:
         """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
@@ -118,7 +115,7 @@ class RolloutService:
 
     def close(self) -> None:
         """Blocks until no result is being stored. Afterwards none is taken."""
-        self._result_threads.shutdown()
+        self._reports.close()
 
     def announce(self, events: Sequence[Event]) -> None:
         """Log durable events and wake who waits for them."""
@@ -280,22 +277,7 @@ class RolloutService:
 
         Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._result_threads, self._store_result, session_id, data)
-
-    def _store_result(self, session_id: str, data: bytes) -> ResultReceipt:
-        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
-        result = decode_msgpack(data, SessionResult)
-        if result.session_id != session_id:
-            raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
-        staged = self.results.stage(result, data)
-        try:
-            receipt = self.store.run_blocking(self.store.report, result, staged.keep, len(data))
-        finally:
-            staged.discard()
-        if self.turns is not None:
-            self.turns.reported(result)
-        return receipt
+        return await self._reports.take(session_id, data)
 
     # The server's own side.
 
