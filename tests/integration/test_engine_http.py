@@ -154,6 +154,19 @@ async def test_silence_ends_a_request(pieces: list[bytes]) -> None:
         await said.gone.wait()
 
 
+async def test_an_engine_that_says_something_now_and_then_is_not_silent() -> None:
+    async with (
+        server([CHUNKED]) as said,
+        asking(said, timeout_s=1.0) as http,
+        http.request("POST", "/", b"") as answer,
+    ):
+        pieces = answer.content.iter_any()
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            said.connections[0].write(b"1\r\na\r\n")
+            assert await anext(pieces) == b"a"
+
+
 async def test_a_redirect_is_no_answer() -> None:
     elsewhere = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
     async with server([elsewhere]) as said, asking(said) as http:
