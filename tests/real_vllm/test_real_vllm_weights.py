@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from support.node.weights import weights_of
 
 ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which word is in a.txt?"}], "stream": True}
 NUM_TOKENS = 1200
+NUM_TRIES = 6
 HOT = 2.0
 """So hot that hardly any end of turn is drawn among 151,936 tokens: the reply lasts."""
 
@@ -57,18 +59,21 @@ async def weights(tmp_path: Path, node: RunningNode, vllm_url: str) -> AsyncGene
     """The engine is as it was started afterwards, for others."""
     weights = weights_of(tmp_path, node, mode="keep")
     yield weights
-    await weights.push(save_as_it_is, 9)
+    await weights.push(save_as_it_is, 2 * NUM_TRIES + 1)
     async with aiohttp.ClientSession(vllm_url, raise_for_status=True) as engine:
         await (await engine.post("/update_weight_version", json={"new_version": "default"})).read()
 
 
-async def stream_reply(opened: OpenedSession, *, after_20_tokens: Coroutine[Any, Any, object]) -> None:
+async def stream_reply(opened: OpenedSession, *, after_20_tokens: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """What is to happen after 20 tokens happens at the reply's end where vLLM sends fewer pieces than that."""
     num_chunks = 0
     async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key) as client:
         async for _ in await client.chat.completions.create(**ASK, max_tokens=NUM_TOKENS, temperature=HOT):
             num_chunks += 1
             if num_chunks == 20:
-                await after_20_tokens
+                await after_20_tokens()
+    if num_chunks < 20:
+        await after_20_tokens()
 
 
 async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
@@ -77,24 +82,28 @@ async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
     def save_moved(folder: Path) -> None:
         shutil.copytree(moved, folder, dirs_exist_ok=True)
 
-    opened = await node.client.open_session()
-    await weights.push(save_as_it_is, 1)
-    await stream_reply(opened, after_20_tokens=weights.push(save_moved, 2))
-    assert await weights.lost(2) == []
-    assert [one.version for one in await weights.lost(3)] == [2]
-    new = tmp_path / "weights" / "v2"
-    result = await node.client.finalize(opened.session_id, completions=True)
-    (completion,) = result.completions
-    spans = completion.certificate.version_spans
-    assert [span.version for span in spans] == [1, 2]
+    # On two busy cores vLLM sometimes sends its first tokens when it has sampled the last: that reply is no case.
+    for old in range(1, 2 * NUM_TRIES, 2):
+        opened = await node.client.open_session()
+        await weights.push(save_as_it_is, old)
+        await stream_reply(opened, after_20_tokens=partial(weights.push, save_moved, old + 1))
+        assert await weights.lost(old + 1) == []
+        assert [one.version for one in await weights.lost(old + 2)] == [old + 1]
+        result = await node.client.finalize(opened.session_id, completions=True)
+        (completion,) = result.completions
+        spans = completion.certificate.version_spans
+        if len(spans) > 1:
+            break
+    new = tmp_path / "weights" / f"v{old + 1}"
+    assert [span.version for span in spans] == [old, old + 1]
     assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, NUM_TOKENS)
     assert len(completion.sampled_ids) == NUM_TOKENS
     assert result.trajectory is not None
     assert audit(result.trajectory, result.completions).ok
-    by_old = compare_logprobs([result.trajectory], score, version=1)
+    by_old = compare_logprobs([result.trajectory], score, version=old)
     assert by_old.not_comparable == {"another policy version": len(completion.sampled_ids) - spans[0].end}
     assert by_old.stats()["first"].num_tokens == spans[0].end
     assert by_old.stats()["first"].mean < 1e-3
     # Tokens of version 2 attend to what version 1 computed of their prefix (`keep`), so no model gives them again.
-    by_new = compare_logprobs([result.trajectory], load_score(str(new)), version=2)
+    by_new = compare_logprobs([result.trajectory], load_score(str(new)), version=old + 1)
     assert by_new.stats()["first"].num_tokens == NUM_TOKENS - spans[0].end

