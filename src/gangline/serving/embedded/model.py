@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.serving.embedded.attention import ATTENTION, Span, Spans, check_attention
 from gangline.serving.embedded.kv_cache import KvCache
 from gangline.serving.embedded.shelves import Shelves
+from gangline.serving.embedded.weights import Weights
 
 __all__ = ["Chunk", "LanguageModel", "load_model"]
 
@@ -66,10 +66,14 @@ class Chunk(NamedTuple):
 
 
 class LanguageModel:
-    """Runs chunks of several sequences in one forward pass. Not thread-safe: one decode thread owns it."""
+    """Runs chunks of several sequences in one forward pass. Not thread-safe: one decode thread owns it.
+
+    It takes the model over: see `Weights`.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model
+        self._weights = Weights(model)
         config: Any = model.config.get_text_config()
         heads: int = config.num_attention_heads
         self._cache_shape = (
@@ -114,52 +118,6 @@ class LanguageModel:
         return output.logits[0]
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights, in place, by those of a safetensors checkpoint folder. The caller empties the caches.
-
-        All names and shapes are checked before the first weight changes.
-
-        Raises:
-            NotFound: the folder has no safetensors.
-            InvalidRequest: a weight is missing, unknown, or of another shape.
-        """
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise NotFound(f"{folder} has no *.safetensors weights")
-        targets = dict(self.module.named_parameters())
-        try:
-            self._check(files, targets)
-            for file in files:
-                with _opened(file) as checkpoint, torch.no_grad():
-                    for name in sorted(checkpoint.keys()):
-                        if name in targets:
-                            targets[name].copy_(checkpoint.get_tensor(name))
-            self._shelves.wipe()
-        except SafetensorError as error:
-            raise InvalidRequest(f"the weights in {folder} cannot be read: {error}") from error
-
-    def _check(self, files: Sequence[Path], targets: dict[str, torch.nn.Parameter]) -> None:
-        found: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            with _opened(file) as checkpoint:
-                for name in sorted(checkpoint.keys()):
-                    found[name] = tuple(checkpoint.get_slice(name).get_shape())
-        # A tied head has no parameter of its own, and some trainers save it all the same.
-        tied = {name for name, _ in self.module.named_parameters(remove_duplicate=False)} - set(targets)
-        wrong = [f"{name} is missing" for name in targets if name not in found]
-        wrong += [f"{name} is unknown" for name in found if name not in targets and name not in tied]
-        wrong += [
-            f"{name} is {list(found[name])}, not {list(target.shape)}"
-            for name, target in targets.items()
-            if name in found and found[name] != tuple(target.shape)
-        ]
-        if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise InvalidRequest(f"the checkpoint does not fit the model that is served: {'; '.join(wrong[:3])}{more}")
-
-
-@contextmanager
-def _opened(file: Path) -> Generator[Any]:
-    """safetensors' reader, which has no types of its own."""
-    opener = cast("Any", safe_open)
-    with opener(str(file), framework="pt") as checkpoint:
-        yield checkpoint
+        """Replace the weights; see `Weights.load`. The caller empties the caches."""
+        self._weights.load(folder)
+        self._shelves.wipe()

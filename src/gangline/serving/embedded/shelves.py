@@ -58,16 +58,21 @@ class Shelf:
         cache.keys, cache.values = keys, values
 
     def _resize(self, slots: int) -> None:
-        old_keys, old_values, used = self.keys, self.values, len(self.caches)
         self.keys, self.values = self._allocate(slots)
-        self.keys[:, :used], self.values[:, :used] = old_keys[:, :used], old_values[:, :used]
         for slot, cache in enumerate(self.caches):
-            cache.keys, cache.values = self.keys[:, slot], self.values[:, slot]
+            self._move(cache, slot)
 
     def _allocate(self, slots: int) -> tuple[Tensor, Tensor]:
         layers, heads, dim = self._shape
         shape = (layers, slots, heads, self.capacity, dim)
-        return torch.zeros(shape, device=self._device), torch.zeros(shape, device=self._device)
+        return _zeros(shape, self._device), _zeros(shape, self._device)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device | None) -> Tensor:
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, device=device)
+    # Memory that the system zeroes once it is used. PyTorch writes the zeros, which takes longer than a prompt.
+    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
 
 
 class Shelves:

@@ -1,0 +1,82 @@
+"""The weights of a served model, by their names in its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.serving.embedded.linear import pack
+
+__all__ = ["Weights"]
+
+
+class Weights:
+    """Made of a loaded model, whose linear layers it packs."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        self._tied = names - set(self._shapes)
+        """Second names. A tied head has no parameter of its own, and some trainers save it all the same."""
+        self._packed = pack(module)
+        self._parameters = dict(module.named_parameters())
+        """Those that no packed layer has for itself."""
+
+    def load(self, folder: Path) -> None:
+        """Replace the weights, in place, by those of a safetensors checkpoint folder.
+
+        All names and shapes are checked before the first weight changes.
+
+        Raises:
+            NotFound: the folder has no safetensors.
+            InvalidRequest: a weight is missing, unknown, or of another shape.
+        """
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise NotFound(f"{folder} has no *.safetensors weights")
+        try:
+            self._check(files)
+            for file in files:
+                with _opened(file) as checkpoint, torch.no_grad():
+                    for name in sorted(set(checkpoint.keys()) - self._tied):
+                        self._replace(name, checkpoint.get_tensor(name))
+        except SafetensorError as error:
+            raise InvalidRequest(f"the weights in {folder} cannot be read: {error}") from error
+
+    def _replace(self, name: str, weight: torch.Tensor) -> None:
+        if name in self._parameters:
+            self._parameters[name].copy_(weight)
+        for layer in self._packed.get(name, ()):
+            layer.replace(weight)
+
+    def _check(self, files: Sequence[Path]) -> None:
+        found: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with _opened(file) as checkpoint:
+                for name in sorted(checkpoint.keys()):
+                    found[name] = tuple(checkpoint.get_slice(name).get_shape())
+        wrong = [f"{name} is missing" for name in self._shapes if name not in found]
+        wrong += [f"{name} is unknown" for name in found if name not in self._shapes and name not in self._tied]
+        wrong += [
+            f"{name} is {list(found[name])}, not {list(shape)}"
+            for name, shape in self._shapes.items()
+            if name in found and found[name] != shape
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise InvalidRequest(f"the checkpoint does not fit the model that is served: {'; '.join(wrong[:3])}{more}")
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[Any]:
+    """safetensors' reader, which has no types of its own."""
+    opener = cast("Any", safe_open)
+    with opener(str(file), framework="pt") as checkpoint:
+        yield checkpoint
