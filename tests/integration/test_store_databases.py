@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,7 @@ from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, beat, engine_down, request, result
-from support.store.postgres import Cluster
+from support.store.postgres import Cluster, running_cluster
 
 Opened = Callable[..., TaskStore]
 
@@ -227,8 +229,9 @@ def test_a_callback_that_one_server_took_is_left_alone_by_the_others_for_a_while
     assert mine.all_states() == [("t:ended", "delivered")]
 
 
-def test_leasing_looks_into_indexes_however_much_is_queued(store: TaskStore, any_database: str):
-    store.submit([of(f"s{index % 7}", f"t{index}", 1000) for index in range(20)])
+@contextmanager
+def heard_by_the_database() -> Generator[list[tuple[str, object]]]:
+    """Statements and their parameters."""
     asked: list[tuple[str, object]] = []
 
     @sa.event.listens_for(sa.Engine, "before_cursor_execute")
@@ -236,12 +239,45 @@ def test_leasing_looks_into_indexes_however_much_is_queued(store: TaskStore, any
         asked.append((statement, parameters))
 
     try:
+        yield asked
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", remember)
+
+
+def test_a_heartbeat_that_tells_nothing_new_takes_three_statements(store: TaskStore, clock: Clock):
+    store.submit([request(num_samples=8)])
+    leases = store.lease("n1", NODE_URL, 8)
+    store.heartbeat(beat(leases))
+    clock.now += 29.0
+    with heard_by_the_database() as asked:
+        assert len(store.heartbeat(beat(leases)).renewed) == 8
+    clock.now += 29.0
+    assert store.sweep() == 0
+    assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 3
+
+
+def test_a_database_that_was_restarted_is_found_again(tmp_path: Path):
+    with running_cluster() as cluster, TaskStore(cluster.new_database()) as store:
+        store.submit([request(num_samples=2)])
+        cluster.stop()
+        cluster.start()
+        # A connection that was in use a moment ago is not tried first; who fails by that is the last one.
+        with suppress(StoreError):
+            store.lease("n1", NODE_URL, 1)
+        assert len(store.lease("n2", NODE_URL, 1)) == 1
+        cluster.stop()
+        cluster.start()
+        time.sleep(1.1)
+        assert store.task("t").num_samples == 2
+
+
+def test_leasing_looks_into_indexes_however_much_is_queued(store: TaskStore, any_database: str):
+    store.submit([of(f"s{index % 7}", f"t{index}", 1000) for index in range(20)])
+    with heard_by_the_database() as asked:
         leases = store.lease("n1", NODE_URL, 8)
         store.submit([of("s3", "next", 1)])
         store.heartbeat(beat(leases))
         store.sweep()
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", remember)
     kind = "EXPLAIN " if store.database.shared else "EXPLAIN QUERY PLAN "
     plans: list[str] = []
     with store.database.writing() as conn:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +23,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
 from gangline.durable import disk_full_error
@@ -44,6 +47,7 @@ _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval"
 """Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
 _WHOLE = frozenset({"UTF8", "SQL_ASCII"})
 """Encodings of PostgreSQL databases that keep any text. The second keeps the bytes that it is given: ours are UTF-8."""
+_LEFT_AT, _IDLE_S = "gangline_left_at", 1.0
 _LOST = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
 
@@ -200,12 +204,32 @@ def _engine(url: sa.URL) -> sa.Engine:
         return sa.create_engine(url)
     patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
-        # The pool finds out by itself that the database was restarted.
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=patience | {"client_encoding": "utf8"})
+        engine = sa.create_engine(url, connect_args=patience | {"client_encoding": "utf8"})
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{url.get_backend_name()} needs the Python package {error.name!r}: {extra_command('postgres')}"
         ) from error
+    _try_idle(engine)
+    return engine
+
+
+def _try_idle(engine: sa.Engine) -> None:
+    """Try connections that were idle before they are used: the database may have been restarted. One that was just in
+    use would have noticed, and the pool then lets go of all of them."""
+
+    def on_checkin(_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info[_LEFT_AT] = time.monotonic()
+
+    def on_checkout(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+        if time.monotonic() - record.info.get(_LEFT_AT, -math.inf) < _IDLE_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error
+
+    event.listen(engine, "checkin", on_checkin)
+    event.listen(engine, "checkout", on_checkout)
 
 
 def _refuse_encoding(encoding: str) -> None:

@@ -38,9 +38,11 @@ _SAME_NODE = sa.or_(
     nodes.c.last_seen_at <= sa.bindparam("gone_since"),
 )
 _HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE).returning(nodes.c.offer)
+_HEARD_AS_BEFORE = _HEARD.where(nodes.c.offer.is_not_distinct_from(sa.bindparam("told")))
 _OFFERED = sa.update(nodes).where(
     nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("told"))
 )
+_PROLONG = sa.update(sessions).where(sessions.c.position.in_(sa.bindparam("these", expanding=True)))
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
@@ -110,26 +112,36 @@ def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task
 def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
     """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
     offer = None if beat.offer is None else msgspec.json.encode(beat.offer).decode()
-    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": offer, "offer": offer}).rowcount:
-        unit.emit("node.offer", node=beat.node_id)
-    meet_node(
-        unit,
-        beat.node_id,
-        identity=beat.identity,
-        lease_s=lease_s,
-        url=beat.url,
-        capacity=beat.capacity,
-        draining=beat.draining,
-        backends=msgspec.json.encode(beat.backends).decode(),
-        metrics=msgspec.json.encode(beat.metrics).decode(),
-        offer=offer,
-    )
-    _take_back_unheard(unit, beat, lease_s)
-    rows = rows_named(unit, list(beat.sessions))
+    told = {
+        "url": beat.url,
+        "capacity": beat.capacity,
+        "draining": beat.draining,
+        "backends": msgspec.json.encode(beat.backends).decode(),
+        "metrics": msgspec.json.encode(beat.metrics).decode(),
+        "offer": offer,
+    }
+    _meet(unit, beat, told, lease_s)
+    found = locked_rows(unit, sessions.c.session_id.in_(list(beat.sessions)) | _unheard(unit, beat.node_id, lease_s))
+    rows = [row for row in found if row["session_id"] in beat.sessions]
     renewed = _renew(unit, rows, beat, lease_s)
     reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
+    for row in found:
+        if row["session_id"] not in beat.sessions:
+            after = leasing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
+            move(unit, row, after, kind="session.released")
     lost = set(beat.sessions) - renewed - reported
     return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=lease_s)
+
+
+def _meet(unit: Unit, beat: Heartbeat, told: dict[str, Any], lease_s: float) -> None:
+    """Note that the node was heard, and what it offers. One statement where it offers what it did before."""
+    which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "told": told["offer"]}
+    as_before = {**told, "identity": beat.identity, "last_seen_at": unit.now}
+    if unit.conn.execute(_HEARD_AS_BEFORE, {**as_before, **which}).first() is not None:
+        return
+    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": told["offer"], "offer": told["offer"]}).rowcount:
+        unit.emit("node.offer", node=beat.node_id)
+    meet_node(unit, beat.node_id, identity=beat.identity, lease_s=lease_s, **told)
 
 
 def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:
@@ -137,32 +149,38 @@ def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:
     return _renew(unit, rows_named(unit, list(beat.sessions)), beat, lease_s)
 
 
-def _take_back_unheard(unit: Unit, beat: Heartbeat, lease_s: float) -> None:
-    """Put back leases whose answer never reached the node: given out a while ago, and not named by its heartbeat.
-
-    Should the answer come after all, its fence is an old one.
-    """
-    given = LEASED & (sessions.c.node_id == beat.node_id) & sessions.c.stage.is_(None)
-    for row in locked_rows(unit, given & (sessions.c.leased_at < unit.now - lease_s / 3)):
-        if row["session_id"] not in beat.sessions:
-            after = leasing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
-            move(unit, row, after, kind="session.released")
+def _unheard(unit: Unit, node_id: str, lease_s: float) -> sa.ColumnElement[bool]:
+    """Leases that were given to the node a while ago, of which it has named none since. Those that its heartbeat does
+    not name either never reached it, and are put back. Should the answer come after all, its fence is an old one."""
+    return sa.and_(
+        LEASED,
+        sessions.c.node_id == node_id,
+        sessions.c.stage.is_(None),
+        sessions.c.leased_at < unit.now - lease_s / 3,
+    )
 
 
 def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: float) -> set[str]:
     """Returns the ids of those that the node still holds."""
-    renewed: list[tuple[sa.RowMapping, Standing]] = []
+    renewed: list[str] = []
+    changed: list[tuple[sa.RowMapping, Standing]] = []
+    prolonged: list[int] = []
     for row in rows:
         fence, stage = beat.sessions[row["session_id"]]
         before = standing_of(row)
         after = leasing.renew(before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=lease_s)
         if after is None:
             continue
-        renewed.append((row, after))
-        if before.stage != after.stage:
+        renewed.append(row["session_id"])
+        if before.stage == after.stage:
+            prolonged.append(row["position"])
+        else:
+            changed.append((row, after))
             unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
-    write_standings(unit, renewed)
-    return {str(row["session_id"]) for row, _ in renewed}
+    write_standings(unit, changed)
+    if prolonged:
+        unit.conn.execute(_PROLONG, {"these": prolonged, "expires_at": unit.now + lease_s})
+    return set(renewed)
 
 
 def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
