@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cpu_quota import quota
 from load_client import HttpClient, Load, drive, get, post
 from peer_environments import peer_python
 
@@ -31,6 +32,7 @@ BENCH = Path(__file__).parent
 ROUNDS = 3
 ROUND_S = 0.8
 NUM_SESSIONS = 256
+QUOTA = 0.25
 SIZES = {"small": (300, 50), "2k_200": (2_000, 200), "20k_500": (20_000, 500)}
 PEERS = {
     "agentlightning": ("agentlightning==1.0.2", "agent_lightning.py", (3, 12)),
@@ -41,6 +43,7 @@ PATHS = {
     "direct": "/v1/chat/completions",
     "ours": "/s/s{}/v1/chat/completions",
     "durable": "/s/s{}/v1/chat/completions",
+    "elsewhere": "/s/s{}/v1/chat/completions",
     "agentlightning": "/proxy/rollout/s{}/attempt/a/mode/train/openai/v1/chat/completions",
     "rllm": "/sessions/s{}/v1/chat/completions",
     "openenv": "/v1/chat/completions",
@@ -112,6 +115,7 @@ class Stand:
         self.size = size
         self._stack = stack
         self.ports = {"direct": free_port()}
+        self.pids: dict[str, int] = {}
         num_prompt, num_sampled = SIZES[size]
         engine = (sys.executable, "mock_engine.py", num_prompt, num_sampled, self.ports["direct"], events_per_s)
         stack.enter_context(process(*engine, port=self.ports["direct"]))
@@ -132,9 +136,26 @@ class Stand:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-"))
         port = self.ports[name] = free_port()
         urls = ",".join(self._urls)
-        self._stack.enter_context(process(python, program, urls, port, folder, NUM_SESSIONS, port=port))
+        started = process(python, program, urls, port, folder, NUM_SESSIONS, port=port)
+        self.pids[name] = self._stack.enter_context(started).pid
 
     def load(self, system: str, concurrency: int, num_calls: int, *, stream: bool = False) -> Load:
+        return self.loads([system], concurrency, num_calls, stream=stream)[0]
+
+    def loads(self, systems: Sequence[str], concurrency: int, num_calls: int, *, stream: bool = False) -> list[Load]:
+        """Of each system, all at the same time."""
+
+        async def drive_all() -> list[Load]:
+            return await asyncio.gather(
+                *(
+                    drive(self.ports[system], concurrency, num_calls, self._requests(system, concurrency, stream))
+                    for system in systems
+                )
+            )
+
+        return asyncio.run(drive_all())
+
+    def _requests(self, system: str, concurrency: int, stream: bool) -> Callable[[int, int], tuple[bytes, ...]]:
         fields = {"model": "mock", "stream": stream, "max_tokens": SIZES[self.size][1]}
         content = f"{os.urandom(4).hex()} ######## " + "word" * SIZES[self.size][0]
         body = json.dumps(fields | {"messages": [{"role": "user", "content": content}]}, separators=(",", ":"))
@@ -150,7 +171,7 @@ class Stand:
             session = worker % NUM_SESSIONS
             return heads[session], b"%08d" % number, tails[session]
 
-        return asyncio.run(drive(self.ports[system], concurrency, num_calls, request))
+        return request
 
     def cpu_ms(self, system: str, concurrency: int, num_calls: int) -> float:
         """Processor time of a node of ours for a call, under load."""
@@ -234,6 +255,25 @@ def small_figures() -> Figures:
         wall = stand.load("ours", 32, 2_000).rate
     note = f"300 prompt and 50 sampled tokens; calls over CPU seconds of the proxy's process; {wall:.0f}/s by the wall"
     return {"proxy.small.rps_per_core": _figure(statistics.median(found), "calls/s", note)}
+
+
+def two_nodes_figures() -> Figures:
+    """What a second node on the machine adds. Each has a quarter of a core, so that load and engine find room."""
+    with ExitStack() as stack:
+        stand = Stand(stack, "2k_200", peers=False, elsewhere=True)
+        both = ("ours", "elsewhere")
+        if not all(stack.enter_context(quota(stand.pids[name], QUOTA)) for name in both):
+            print("  proxy.two_processes_ratio is not measured: it needs root and control groups", file=sys.stderr)
+            return {}
+        stand.loads(both, 32, 200)
+        alone: list[float] = []
+        together: list[float] = []
+        for _ in range(ROUNDS):
+            alone += [stand.load(name, 32, 500).rate for name in both]
+            together.append(sum(load.rate for load in stand.loads(both, 32, 500)))
+    one, two = statistics.median(alone), statistics.median(together)
+    note = f"two nodes {two:.0f} calls/s, one {one:.0f}, of 2,000 prompt and 200 sampled tokens; each has {QUOTA} core"
+    return {"proxy.two_processes_ratio": _figure(two / one, "x", note)}
 
 
 def lag_figures() -> Figures:
@@ -333,7 +373,7 @@ def _figure(value: float, unit: str, note: str) -> dict[str, Any]:
 
 def run() -> Figures:
     """Measure; returns figure name -> {value, unit, note}. Three to four minutes."""
-    figures = small_figures() | lag_figures() | memory_figures()
+    figures = small_figures() | two_nodes_figures() | lag_figures() | memory_figures()
     for size in ("2k_200", "20k_500"):
         figures |= rate_figures(size)
     return figures
