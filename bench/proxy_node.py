@@ -31,7 +31,7 @@ from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.health.interpreter import settle_interpreter
+from gangline.gateway.health.interpreter import collect_forever, settle_interpreter
 from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.trajectories.builders.building import built
@@ -165,7 +165,7 @@ async def serve(node: BenchNode, port: str, num_sessions: str) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
     settle_interpreter()
-    await node.watch_lag()
+    await asyncio.gather(node.watch_lag(), collect_forever())
 
 
 if __name__ == "__main__":

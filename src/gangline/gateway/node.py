@@ -43,7 +43,7 @@ from gangline.gateway.external.sessions import ExternalSessions
 from gangline.gateway.external.store import ExternalStore
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
-from gangline.gateway.health.interpreter import settle_interpreter
+from gangline.gateway.health.interpreter import collect_forever, settle_interpreter
 from gangline.gateway.health.metrics import NodeMetrics
 from gangline.gateway.health.offers import Offers
 from gangline.gateway.health.watchdog import Watchdog
@@ -269,7 +269,7 @@ async def serve(
         if on_ready is not None:
             on_ready(local_url(host, bound_port))
         async with one_error(), asyncio.TaskGroup() as group:
-            background = (_expire(external), metrics.loop_lag.watch(), turns.run())
+            background = (_expire(external), metrics.loop_lag.watch(), turns.run(), collect_forever())
             keeping = [group.create_task(work) for work in background]
             await pipeline.run()
             await external.all_ended()
