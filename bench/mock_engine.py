@@ -4,19 +4,22 @@
 
 It speaks the part of vLLM's routes that a proxy needs (chat, streamed or not, `/tokenize`, `/v1/models`, `/version`) on
 a bare asyncio protocol. Reply bodies are encoded once. Exact prompt ids in `kv_transfer_params` are echoed as the bytes
-that came, unparsed. EVENTS_PER_S paces each stream, one token an event; without it a stream comes as one write.
+that came, unparsed. EVENTS_PER_S paces each stream, one token an event, and a whole answer takes as long; without it
+all comes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import zlib
 from typing import Any
 
 STOP_ID, PROMPT_ID = 2, 3
 MAX_CONTEXT = 1_000_000
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
 _IDS_KEY = b'"prompt_token_ids":['
 
 
@@ -130,13 +133,22 @@ class Connection(asyncio.Protocol):
         end = len(body) if start < 0 else start
         fields = body[:400] + body[max(0, end - 400) : end]  # never the messages: they may be long
         if b'"stream":true' not in fields and b'"stream": true' not in fields:
-            self._send(self._replies.whole(ids))
+            self._whole(self._replies.whole(ids), _MAX_TOKENS.search(fields))
         elif self._events_per_s > 0:
             self._streaming = asyncio.create_task(self._paced(ids))
         else:
             self._begin_stream()
             self._chunk(self._replies.opening(ids) + b"".join(self._replies.events) + self._replies.ending)
             self._transport.write(b"0\r\n\r\n")
+
+    def _whole(self, answer: bytes, most: re.Match[bytes] | None) -> None:
+        """most: tokens that were asked for; a probe asks for few."""
+        if self._events_per_s == 0:
+            self._send(answer)
+            return
+        num_tokens = len(self._replies.events)
+        after_s = (num_tokens if most is None else min(num_tokens, int(most[1]))) / self._events_per_s
+        asyncio.get_running_loop().call_later(after_s, self._send, answer)
 
     async def _paced(self, ids: bytes) -> None:
         """A token at each step, and all streams step together, as an engine's batch does."""

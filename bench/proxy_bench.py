@@ -107,13 +107,16 @@ class Stand:
         peers: bool = True,
         of_strangers: bool = False,
         elsewhere: bool = False,
+        num_sessions: int = NUM_SESSIONS,
     ) -> None:
         """
+        events_per_s: tokens that the engine gives an answer in a second; 0 is all at once.
         of_strangers: every second session, from the first on, has an engine of its own, which yields to all else.
         elsewhere: start a second node of ours, with the same engines.
         """
         self.size = size
         self._stack = stack
+        self._num_sessions = num_sessions
         self.ports = {"direct": free_port()}
         self.pids: dict[str, int] = {}
         num_prompt, num_sampled = SIZES[size]
@@ -136,7 +139,7 @@ class Stand:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-"))
         port = self.ports[name] = free_port()
         urls = ",".join(self._urls)
-        started = process(python, program, urls, port, folder, NUM_SESSIONS, port=port)
+        started = process(python, program, urls, port, folder, self._num_sessions, port=port)
         self.pids[name] = self._stack.enter_context(started).pid
 
     def load(self, system: str, concurrency: int, num_calls: int, *, stream: bool = False) -> Load:
