@@ -256,6 +256,20 @@ def test_a_heartbeat_that_tells_nothing_new_takes_three_statements(store: TaskSt
     assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 3
 
 
+def test_a_heartbeat_of_many_sessions_renews_those_that_it_names_and_puts_the_others_back(
+    store: TaskStore, clock: Clock
+):
+    store.submit([request(num_samples=1_200)])
+    leases = store.lease("n1", NODE_URL, 1_200)
+    clock.now += 11.0
+    reply = store.heartbeat(beat(leases[:1_100]))
+    assert len(reply.renewed) == 1_100
+    assert reply.lost == ()
+    assert len(store.lease("n2", NODE_URL, 1_200)) == 100
+    clock.now += 29.0
+    assert len(store.heartbeat(beat(leases[:1_100])).renewed) == 1_100
+
+
 def test_a_database_that_was_restarted_is_found_again(tmp_path: Path):
     with running_cluster() as cluster, TaskStore(cluster.new_database()) as store:
         store.submit([request(num_samples=2)])

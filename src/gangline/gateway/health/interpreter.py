@@ -64,8 +64,10 @@ async def collect_forever() -> None:
         if time.monotonic() < due_at and grown_bytes < max(_GROWN_BYTES, _GROWN_SHARE * kept_bytes):
             continue
         began = time.monotonic()
+        gc.disable()  # another thread's look would put them out of sight again
         gc.unfreeze()
         gc.collect()
+        gc.enable()
         ended = time.monotonic()
         kept_bytes, due_at = _resident_bytes(), ended + max(_ALL_EVERY_S, (ended - began) / _ALL_SHARE)
 

@@ -18,7 +18,7 @@ from gangline.store.sql.placing import suited_rows
 from gangline.store.sql.rows import (
     Unit,
     let_in,
-    locked_rows,
+    prolong,
     rows_named,
     standing_of,
     write_standings,
@@ -42,7 +42,6 @@ _HEARD_AS_BEFORE = _HEARD.where(nodes.c.offer.is_not_distinct_from(sa.bindparam(
 _OFFERED = sa.update(nodes).where(
     nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("told"))
 )
-_PROLONG = sa.update(sessions).where(sessions.c.position.in_(sa.bindparam("these", expanding=True)))
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
@@ -121,7 +120,7 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
         "offer": offer,
     }
     _meet(unit, beat, told, lease_s)
-    found = locked_rows(unit, sessions.c.session_id.in_(list(beat.sessions)) | _unheard(unit, beat.node_id, lease_s))
+    found = rows_named(unit, list(beat.sessions), also=_unheard(unit, beat.node_id, lease_s))
     rows = [row for row in found if row["session_id"] in beat.sessions]
     renewed = _renew(unit, rows, beat, lease_s)
     reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
@@ -178,8 +177,7 @@ def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: 
             changed.append((row, after))
             unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
     write_standings(unit, changed)
-    if prolonged:
-        unit.conn.execute(_PROLONG, {"these": prolonged, "expires_at": unit.now + lease_s})
+    prolong(unit, prolonged, unit.now + lease_s)
     return set(renewed)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "let_in",
     "locked_rows",
     "one_row",
+    "prolong",
     "queue",
     "queued_rows",
     "rows_named",
@@ -39,6 +40,7 @@ _DUE = (
     .where(WAITING, sessions.c.ready_at <= sa.bindparam("now"))
     .with_for_update(skip_locked=True)
 )
+_PROLONG = sa.update(sessions).where(sessions.c.position.in_(sa.bindparam("these", expanding=True)))
 _ADD_EVENTS = sa.insert(events)
 
 
@@ -136,12 +138,22 @@ def queued_rows(
     return unit.conn.execute(head, asked).mappings().all()
 
 
-def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:
-    """Those that exist."""
-    found: list[sa.RowMapping] = []
-    for start in range(0, len(session_ids), _MANY):
-        found.extend(locked_rows(unit, sessions.c.session_id.in_(session_ids[start : start + _MANY])))
-    return found
+def rows_named(
+    unit: Unit, session_ids: Sequence[str], also: sa.ColumnElement[bool] | None = None
+) -> list[sa.RowMapping]:
+    """Those that exist. also: others, by the same query."""
+    wheres: list[sa.ColumnElement[bool]] = [
+        sessions.c.session_id.in_(session_ids[start : start + _MANY]) for start in range(0, len(session_ids), _MANY)
+    ]
+    if also is not None:
+        wheres[:1] = [wheres[0] | also if wheres else also]
+    return list({row["position"]: row for where in wheres for row in locked_rows(unit, where)}.values())
+
+
+def prolong(unit: Unit, positions: Sequence[int], expires_at: float) -> None:
+    """Renew leases of which nothing else changes."""
+    for start in range(0, len(positions), _MANY):
+        unit.conn.execute(_PROLONG, {"these": positions[start : start + _MANY], "expires_at": expires_at})
 
 
 def one_row(unit: Unit, session_id: str) -> sa.RowMapping:
