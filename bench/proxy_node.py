@@ -95,6 +95,7 @@ class BenchNode:
                 "rss_mb": _rss_bytes() / 1e6,
                 "num_stitched": self.num_by_source["stitched"],
                 "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
+                "kernel_s": resource.getrusage(resource.RUSAGE_SELF).ru_stime,
                 "num_lags": len(lags),
                 "lag_p50_ms": 1000 * lags[len(lags) // 2],
                 "lag_p99_ms": 1000 * lags[int(0.99 * (len(lags) - 1))],
