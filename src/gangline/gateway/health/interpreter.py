@@ -27,7 +27,7 @@ __all__ = ["collect_forever", "settle_interpreter"]
 _YOUNG = 2_000
 """Allocations less releases before the youngest objects are looked at."""
 _ALL_EVERY_S, _ALL_SHARE = 300.0, 0.001
-"""Looks at all objects are so far apart, and take at most this share of the time."""
+"""While memory does not grow, looks at all objects are so far apart, and take at most this share of the time."""
 _GROWN_BYTES, _GROWN_SHARE = 256 << 20, 0.25
 """Memory that has grown by as much since the last look at all objects, and by this share, may be of cycles."""
 _CHECK_EVERY_S = 2.0
