@@ -62,13 +62,14 @@ PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $
 SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
-.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo environments test test-inputs test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
 	@echo "make test    all tests but those of the lanes below"
+	@echo "make test-inputs  what other people bring: logs of tests, data sets, folders, tables (part of make test too)"
 	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
 	@echo "make test-chaos  kills of every process at many moments, and what they leave"
 	@echo "make environments  Gymnasium, TextArena, OpenEnv, verifiers and others in $(TOOLS): without them their tests are skipped"
@@ -148,6 +149,9 @@ test: .venv/.dev sandbox
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
 	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+
+test-inputs: .venv/.dev sandbox
+	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/inputs)
 
 test-programs: .venv/.dev sandbox
 	@$(MAKE) --no-print-directory tools
