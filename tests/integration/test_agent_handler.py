@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import json
 import re
@@ -130,7 +129,6 @@ def test_a_handler_is_named_never_imported_by_a_path() -> None:
 
 async def test_a_job_is_gone_with_its_session_and_with_its_node(tmp_path: Path) -> None:
     await lived(tmp_path / "node")
-    gc.collect()
     assert list(jobs._JOBS) == []
     with pytest.raises(NodeError) as caught:
         jobs.job_of("s1")

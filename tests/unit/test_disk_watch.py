@@ -54,17 +54,18 @@ async def eventually(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def watch(ends: list[str], **limits: int) -> DiskWatch:
+def begun(ends: list[str], **limits: int) -> DiskWatch:
     async def end() -> None:
         ends.append("ended")
 
-    return DiskWatch(LimitsSpec(**limits), lambda: [Path("/")], end)
+    watch = DiskWatch(LimitsSpec(**limits), lambda: [Path("/")])
+    watch.begin(end)
+    return watch
 
 
 async def test_a_sandbox_that_writes_nothing_is_hardly_ever_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     files, ends = FileSystem(monkeypatch), list[str]()
-    watched = watch(ends, disk_bytes=KIB * KIB)
-    watched.begin()
+    watched = begun(ends, disk_bytes=KIB * KIB)
     await eventually(lambda: files.num_measures == 4)
     assert files.num_measures == 1 + (files.num_looks - 1) // disk._LOOKS
     await watched.close()
@@ -81,8 +82,7 @@ async def test_growth_is_measured_at_the_next_look(
 ) -> None:
     monkeypatch.setattr(disk, "_LOOKS", 10**9)
     files, ends = FileSystem(monkeypatch), list[str]()
-    watched = watch(ends, **limits)
-    watched.begin()
+    watched = begun(ends, **limits)
     await eventually(lambda: files.num_looks > 20)
     assert files.num_measures == 1
     files.write(**wrote)
@@ -94,8 +94,7 @@ async def test_growth_is_measured_at_the_next_look(
 
 async def test_files_that_others_remove_hide_it_for_a_few_looks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     files, ends = FileSystem(monkeypatch), list[str]()
-    watched = watch(ends, disk_bytes=64 * KIB)
-    watched.begin()
+    watched = begun(ends, disk_bytes=64 * KIB)
     await eventually(lambda: files.num_measures == 1)
     files.removed_elsewhere(10**6)
     files.write(80 * KIB)
@@ -106,8 +105,7 @@ async def test_files_that_others_remove_hide_it_for_a_few_looks_only(monkeypatch
 async def test_a_file_system_that_does_not_tell_is_measured_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     files = FileSystem(monkeypatch)
     files.taken = None
-    watched = watch([], disk_bytes=64 * KIB)
-    watched.begin()
+    watched = begun([], disk_bytes=64 * KIB)
     await eventually(lambda: files.num_measures > disk._LOOKS)
     await watched.close()
     assert files.num_looks - files.num_measures <= 1

@@ -267,7 +267,7 @@ class ActionRefused(CallerError):
 
     code = "action_refused"
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message, reason=reason)
         self.reason = reason
 

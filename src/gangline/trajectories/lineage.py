@@ -58,15 +58,15 @@ class _Segment:
         """Commit order of the root in the session."""
         self.completions: list[Completion] = []
         self.lineage = root.lineage
-        self.agent: _Segment = self
-        """The first segment of its agent, by way of others maybe."""
+        self.agent: _Segment | None = None
+        """An earlier segment of its agent; None: it is the first. Not itself, which would be a cycle."""
         self.role: TraceRole | None = None
         """Set where it differs from its agent's."""
 
     @property
     def first_of_agent(self) -> _Segment:
         at = self
-        while at.agent is not at:
+        while at.agent is not None:
             at = at.agent
         return at
 
@@ -227,7 +227,7 @@ class _Session:
             number = segment.first_of_agent.number
             num_here = sum(len(one.sampled_ids) for one in segment.completions)
             sampled[number] = sampled.get(number, 0) + num_here
-        agents = [one for one in self._segments if one.agent is one and one.role is None]
+        agents = [one for one in self._segments if one.agent is None and one.role is None]
         if not agents:  # every conversation was begun by another one's tool call: the first of all is the main one
             agents = self._segments[:1]
         if not agents:

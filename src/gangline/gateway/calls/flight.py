@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from copy import copy
+from typing import Any, Generic, Protocol, TypeVar
 
 from gangline.domain.errors import SessionOver
 from gangline.gateway.truth.parts import CallParts
@@ -37,6 +39,8 @@ class Progress(Generic[NewsT]):
         self.shown: list[NewsT] = []
         """All news of the call so far."""
         self.listeners: set[_Listener] = set()
+        self.abort_message: str | None = None
+        """Why the call is being aborted; None: it is not."""
 
     def show(self, news: NewsT) -> None:
         self.shown.append(news)
@@ -82,19 +86,19 @@ class Flight(Generic[ReplyT, NewsT]):
         self._replay = replay
         self._waiting: list[asyncio.Future[None]] = []
         """Futures of callers that await the end."""
-        self._abort_message: str | None = None
         self._task: asyncio.Task[ReplyT] | None = None
 
     def start(self, on_end: Callable[[Flight[ReplyT, NewsT]], None]) -> None:
         """`on_end` is called once, when the call has ended in any way."""
         assert self._sampler is not None
-        self._task = asyncio.create_task(self._run(self._sampler))
+        self._task = asyncio.create_task(_run(self._sampler, self.progress, self._parts))
         self._task.add_done_callback(lambda _: self._end(on_end))
 
     def _end(self, on_end: Callable[[Flight[ReplyT, NewsT]], None]) -> None:
         try:
             on_end(self)
             self._sampler = None
+            _clear_frames(self.error)
             self.compact()
             self.progress.wake()
         finally:
@@ -154,8 +158,8 @@ class Flight(Generic[ReplyT, NewsT]):
         """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""
         if self._sampler is None or self._task is None:
             return
-        if self._abort_message is None and not self._sampler.is_committing:
-            self._abort_message = message
+        if self.progress.abort_message is None and not self._sampler.is_committing:
+            self.progress.abort_message = message
             self._task.cancel()
 
     async def ended(self) -> None:
@@ -170,7 +174,9 @@ class Flight(Generic[ReplyT, NewsT]):
         assert self._task is not None
         await self.ended()
         if self._task.cancelled():
-            raise SessionOver(self._abort_message or "the node is stopping")
+            raise SessionOver(self.progress.abort_message or "the node is stopping")
+        if (error := self.error) is not None:
+            raise copy(error) from error  # a copy, for it collects the frames that it passes, and they hold this call
         return self._task.result()
 
     async def news(self, idle_s: float) -> AsyncGenerator[Sequence[NewsT], None]:
@@ -194,15 +200,29 @@ class Flight(Generic[ReplyT, NewsT]):
             progress.listeners.discard(listener)
             listener.close()
 
-    async def _run(self, sampler: Sampler[ReplyT]) -> ReplyT:
-        try:
-            async with self._parts.gate.pass_through(self._parts.meter):
-                return await sampler.answer()
-        except asyncio.CancelledError:
-            if self._abort_message is None:
-                raise
-            await sampler.record_aborted(self._abort_message)
-            raise SessionOver(self._abort_message) from None
+
+async def _run(sampler: Sampler[ReplyT], progress: Progress[Any], parts: CallParts) -> ReplyT:
+    """The call's work. Its error's traceback holds what is here: so not the flight, which holds the error."""
+    try:
+        async with parts.gate.pass_through(parts.meter):
+            return await sampler.answer()
+    except asyncio.CancelledError:
+        if progress.abort_message is None:
+            raise
+        await sampler.record_aborted(progress.abort_message)
+        raise SessionOver(progress.abort_message) from None
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the functions held that an error came from: its task among it, which holds the error."""
+    seen: set[int] = set()
+    errors = [error]
+    while errors:
+        one = errors.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            errors += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
 class _Listener:

@@ -350,6 +350,7 @@ class Attempt:
             self._parts.turns.leave(self.key)
         await self._worlds.close()
         await self._sandboxes.stop()
+        self._run = None  # it knows this attempt: a cycle that would keep all of the session in memory
 
 
 def session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:

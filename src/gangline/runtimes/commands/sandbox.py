@@ -130,7 +130,7 @@ class SandboxHandle(Handle):
         self._life = life
         self._executions = Executions()
         self._accounts = Accounts()
-        self._disk = DiskWatch(life.asked_limits, life.written, self.kill, root=life.root)
+        self._disk = DiskWatch(life.asked_limits, life.written, root=life.root)
         self._lock = asyncio.Lock()
         self._num_commands = 0
         """That run, or are being started."""
@@ -143,7 +143,7 @@ class SandboxHandle(Handle):
         await self._life.make()
         async with self._lock:
             await self._ensure_alive()
-        self._disk.begin()
+        self._disk.begin(self.kill)
 
     async def _ensure_alive(self) -> None:
         """The lock is held. Raises: RuntimeFailed."""

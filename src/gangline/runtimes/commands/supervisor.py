@@ -83,6 +83,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Let it go. Idempotent."""
+        self._hear = None  # the command's, which has this one
         if self._control.fileno() >= 0:
             if self._sending is not None:
                 self._sending.cancel()

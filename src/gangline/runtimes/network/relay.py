@@ -116,8 +116,9 @@ class Relay:
         near.join(far)
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
         for task in tuple(self._dials):
             task.cancel()
         await asyncio.gather(*self._dials, return_exceptions=True)
@@ -192,5 +193,6 @@ class _Side(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._on_lost(self)
-        if self._peer is not None:
-            self._peer.transport.close()
+        peer, self._peer = self._peer, None  # two that know each other would be a cycle
+        if peer is not None:
+            peer.transport.close()

@@ -133,21 +133,18 @@ class DiskWatch:
         self,
         limits: LimitsSpec,
         folders: Callable[[], Sequence[Path]],
-        end: Callable[[], Awaitable[None]],
         *,
         root: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """
         limits: without `disk_bytes` and `max_files` it only measures.
         folders: host folders with the files that the sandbox has written.
-        end: ends all its processes.
         root: see `root_inside`; None is no root of its own, or none now.
         """
         self._limits = {name: value for name in MEASURED if (value := getattr(limits, name)) is not None}
         self._allowed = dict(self._limits)
         self._folders = folders
         self._root = root
-        self._end = end
         self._usage = Usage(disk_bytes=None)
         self._least: dict[str, int] | None = None
         """Smallest use of the file systems since the last measure; None: measure at the next look."""
@@ -162,21 +159,26 @@ class DiskWatch:
         """As it was last measured."""
         return self._usage
 
-    def begin(self) -> None:
-        """Idempotent."""
+    def begin(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Idempotent.
+
+        end: ends all processes of the sandbox.
+        """
         if self._task is None and not self._is_closed:
-            self._task = asyncio.create_task(self._watch(), name="disk")
+            self._task = asyncio.create_task(self._watch(end), name="disk")
 
     async def close(self) -> None:
         """An end that has begun is waited for. Idempotent."""
         self._is_closed = True
-        if self._task is None:
+        task = self._task
+        if task is None:
             return
         if not self._is_ending:
-            self._task.cancel()
-        await asyncio.wait({self._task})
+            task.cancel()
+        await asyncio.wait({task})
+        self._task = None  # it holds this watch and the sandbox: a cycle that would keep both in memory
 
-    async def _watch(self) -> None:
+    async def _watch(self, end: Callable[[], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         pause_s = _PAUSE_S
         while not self._is_closed:
@@ -193,7 +195,7 @@ class DiskWatch:
             if exceeded is not None:
                 # What is there already must not end a grader, which comes after the agent.
                 self._allowed = {name: (used[name] or 0) + most for name, most in self._limits.items()}
-                await self._ended()
+                await self._ended(end)
 
     def _may_have_grown(self) -> bool:
         """Whether there is something to measure; if so, what the file systems hold now is what the next look compares
@@ -222,10 +224,10 @@ class DiskWatch:
         totals = [None if size is None else size + more for size, more in zip(sizes, removed, strict=True)]
         return dict(zip(MEASURED, totals, strict=True))
 
-    async def _ended(self) -> None:
+    async def _ended(self, end: Callable[[], Awaitable[None]]) -> None:
         self._is_ending = True
         try:
-            await self._end()
+            await end()
         except GanglineError as error:  # an engine that does not answer; it is asked again when more was written
             log.error("disk.not_ended message=%s", error)
         finally:
