@@ -65,7 +65,15 @@ def pytest_testnodedown(node: object, error: object | None) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """CI runs again what failed. Of a run that did not come to its end, that would leave out what was not run."""
+    """CI runs again what failed. Of a run that did not come to its end, that would leave out what was not run.
+
+    The names of what failed are added to the file that GANGLINE_FAILED names.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if (named := os.environ.get("GANGLINE_FAILED")) and reporter is not None:
+        failed = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]
+        with open(named, "a", encoding="utf-8") as names:
+            names.writelines(f"{report.nodeid}\n" for report in failed)
     came_to_its_end = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not _lost_workers
     if not came_to_its_end and session.config.pluginmanager.hasplugin("cacheprovider"):
         session.config.cache.set("cache/lastfailed", {})
