@@ -177,7 +177,8 @@ async def test_the_sandbox_keeps_its_contract_for_an_ordinary_user(tmp_path: Pat
     assert "3 skipped" in done.stdout.splitlines()[-1]
 
 
-async def test_an_image_is_the_root_file_system(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [None, "127.0.0.1 localhost\n10.0.0.9 database\n"])
+async def test_an_image_is_the_root_file_system(tmp_path: Path, hosts: str | None) -> None:
     runtime = SandboxRuntime()
     try:
         await runtime.check()
@@ -185,6 +186,8 @@ async def test_an_image_is_the_root_file_system(tmp_path: Path) -> None:
         pytest.skip(error.message)
     image = tmp_path / "image"
     _make_image(image)
+    if hosts is not None:
+        (image / "etc/hosts").write_text(hosts)
     spec = RuntimeSpec(image=str(image), network="none", workdir="/srv/job")
     start = RuntimeStart(runtime_id="r", owner=new_id("image"), spec=spec, folder=tmp_path / "r")
     handle = await runtime.start(start)
@@ -192,6 +195,8 @@ async def test_an_image_is_the_root_file_system(tmp_path: Path) -> None:
         await handle.upload("note", b"mine")
         result = await handle.exec("cat /etc/image-name /srv/kept note; [ ! -e /etc/hostname ] && echo alone")
         assert (result.stdout, result.stderr) == (b"small\nkept\nminealone\n", b"")
+        known = await handle.exec("cat /etc/hosts")
+        assert known.stdout.decode() == "127.0.0.1 localhost gangline\n" + (hosts or "")
     finally:
         await handle.stop()
 

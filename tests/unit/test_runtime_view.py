@@ -24,6 +24,7 @@ def view(tmp_path: Path, *, image: Path | None, expose: list[Path]) -> View:
         expose=expose,
         passwd=tmp_path / "passwd",
         group=tmp_path / "group",
+        hosts=tmp_path / "hosts",
         host_network=False,
         user_namespace=True,
     )

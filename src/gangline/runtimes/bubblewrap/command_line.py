@@ -19,7 +19,7 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.commands.holder import PATH, WAITING
 from gangline.runtimes.confinement.masks import masked, refuse_hidden_image
 
-__all__ = ["HOST_ROOTS", "RESERVED", "SHM_BYTES", "BubblewrapLaunch", "View", "arguments", "private_files"]
+__all__ = ["HOST_NAME", "HOST_ROOTS", "RESERVED", "SHM_BYTES", "BubblewrapLaunch", "View", "arguments", "private_files"]
 
 HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Top-level folders of the host that a sandbox sees."""
@@ -41,6 +41,8 @@ RESERVED = (
 """Where no workdir can be."""
 _MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
 SHM_BYTES = 256 << 20
+HOST_NAME = "gangline"
+"""Of every sandbox. It resolves to the loopback, which is the sandbox's own but for `network: full`."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     passwd: Path
     group: Path
     """Files that take the place of /etc/passwd and /etc/group, where these exist."""
+    hosts: Path
+    """The file that is /etc/hosts."""
     host_network: bool
     user_namespace: bool
 
@@ -139,7 +143,7 @@ def _namespaces(view: View) -> list[str]:
         "--die-with-parent",
         *(f"--unshare-{name}" for name in names),
         "--hostname",
-        "gangline",
+        HOST_NAME,
         "--clearenv",
         "--setenv",
         "PATH",
@@ -149,6 +153,8 @@ def _namespaces(view: View) -> list[str]:
 
 def _root(view: View) -> list[str]:
     inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, view.expose)]
+    if not _etc(view, "hosts").is_file():
+        inner.append("/etc/hosts")
     args: list[str] = []
     for top in _tops(view):
         if os.path.lexists(top):
@@ -156,11 +162,17 @@ def _root(view: View) -> list[str]:
     if view.host_network:
         args += _resolver()
     for name, file in (("passwd", view.passwd), ("group", view.group)):
-        if ((view.image or Path("/")) / "etc" / name).is_file():
+        if _etc(view, name).is_file():
             args += ["--ro-bind", str(file), f"/etc/{name}"]
+    args += [] if _etc(view, "").exists() else ["--perms", "0755", "--dir", "/etc"]
+    args += ["--ro-bind", str(view.hosts), "/etc/hosts"]
     for path in view.masked:
         args += ["--ro-bind", "/dev/null", str(path)]
     return args
+
+
+def _etc(view: View, name: str) -> Path:
+    return (view.image or Path("/")) / "etc" / name
 
 
 def _bound(source: Path, target: str, inner: Iterable[str]) -> list[str]:

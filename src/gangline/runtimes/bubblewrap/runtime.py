@@ -24,7 +24,14 @@ from typing import ClassVar
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
-from gangline.runtimes.bubblewrap.command_line import RESERVED, BubblewrapLaunch, View, arguments, private_files
+from gangline.runtimes.bubblewrap.command_line import (
+    HOST_NAME,
+    RESERVED,
+    BubblewrapLaunch,
+    View,
+    arguments,
+    private_files,
+)
 from gangline.runtimes.bubblewrap.obstacles import obstacle
 from gangline.runtimes.commands.holder import PATH, Launch
 from gangline.runtimes.commands.sandbox import begun
@@ -118,7 +125,9 @@ class _Bubblewrap:
         self._reading = FirstLife(start)
 
     def make_folders(self) -> None:
-        """Nothing beside the shared ones."""
+        known = Path(self._start.spec.image or "/", "etc/hosts")
+        others = known.read_text(errors="replace") if known.is_file() and not known.is_symlink() else ""
+        (self._start.folder / "hosts").write_text(f"127.0.0.1 localhost {HOST_NAME}\n{others}")
 
     def reset_others(self) -> None:
         """Other folders are in memory, and end with each start."""
@@ -135,6 +144,7 @@ class _Bubblewrap:
             hidden=hidden,
             passwd=self._start.folder / "passwd",
             group=self._start.folder / "group",
+            hosts=self._start.folder / "hosts",
             host_network=spec.network == "full",
             user_namespace=self._uid is None,
         )

@@ -333,7 +333,10 @@ class _Container:
 
     def _run_options(self) -> list[str]:
         """Options from `start`; the others were given before."""
-        network = [] if self._start.spec.network == "full" else ["--network", "none"]
+        # Without a network an engine knows no address for the container's own name.
+        network = (
+            [] if self._start.spec.network == "full" else ["--network", "none", "--add-host", "gangline:127.0.0.1"]
+        )
         limits, names = _limits_options(self._inner_limits()), self._services.names_options
         return [*network, *limits, *names, *self._gpus.options, *self._mounts(), *_labels(self._mark), *self._options]
 

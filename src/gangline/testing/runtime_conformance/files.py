@@ -54,6 +54,15 @@ async def folders_of_the_task_are_empty_writable_and_the_sessions_own(bench: Ben
 
 
 @CHECKS.add
+async def files_move_between_the_folders_that_an_agent_may_write(bench: Bench) -> None:
+    """With `mv`, which copies between file systems. Only where all folders are one file system can they be linked."""
+    handle = await bench.start()
+    moved = "echo 1 > /tmp/$$ && mv /tmp/$$ ~/one && mv ~/one two && mkdir ~/d && mv two ~/d && mv ~/d . && cat d/two"
+    result = await handle.exec(moved)
+    assert result.stdout == b"1\n", result
+
+
+@CHECKS.add
 async def files_in_one_sandbox_are_not_in_another(bench: Bench) -> None:
     one, two = await asyncio.gather(bench.start(), bench.start())
     await one.upload("mine", b"1")

@@ -18,6 +18,16 @@ _SERVE = (
 """A service inside, on the sandbox's own loopback."""
 
 
+@CHECKS.isolation
+async def a_sandbox_resolves_its_own_host_name(bench: Bench) -> None:
+    """As Java, Spark, MPI and Erlang do when they start."""
+    program = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.gethostbyname('localhost'))"
+    for network in ("none", "proxy"):
+        handle = await bench.start(network=network)
+        result = await handle.exec(["python3", "-c", program])
+        assert result.stdout == b"127.0.0.1 127.0.0.1\n", result
+
+
 @CHECKS.add
 async def the_proxy_is_reached_and_streams(bench: Bench) -> None:
     handle = await bench.start()
