@@ -200,12 +200,19 @@ async def test_a_judge_that_never_answers_ends_by_its_time(tmp_path: Path) -> No
 async def test_a_key_is_named_and_sent_but_never_written_down(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret-key")
     async with served(lambda _: verdict(10)) as (url, got):
-        context = context_of(tmp_path)
-        result = await graded(context, engine={"url": url, "model": "m", "key_env": "JUDGE_KEY"})
+        context = context_of(tmp_path, GraderEngine(url=url, model="m", key_env="JUDGE_KEY"))
+        result = await graded(context)
     assert got[0][0].headers["Authorization"] == "Bearer secret-key"
     assert "secret-key" not in repr(result) + context.artifacts["judge.json"].decode()
     with pytest.raises(GraderUnavailable, match="'NO_SUCH_KEY' is not set"):
-        await graded(context, engine={"url": url, "key_env": "NO_SUCH_KEY"})
+        await graded(context_of(tmp_path, GraderEngine(url=url, key_env="NO_SUCH_KEY")))
+
+
+@pytest.mark.parametrize("strategy", ["judge", "reward_model"])
+def test_a_task_cannot_have_a_variable_of_the_node_sent_somewhere(strategy: str) -> None:
+    config = {"engine": {"url": "http://198.51.100.1", "model": "m", "key_env": "AWS_SECRET_ACCESS_KEY"}, "rubric": "x"}
+    with pytest.raises(InvalidRequest, match=r"may not name a variable of the node's environment.*grader_engines"):
+        plugins.make_evaluator(strategy, config)
 
 
 async def test_long_work_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
-from gangline.domain.errors import RuntimeUnavailable
+import pytest
+from pydantic import ValidationError
+
+from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
+from gangline.domain.placement import Allowed, nearest, needs_of
+from gangline.domain.task import TaskRequest
 from gangline.gateway.health.offers import Offers
+from gangline.settings.node import NodeSettings
 
 
 class Machine:
@@ -73,3 +80,47 @@ async def test_a_runtime_is_offered_again_when_its_check_passes() -> None:
     machine.absent.clear()
     await found.look_again()
     assert set(found.offer.runtimes) == {"sound", "broken", "absent"}
+
+
+async def test_a_runtime_that_the_operator_refuses_is_never_offered() -> None:
+    machine = Machine()
+    allowed = Allowed(runtimes=frozenset({"sound"}), networks=frozenset({"none", "proxy"}))
+    found = Offers(["sound", "process"], machine.make, allowed=allowed)  # type: ignore[arg-type]
+    await found.look_again()
+    assert found.offer.runtimes == ("sound",)
+    assert "operator allows only `sound` (`--runtimes`)" in found.offer.missing["process"]
+    assert found.offer.networks == ("none", "proxy")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "missing"),
+    [
+        ({"backend": "sandbox", "network": "proxy"}, None),
+        ({"backend": "sandbox", "network": "full"}, "network `full`, which its operator refuses"),
+        ({"backend": "process"}, "runtime `process`: the node's operator allows only `sandbox`"),
+    ],
+)
+def test_a_session_goes_where_the_operator_allows_what_it_needs(runtime: dict[str, Any], missing: str | None) -> None:
+    allowed = Allowed(runtimes=frozenset({"sandbox"}), networks=frozenset({"none", "proxy"}))
+    offer = Offers(["sandbox", "process"], Machine().make, allowed=allowed).offer  # type: ignore[arg-type]
+    task = {"instruction": "x", "agent": {"harness": "shell", "settings": {"command": "true"}}}
+    why = nearest(needs_of(TaskRequest.model_validate({**task, "runtime": runtime})), [("n1", offer)])
+    assert why is None if missing is None else missing in str(why)
+    grader = {"strategy": "session_completed", "refresh_runtime": True, "runtime": runtime}
+    sound = {"backend": "sandbox"}
+    why = nearest(
+        needs_of(TaskRequest.model_validate({**task, "runtime": sound, "evaluator": grader})), [("n1", offer)]
+    )
+    assert why is None if missing is None else missing in str(why)
+
+
+def test_runtimes_and_networks_are_given_with_commas_or_one_by_one() -> None:
+    settings = NodeSettings(runtimes=("sandbox,docker", "podman"), networks=("none, proxy",))
+    assert settings.allowed() == Allowed(
+        runtimes=frozenset({"sandbox", "docker", "podman"}), networks=frozenset({"none", "proxy"})
+    )
+    assert NodeSettings().allowed() == Allowed()
+    with pytest.raises(ValidationError, match="unknown network policy 'host'; known: none, proxy, full, list"):
+        NodeSettings(networks=("host",))
+    with pytest.raises(UnknownPlugin, match="sandbox"):
+        NodeSettings(runtimes=("sandbx",)).allowed()

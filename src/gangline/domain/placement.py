@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 import msgspec
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.image_names import has_image, located
-from gangline.domain.task import TaskRequest
+from gangline.domain.task import NetworkPolicy, TaskRequest
 
-__all__ = ["Needs", "Offer", "nearest", "needs_of"]
+__all__ = ["Allowed", "Needs", "Offer", "nearest", "needs_of"]
+
+_NETWORKS: tuple[str, ...] = get_args(NetworkPolicy)
 
 _MAX_IMAGE_CHARS = 1000
 """Bound for the names of a task's images together, by the store's index. Longer ones do not count."""
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator of a node lets tasks use. Tasks may come from people that the operator does not trust."""
+
+    runtimes: frozenset[str] | None = None
+    """Names of runtime plug-ins; None: all that are installed."""
+    networks: frozenset[str] = frozenset(_NETWORKS)
+
+    def refusal(self, runtime: str) -> str | None:
+        """Why a runtime is refused; None: it is not."""
+        if self.runtimes is None or runtime in self.runtimes:
+            return None
+        return f"the node's operator allows only {_listed(self.runtimes)} (`--runtimes`)"
+
+    def check(self, runtime: str, network: str) -> None:
+        """Raises: InvalidRequest when the operator refuses either."""
+        if (why := self.refusal(runtime)) is not None:
+            raise InvalidRequest(f"runtime `{runtime}` is refused: {why}.")
+        if network not in self.networks:
+            known = _listed(self.networks)
+            raise InvalidRequest(
+                f"network `{network}` is refused: the node's operator allows only {known} (`--networks`)."
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,6 +58,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Runtime and image, of the same, where they name one. Sorted."""
     gpus: tuple[tuple[str, int], ...] = ()
     """Runtime and the most GPUs that one of its sandboxes has, of the same. Sorted."""
+    networks: tuple[str, ...] = ()
+    """Network policies of the same. Sorted."""
 
     @property
     def num_gpus(self) -> int:
@@ -48,6 +82,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: dict[str, int] = {}
     """Name of a runtime plug-in -> GPUs that it can give to sandboxes, taken ones included. Runtimes of a node share
     them."""
+    networks: tuple[str, ...] = _NETWORKS
+    """Network policies that its operator allows. Sorted."""
 
     @property
     def num_gpus(self) -> int:
@@ -58,7 +94,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
         images = [f"image `{image}` for runtime `{name}`" for name, image in needs.images if self._misses(name, image)]
         gpus = [self._lack_of_gpus(name, num) for name, num in needs.gpus if num > self.gpus.get(name, 0)]
-        return runtimes + images + gpus + [f"label `{label}`" for label in needs.labels if label not in self.labels]
+        networks = [
+            f"network `{name}`, which its operator refuses" for name in needs.networks if name not in self.networks
+        ]
+        labels = [f"label `{label}`" for label in needs.labels if label not in self.labels]
+        return runtimes + images + gpus + networks + labels
 
     def _misses(self, runtime: str, image: str) -> bool:
         """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
@@ -88,6 +128,7 @@ def needs_of(task: TaskRequest) -> Needs:
         labels=tuple(sorted({label for spec in specs for label in spec.node_labels})),
         images=tuple(sorted(images)) if sum(len(image) for _, image in images) <= _MAX_IMAGE_CHARS else (),
         gpus=tuple(sorted((name, number) for name, number in gpus if number)),
+        networks=tuple(sorted({spec.network for spec in specs})),
     )
 
 

@@ -24,6 +24,7 @@ from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
 from gangline.domain.mcp_source import McpSource
 from gangline.domain.node_views import NodeStatus
+from gangline.domain.placement import Allowed
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
@@ -112,6 +113,7 @@ async def serve(
     breaker: Breaker | None = None,
     stuck_after_s: float = 60.0,
     labels: Sequence[str] = (),
+    allowed: Allowed | None = None,
     disk_reserve_bytes: int | None = None,
     checkpoint_bytes: int = 8 << 30,
     checkpoint_hold_s: float = 600.0,
@@ -142,6 +144,7 @@ async def serve(
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     labels: that tasks may ask for, beside the machine's architecture.
+    allowed: runtimes and networks that tasks may use; None: all.
     disk_reserve_bytes: see `DiskGuard`.
     checkpoint_bytes, checkpoint_hold_s: see `Checkpoints`.
     warm: bounds of warm sandboxes; None: there are none.
@@ -226,6 +229,7 @@ async def serve(
             search_sources={**shipped_sources(), **(search_sources or {})},
             mcp_sources=mcp_sources or {},
             reward_functions=frozenset(reward_functions),
+            allowed=allowed or Allowed(),
             child_work=child_work,
             metrics=metrics,
             on_result=on_result,
@@ -241,7 +245,7 @@ async def serve(
         adopted = await _adopted(keeper, delivery, parts)
         checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
-        offers = await asyncio.to_thread(partial(Offers, labels=labels))
+        offers = await asyncio.to_thread(partial(Offers, labels=labels, allowed=parts.allowed))
         pipeline = Pipeline(
             parts,
             client,

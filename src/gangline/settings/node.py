@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.ids import ROLE_PATTERN
-from gangline.plugins import explain
+from gangline.plugins import explain, load
 from gangline.settings.fields import Setting
 
 if TYPE_CHECKING:
     from gangline.domain.contracts import GraderEngine
     from gangline.domain.mcp_source import McpSource
+    from gangline.domain.placement import Allowed
     from gangline.domain.search_source import SearchSource
     from gangline.domain.task import SamplingPolicy
 
@@ -59,6 +60,21 @@ class RoleEngines(BaseModel):
 def _are_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
     _require_names("label", labels)
     return labels
+
+
+def _names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Each may be several, with commas."""
+    return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+
+
+def _networks(given: tuple[str, ...]) -> tuple[str, ...]:
+    from gangline.domain.task import NetworkPolicy  # noqa: PLC0415 - as above
+
+    known = get_args(NetworkPolicy)
+    for name in _names(given):
+        if name not in known:
+            raise ValueError(f"unknown network policy {name!r}; known: {', '.join(known)}")
+    return _names(given)
 
 
 def _roles_are_valid(engines: dict[str, RoleEngines]) -> dict[str, RoleEngines]:
@@ -170,6 +186,11 @@ class NodeSettings(BaseModel):
     labels: Annotated[tuple[str, ...], Setting(option="--label", words=True), AfterValidator(_are_labels)] = ()
     """Labels that tasks may ask for in `runtime.node_labels`, such as gpu; the option is repeatable. Every node has its
     machine's architecture."""
+    runtimes: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_names)] = ()
+    """Runtimes that tasks may use, such as sandbox,docker; others are refused. Default: all that are installed, also
+    process, whose agents are this machine's own processes."""
+    networks: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_networks)] = ()
+    """Network policies that tasks may use, such as none,proxy; others are refused. Default: none,proxy,list,full."""
     engine_kind: str = "auto"
     """Engine plug-in for these engines; auto asks the engine."""
     engine_options: _JsonTable = {}
@@ -253,6 +274,15 @@ class NodeSettings(BaseModel):
     def policy(self) -> SamplingPolicy | None:
         """`sampling`, as the gateway applies it."""
         return None if self.sampling is None else _read_policy(self.sampling)
+
+    def allowed(self) -> Allowed:
+        """`runtimes` and `networks`, as the gateway uses them. Raises: UnknownPlugin."""
+        from gangline.domain.placement import Allowed  # noqa: PLC0415 - as above
+
+        for name in self.runtimes:
+            load("runtime", name)
+        given = {"networks": frozenset(self.networks)} if self.networks else {}
+        return Allowed(runtimes=frozenset(self.runtimes) or None, **given)
 
     def engines_of_graders(self) -> dict[str, GraderEngine]:
         """`grader_engines`, as the gateway uses them."""

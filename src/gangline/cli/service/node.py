@@ -87,6 +87,7 @@ def _arguments(wanted: NodeSettings) -> dict[str, Any]:
         **{name: getattr(wanted, name) for name in same},
         "engine_urls": wanted.engines,
         "sampling": wanted.policy(),
+        "allowed": wanted.allowed(),
         "grader_engines": wanted.engines_of_graders(),
         "search_sources": wanted.sources_of_search(),
         "mcp_sources": wanted.sources_of_mcp(),

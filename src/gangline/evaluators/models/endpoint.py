@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from gangline.domain.contracts import EvaluationContext, GraderEngine
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
@@ -34,12 +34,20 @@ class EngineConfig(BaseModel):
     url: str = Field(pattern=r"^https?://[^\s\x00]+$")
     """Base URL, with or without `/v1`; the node calls it."""
     model: str | None = None
-    key_env: str | None = None
-    """Name of an environment variable of the node that holds the key, sent as a bearer token."""
     prompt_price: float = Field(default=0.0, ge=0)
     """Price of a million prompt tokens, in any currency."""
     completion_price: float = Field(default=0.0, ge=0)
     """Price of a million completion tokens."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _names_no_variable(cls, given: Any, handler: ModelWrapValidatorHandler[EngineConfig]) -> EngineConfig:
+        if isinstance(given, dict) and "key_env" in given:
+            raise ValueError(
+                "a task may not name a variable of the node's environment: its value would go to the task's URL. Name "
+                "the engine with its key in the node's `grader_engines`, and here only by that name."
+            )
+        return handler(given)
 
 
 class EngineUser(BaseModel):

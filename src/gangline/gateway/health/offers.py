@@ -21,7 +21,7 @@ from gangline import plugins
 from gangline.domain.contracts import GivesGpus, Runtime, TellsImages, TellsMissing
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
 from gangline.domain.image_names import MAX_IMAGES, packed
-from gangline.domain.placement import Offer, needs_of
+from gangline.domain.placement import Allowed, Offer, needs_of
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 
@@ -45,8 +45,10 @@ class Offers:
         monotonic: Callable[[], float] = time.monotonic,
         *,
         labels: Sequence[str] = (),
+        allowed: Allowed = Allowed(),  # noqa: B008 - it is immutable
     ) -> None:
-        """names: of runtime plug-ins; None is all that are installed. labels: the operator's."""
+        """names: of runtime plug-ins; None is all that are installed. labels, allowed: the operator's."""
+        self._allowed = allowed
         self._make = make
         self._names = plugins.names("runtime") if names is None else names
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
@@ -65,10 +67,13 @@ class Offers:
             labels=self._labels,
             images=self._images,
             gpus=self._gpus,
+            networks=tuple(sorted(self._allowed.networks)),
         )
 
     def _cannot(self, name: str) -> str | None:
-        """Why a runtime cannot run, by a look at installed programs."""
+        """Why a runtime cannot run: the operator refuses it, or a program is missing."""
+        if (refusal := self._allowed.refusal(name)) is not None:
+            return refusal
         try:
             runtime = self._make(name)
             return runtime.missing() if isinstance(runtime, TellsMissing) else None

@@ -12,6 +12,7 @@ from gangline.domain.child_work import ChildWork
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
 from gangline.domain.mcp_source import McpSource
+from gangline.domain.placement import Allowed
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
@@ -62,6 +63,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """MCP servers over HTTP that agents in the node may use."""
     reward_functions: frozenset[str] = frozenset()
     """Functions that evaluators may name, as `module:function`."""
+    allowed: Allowed = Allowed()
+    """Runtimes and networks that tasks may use, by the operator's word."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
     child_work: ChildWork | None = None
     """Where graders read what agents wrote; None: each in processes of its own."""
@@ -128,6 +131,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         self.backends.release(session_id)
 
     async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
-        """Raises: UnknownPlugin, and the runtime's errors."""
+        """Raises: UnknownPlugin, InvalidRequest when the operator refuses it, and the runtime's errors."""
+        self.allowed.check(name, start.spec.network)
         starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
         return await starter

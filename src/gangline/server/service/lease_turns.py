@@ -77,7 +77,7 @@ def _likeness(beat: Heartbeat) -> Hashable:
     if offer.num_gpus:
         return beat.node_id
     images = {name: tuple(sorted(told.items())) for name, told in offer.images.items()}
-    return frozenset(offer.runtimes), frozenset(offer.labels), frozenset(images.items())
+    return frozenset(offer.runtimes), frozenset(offer.labels), frozenset(images.items()), frozenset(offer.networks)
 
 
 class _Kind:
