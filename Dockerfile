@@ -6,7 +6,9 @@ FROM ${PYTHON_IMAGE} AS build
 ARG EXTRAS=artifacts,codings,importers,math,mcp,otel,parquet,postgres,search,tokenizer
 COPY . /source
 RUN python -m venv /opt/gangline \
- && /opt/gangline/bin/pip install --no-cache-dir --constraint /source/requirements/tested.txt "/source[${EXTRAS}]"
+ && pip install --no-cache-dir --require-hashes --requirement /source/requirements/uv.txt \
+ && uv pip install --no-cache --compile-bytecode --python /opt/gangline/bin/python \
+    --constraint /source/requirements/tested.txt "/source[${EXTRAS}]"
 
 FROM ${PYTHON_IMAGE}
 # bubblewrap walls off agents, ripgrep searches for them.

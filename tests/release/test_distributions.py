@@ -45,7 +45,7 @@ def test_its_metadata_names_license_readme_and_python(wheel: Path) -> None:
     assert str(metadata.get_payload()).startswith("# Gangline")
 
 
-@pytest.mark.parametrize("name", ["tested.txt", "docs.txt"])
+@pytest.mark.parametrize("name", ["tested.txt", "docs.txt", "uv.txt"])
 def test_the_locks_fit_the_dependencies(name: str, tmp_path: Path) -> None:
     """Versions of a lock stay where they fit, so that new releases of dependencies change nothing."""
     lock = ROOT / "requirements" / name

@@ -14,7 +14,14 @@ import msgspec
 import pytest
 
 from gangline.domain.errors import HarnessError, InvalidRequest
-from gangline.harnesses.installation import Program, check_program, find_program, install, installed_version
+from gangline.harnesses.installation import (
+    Program,
+    check_program,
+    find_program,
+    install,
+    installed_version,
+    npm_requirements,
+)
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module
 
@@ -60,8 +67,33 @@ def test_an_older_node_brings_a_newer_one_and_all_packages_go_in_one_call(
     other = Program(harness="other", command="other", source="npm", package="other", version="7.0.0", oldest=(18, 0))
     install([(NPM, None), (other, "8.0.0")], tools)
     lines = asked.read_text().splitlines()
-    assert [line.split("--save-exact ")[1] for line in lines] == ["node@22", "@dogs/sledge@1.2.3 other@8.0.0"]
-    assert all(f"--prefix {tools} " in line for line in lines)
+    front = f"--prefix {tools} --loglevel=error"
+    install_line = f"{front} install --ignore-scripts --no-audit --no-fund --save-exact"
+    assert lines == [
+        f"{install_line} node@22",
+        f"{front} rebuild node",
+        f"{install_line} @dogs/sledge@1.2.3 other@8.0.0",
+    ]
+
+
+def test_only_a_package_that_needs_its_install_script_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = machine_with(tmp_path, monkeypatch, node="echo v24.0.1", npm=f'echo "$@" >> {tmp_path / "asked"}')
+    needy = msgspec.structs.replace(NPM, package="needy", needs_script=True)
+    install([(NPM, None), (needy, None)], tmp_path / "tools")
+    assert asked.read_text().splitlines()[-1].endswith(" rebuild needy")
+
+
+def test_what_npm_brings_along_is_known_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock goes to the folder before npm is called, and has all that adapters install."""
+    found = tmp_path / "lock"
+    machine_with(tmp_path, monkeypatch, node="echo v24.0.1", npm=f"cp {tmp_path}/tools/package-lock.json {found}")
+    install([(NPM, None)], tmp_path / "tools")
+    packages = json.loads(found.read_text())["packages"]
+    assert [name for name, one in packages.items() if name and not one["integrity"].startswith("sha512-")] == []
+    for requirement in npm_requirements():
+        name, _, version = requirement.rpartition("@")
+        locked = packages[f"node_modules/{name}"]["version"]
+        assert locked == version or locked.startswith(f"{version}."), "run: make lock"
 
 
 def test_a_new_enough_node_of_the_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

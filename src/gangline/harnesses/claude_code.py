@@ -31,6 +31,7 @@ _PROGRAM = Program(
     package="@anthropic-ai/claude-code",
     version="2.1.329",
     oldest=(22, 0),
+    needs_script=True,  # it puts the program for this machine in its place
     env={"DISABLE_AUTOUPDATER": "1"},
 )
 _MODEL_VARIABLES = (

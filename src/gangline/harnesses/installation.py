@@ -1,10 +1,12 @@
 """Agent programs as packages: an adapter's program, whether it is installed, and its installation for all sandboxes.
 
-All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in its
-PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer Node from
-npm comes with it. Each program from PyPI has a virtual environment of its own, `python/COMMAND`, made by uv or pip; in
-`bin` are a link to its command, if it has one, and `COMMAND-python`, the Python that has its packages. (`uv tool
-install` would not do: it refuses a library that has no command.)
+All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in
+its PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer
+Node from npm comes with it. `npm-lock.json` has the versions and hashes of all that the adapters' own versions bring
+along, and no package runs a script while it is installed, except those whose adapter says that they need theirs. Each
+program from PyPI has a virtual environment of its own, `python/COMMAND`, made by uv or pip; in `bin` are a link to
+its command, if it has one, and `COMMAND-python`, the Python that has its packages. (`uv tool install` would not do:
+it refuses a library that has no command.)
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ __all__ = [
     "find_program",
     "install",
     "installed_version",
+    "npm_requirements",
     "program_of",
     "python_command",
 ]
@@ -42,6 +45,7 @@ __all__ = [
 log = logging.getLogger("gangline.harness")
 
 _NEWER_NODE = "node@22"
+_LOCK = Path(__file__).with_name("npm-lock.json")
 _CHECK_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 1800.0
 # Prints the Python that has a program's packages: ours to find, or the one that runs a command installed in an image.
@@ -84,6 +88,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """So that asking for the version does nothing else."""
     executables: tuple[str, ...] = ()
     """Shell patterns, in the package's folder, of bundled programs that npm unpacks without the execute bit."""
+    needs_script: bool = False
+    """Whether a package from npm works only once its own install script has run."""
 
     def requirements(self, version: str | None = None) -> tuple[str, ...]:
         """As npm or pip takes them."""
@@ -103,6 +109,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 def program_of(harness: str) -> Program | None:
     """The declaration of the adapter of that name; None where it has no program of its own. Raises: UnknownPlugin."""
     return getattr(plugins.load("harness", harness), "program", None)
+
+
+def npm_requirements() -> list[str]:
+    """All that adapters install from npm, as npm takes it."""
+    programs = (program_of(name) for name in plugins.names("harness"))
+    named = [one for program in programs if program and program.source == "npm" for one in program.requirements()]
+    return [*named, _NEWER_NODE]
 
 
 def find_program(harness: str) -> Program:
@@ -201,15 +214,21 @@ def _install_npm(wanted: Sequence[tuple[Program, str | None]], tools: Path) -> N
         raise HarnessError("npm is missing: install Node.js 20 or later, which brings it.")
     oldest = max(program.oldest for program, _ in wanted)
     if _node_version(tools) < oldest:
-        _npm([_NEWER_NODE], tools)  # first: the others' install scripts run under it
+        _npm([_NEWER_NODE], ["node"], tools)  # first: the others' install scripts run under it
     if _node_version(tools) < oldest:
         raise HarnessError(f"no Node {oldest[0]}.{oldest[1]} or later came with {_NEWER_NODE}: install one.")
-    _npm([one for program, version in wanted for one in program.requirements(version)], tools)
+    requirements = [one for program, version in wanted for one in program.requirements(version)]
+    _npm(requirements, [program.package for program, _ in wanted if program.needs_script], tools)
 
 
-def _npm(requirements: Sequence[str], tools: Path) -> None:
-    options = ("--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact")
-    _run(["npm", "install", "--prefix", str(tools), *options, *requirements], env=_with_tools(tools))
+def _npm(requirements: Sequence[str], with_scripts: Sequence[str], tools: Path) -> None:
+    """with_scripts: packages whose install scripts are run."""
+    shutil.copy(_LOCK, tools / "package-lock.json")  # npm takes what it needs of it
+    npm = ["npm", "--prefix", str(tools), "--loglevel=error"]
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--save-exact")
+    _run([*npm, "install", *options, *requirements], env=_with_tools(tools))
+    if with_scripts:
+        _run([*npm, "rebuild", *with_scripts], env=_with_tools(tools))
 
 
 def _node_version(tools: Path) -> tuple[int, int]:
