@@ -140,3 +140,23 @@ async def test_only_a_usual_port_that_was_lost_after_the_look_is_replaced_by_a_f
         finally:
             server.terminate()
             await server.wait()
+
+
+async def test_a_large_log_is_moved_aside_and_the_child_goes_on_writing(
+    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangline.cli.processes.child._MAX_LOG_BYTES", 1000)
+    talks = f"seq 1000 >&2; {READY.partition(';')[0]}; until [ -e {tmp_path}/more ]; do sleep 0.05; done; echo more >&2"
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{talks}\n")
+    await child.start()
+    try:
+        child.bound_log()
+        older = tmp_path / "node.log.1"
+        assert (child.log_path.read_text(), older.read_text().splitlines()[-1]) == ("", "1000")
+        assert stat.S_IMODE(older.stat().st_mode) == 0o600
+        (tmp_path / "more").touch()
+        await child.wait()
+        child.bound_log()
+        assert (child.log_path.read_text(), older.read_text().splitlines()[-1]) == ("more\n", "1000")
+    finally:
+        child.kill()

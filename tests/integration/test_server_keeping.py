@@ -97,6 +97,10 @@ async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]
     store.close()
 
 
+async def nodes_of(service: RolloutService) -> set[str]:
+    return {node.node_id for node in (await service.store.query(service.store.status)).nodes}
+
+
 async def test_tidying_removes_results_and_rows_of_what_is_old_and_nothing_else(
     service: RolloutService, clock: Clock, tmp_path: Path
 ):
@@ -111,6 +115,23 @@ async def test_tidying_removes_results_and_rows_of_what_is_old_and_nothing_else(
     assert await keeper.tidy() == 0
     assert {path.name for path in (tmp_path / "results").glob("t*")} == {f"t{index}" for index in range(110, 120)}
     assert (await service.store.query(service.store.status)).tasks == {"ended": 10, "queued": 1}
+
+
+async def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_holds_a_session(
+    service: RolloutService, clock: Clock
+):
+    keeper = Housekeeper(service, Keep(), clock=clock)
+    await service.submit([request("t", num_samples=1)])
+    for name in ("gone", "holds", "there"):
+        await service.lease(name, NODE_URL, 1 if name == "holds" else 0, 0.0)
+    clock.now += 86_000.0
+    await service.lease("there", NODE_URL, 0, 0.0)
+    assert await nodes_of(service) == {"gone", "holds", "there"}
+    clock.now += 1_000.0
+    await keeper.tidy()
+    assert await nodes_of(service) == {"holds", "there"}
+    await service.lease("gone", NODE_URL, 0, 0.0)
+    assert await nodes_of(service) == {"gone", "holds", "there"}, "it may come back"
 
 
 async def test_bytes_are_counted_as_they_are_stored(service: RolloutService, tmp_path: Path):

@@ -174,6 +174,7 @@ ACTIONS: dict[str, str] = {
     "child.start_failed": "It could not be started; it is tried again.",
     "child.done": "A node that was drained has ended, and is not started again.",
     "child.killed": "It did not end in time.",
+    "child.log_not_bounded": "A log file could not be moved aside; it is tried again.",
     # Nodes on a Ray cluster.
     "cluster.node_ready": "A node answers on the machine that Ray chose for it.",
     "cluster.waiting": "Ray has no room for a node; it starts when there is.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ from gangline.settings.service import FROM_STDIN
 __all__ = ["Child"]
 
 _TAIL_LINES = 8
+_MAX_LOG_BYTES = 64 << 20
 _END_AFTER_EOF_S = 2.0
 
 
@@ -195,6 +197,20 @@ class Child:
 
     def _log(self) -> BinaryIO:
         return open(self.log_path, "ab", opener=open_private)
+
+    def bound_log(self) -> None:
+        """Move what a large log has to `NAME.log.1`, over what is there. The child goes on appending to the same file.
+
+        Raises: OSError.
+        """
+        if not self.log_path.exists() or self.log_path.stat().st_size < _MAX_LOG_BYTES:
+            return
+        with (
+            open(self.log_path, "r+b") as log,
+            open(self.log_path.with_name(f"{self.log_path.name}.1"), "wb", opener=open_private) as older,
+        ):
+            shutil.copyfileobj(log, older)
+            log.truncate(0)
 
     def log_tail(self) -> str:
         if not self.log_path.exists():

@@ -30,6 +30,7 @@ _WAITED_FOR = {
     "engine": "it frees its model",
 }
 _SAY_EVERY_S = 10.0
+_LOOK_AT_LOGS_S = 60.0
 _QUICK_LIFE_S = 20.0
 _MAX_QUICK_DEATHS = 5
 _FIRST_PAUSE_S = 0.25
@@ -80,8 +81,20 @@ class Supervisor:
     async def keep(self) -> None:
         """Keep every child running until cancelled. Raises: NodeError when one cannot be kept."""
         async with _first_error(), asyncio.TaskGroup() as group:
+            keeping = [group.create_task(self._keep(child)) for child in self._children]
+            bounding = group.create_task(self._bound_logs())
+            for one in keeping:
+                await one
+            bounding.cancel()
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_AT_LOGS_S)
             for child in self._children:
-                group.create_task(self._keep(child))
+                try:
+                    await asyncio.to_thread(child.bound_log)
+                except OSError as error:  # a full disk, which a growing log is not the worst of
+                    _log.warning("child.log_not_bounded log=%s message=%s", child.log_path, error)
 
     async def _keep(self, child: Child) -> None:
         quick_deaths = 0

@@ -18,10 +18,13 @@ log = logging.getLogger("gangline.server")
 
 _AT_ONCE = 50
 _PAGE = 500
+_SILENT_NODE_S = 86_400.0
+"""Such nodes are no longer listed: where pods or jobs are nodes, each start brings a new name."""
 
 
 class Housekeeper:
-    """Deletes tasks beyond the retention limits: their results first, so that a crash leaves no unreferenced data."""
+    """Deletes tasks beyond the retention limits: their results first, so that a crash leaves no unreferenced data. And
+    nodes that are gone."""
 
     def __init__(
         self, service: RolloutService, keep: Keep, *, every_s: float = 60.0, clock: Callable[[], float] = time.time
@@ -42,6 +45,7 @@ class Housekeeper:
     async def tidy(self) -> int:
         """Delete due tasks; returns their number. Other work on the store goes between two portions."""
         store, total = self._service.store, 0
+        await store.run(store.forget_nodes, self._clock() - _SILENT_NODE_S)
         if self._keep.for_s is not None:
             await store.run(store.forget_events, self._clock() - self._keep.for_s)
         while chosen := await store.query(store.forgettable, self._keep, _AT_ONCE):

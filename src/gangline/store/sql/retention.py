@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
-from gangline.store.sql.schema import annotations, events, outbox, sessions, tasks
+from gangline.store.sql.schema import LEASED, annotations, events, nodes, outbox, sessions, tasks
 
-__all__ = ["Keep", "forget", "forget_events", "forgettable"]
+__all__ = ["Keep", "forget", "forget_events", "forget_nodes", "forgettable"]
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,3 +58,9 @@ def forget(conn: sa.Connection, task_ids: Sequence[str]) -> int:
 def forget_events(conn: sa.Connection, before: float) -> int:
     """Events of no task; those of tasks go with their tasks."""
     return conn.execute(sa.delete(events).where(events.c.task_id.is_(None), events.c.at < before)).rowcount
+
+
+def forget_nodes(conn: sa.Connection, before: float) -> int:
+    """Nodes that were last heard before then and hold no lease. One that comes back joins as a new one does."""
+    holds = sa.exists().where(LEASED, sessions.c.node_id == nodes.c.node_id)
+    return conn.execute(sa.delete(nodes).where(nodes.c.last_seen_at < before, ~holds)).rowcount

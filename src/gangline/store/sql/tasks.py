@@ -235,6 +235,12 @@ class TaskStore(TaskReader):
             return retention.forget_events(unit.conn, before)
 
     @repeated
+    def forget_nodes(self, before: float) -> int:
+        """Delete nodes that have been silent since then; gives how many."""
+        with self._unit() as unit:
+            return retention.forget_nodes(unit.conn, before)
+
+    @repeated
     def grant_grace(self) -> int:
         """Renew all leases: after a time in which *we* could hear no heartbeat. Gives how many."""
         with self._unit() as unit:
