@@ -12,7 +12,7 @@ from gangline.dialects.chat.dialect import ChatDialect
 from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.vllm.wire import SseLines, message_fields
+from gangline.engines.vllm.wire import message_fields
 
 CHAT = ChatDialect()
 
@@ -72,13 +72,3 @@ _message = (
 def test_a_conversation_survives_the_way_to_the_engine_and_back(messages: list[Message]) -> None:
     body: dict[str, Any] = {"model": "m", "messages": [message_fields(message) for message in messages]}
     assert CHAT.parse_call(RawRequest(body=json.dumps(body).encode())).messages == tuple(messages)
-
-
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1), max_size=5), st.data())
-def test_server_sent_events_are_the_same_in_any_cut(events: list[str], data: st.DataObject) -> None:
-    stream = b": comment\n\n" + b"".join(f"data: {event}\n\n".encode() for event in events)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    lines, found = SseLines(), list[bytes]()
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += lines.feed(stream[start:end])
-    assert found == [event.encode().strip() for event in events]

@@ -14,7 +14,8 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
 from gangline.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
 from gangline.engines.vllm.stream import decode_events, engine_deltas
-from gangline.engines.vllm.wire import ShownReply, SseLines, WireReply
+from gangline.engines.vllm.wire import ShownReply, WireReply
+from gangline.http.event_stream import SseEvents
 
 _words = st.text(max_size=3)
 _calls = st.lists(
@@ -58,7 +59,7 @@ def _deltas_of(chunks: list[dict[str, Any]], cuts: list[int], *, shown: bool) ->
     chunks = [opening, *chunks]
     data = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    lines, deltas = SseLines(), list[EngineDelta]()
+    lines, deltas = SseEvents(), list[EngineDelta]()
     for start, end in itertools.pairwise(places):
         if events := lines.feed(data[start:end]):
             deltas += engine_deltas(decode_events(events, ShownReply if shown else WireReply, "engine"))

@@ -14,10 +14,13 @@ import msgspec
 from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.open_files import out_of_files
 from gangline.engines.replies import ModelCard, ModelList, decode
+from gangline.http.event_stream import SseEvents
 
 __all__ = ["EngineHttp"]
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+_DONE = b"[DONE]"
 
 _PIECE_BYTES = 128 << 10
 """Bytes of a longer body sent in one piece: a socket copies the part that it cannot take at once."""
@@ -64,6 +67,25 @@ class EngineHttp:
     async def post(self, path: str, body: bytes | Sequence[bytes]) -> bytes:
         async with self.request("POST", path, body) as answer:
             return await answer.read()
+
+    async def events(self, path: str, body: bytes | Sequence[bytes]) -> AsyncGenerator[list[bytes]]:
+        """The data of a stream's events, as many as each read completes, until `[DONE]`.
+
+        Raises: as `request`, and EngineUnavailable where the stream ends before.
+        """
+        events = SseEvents()
+        async with self.request("POST", path, body) as response:
+            async for piece in response.content.iter_any():
+                found = events.feed(piece)
+                if _DONE in found:
+                    yield found[: found.index(_DONE)]
+                    return
+                if found:
+                    yield found
+        found = events.finish()
+        if _DONE not in found:
+            raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
+        yield found[: found.index(_DONE)]
 
     @asynccontextmanager
     async def request(

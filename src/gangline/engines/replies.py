@@ -18,7 +18,6 @@ from gangline.engines.contract import assistant_message
 __all__ = [
     "ModelCard",
     "ModelList",
-    "SseLines",
     "WireFunction",
     "WireLogprobs",
     "WireMessage",
@@ -185,19 +184,3 @@ def usage_of(usage: WireUsage | None) -> Usage | None:
         num_cached_tokens=cached or 0,
         num_thinking_tokens=thinking or 0,
     )
-
-
-class SseLines:
-    """Bytes in any cut -> the data of server-sent events, in order. Comments and other fields are skipped."""
-
-    def __init__(self) -> None:
-        self._open = bytearray()
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        if self._open or not piece.endswith(b"\n"):
-            self._open += piece
-            if b"\n" not in piece:
-                return []
-            piece, _, rest = bytes(self._open).rpartition(b"\n")
-            self._open = bytearray(rest)
-        return [line[5:].strip() for line in piece.split(b"\n") if line[:5] == b"data:"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from gangline.domain.errors import EngineMalformed, EngineUnavailable
+from gangline.domain.errors import EngineMalformed
 from gangline.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.engines.http import EngineHttp
-from gangline.engines.replies import SseLines
 
 __all__ = ["GenerateCalls"]
 
@@ -27,13 +27,9 @@ class GenerateCalls:
 
     async def chunks(self, route: GenerateRoute, ask: GenerateAsk) -> AsyncGenerator[Sampled, None]:
         """Closing it early cancels the call in the engine."""
-        events = SseLines()
-        async with self.http.request("POST", route.path, route.body(ask)) as response:
-            async for piece in response.content.iter_any():
-                for data in events.feed(piece):
-                    if data == b"[DONE]":
-                        return
+        async with aclosing(self.http.events(route.path, route.body(ask))) as reads:
+            async for events in reads:
+                for data in events:
                     sampled = route.read(data, self.url)
                     if sampled is not None:
                         yield sampled
-        raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")

@@ -28,7 +28,6 @@ from gangline.engines.sight import Sight, with_evidence
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import (
     ShownReply,
-    SseLines,
     WireReply,
     chat_body,
     decode,
@@ -140,31 +139,23 @@ class VllmEngine:
         messages = await messages_in_turns(request.call.messages)
         sent = sent_ids(request.prompt_ids, request.call)
         body = chat_body(request, await self._model_name(), messages, sent, stream=True)
-        events = SseLines()
         kind = reply_type(request.call)
         looked = False
-        async with self._http.request("POST", "/v1/chat/completions", body) as response:
-            async for piece in response.content.iter_any():
-                whole = events.feed(piece)
-                is_over = b"[DONE]" in whole
-                if is_over:
-                    whole = whole[: whole.index(b"[DONE]")]
-                for delta in self._deltas(whole, kind, sent):
+        async with aclosing(self._http.events("/v1/chat/completions", body)) as reads:
+            async for events in reads:
+                for delta in self._deltas(events, kind, sent):
                     if looked or delta.prompt_ids is None:
                         yield delta
                         continue
                     looked = True
                     yield with_evidence(delta, await self._sight.look(request.call.messages, delta.prompt_ids))
-                if is_over:
-                    return
-        raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
 
     def _deltas(
         self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply], sent: SentIds | None
     ) -> Iterator[EngineDelta]:
         """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
-        broken = next((number for number, chunk in enumerate(chunks) if chunk.error is not None), None)
+        broken = next((number for number, chunk in enumerate(chunks) if chunk.is_error), None)
         if good := chunks[:broken]:
             yield from engine_deltas(good, sent)
         if broken is not None:

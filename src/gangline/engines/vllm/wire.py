@@ -28,7 +28,6 @@ from gangline.engines.json_ids import CUT_OUT, NO_IDS, SentIds, TokenId, cut_out
 from gangline.engines.replies import (
     ModelCard,
     ModelList,
-    SseLines,
     WireLogprobs,
     WireMessage,
     WireSpan,
@@ -49,7 +48,6 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "ShownReply",
-    "SseLines",
     "WireReply",
     "chat_body",
     "decode",
@@ -87,6 +85,12 @@ class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
     usage: WireUsage | None = None
     prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
+    message: str | None = None
+    """The error in vLLM's older form, which has no `error`."""
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None or (self.message is not None and not self.choices)
 
 
 AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
@@ -180,7 +184,7 @@ async def read_reply(
     def read() -> tuple[EngineReply, bool]:
         wire = decode_reply(body, kind, url)
         try:
-            return engine_reply(wire, sent), wire.error is not None
+            return engine_reply(wire, sent), wire.is_error
         except ValueError as error:
             raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
 
