@@ -21,6 +21,7 @@ from gangline.engines.json_ids import SentIds, ids_from_json
 from gangline.engines.replies import decode
 from gangline.engines.sglang.wire import SglangReply
 from gangline.engines.sglang.wire import engine_reply as sglang_reply
+from gangline.engines.vllm.calls import CallsOfChoices
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import WireReply, decode_reply, engine_reply
 from gangline.gateway.truth.capture import Prompt, completion_of
@@ -52,7 +53,7 @@ def _vllm_stream(sampled: list[int], prompt: list[int]) -> tuple[Found, Found]:
     choice = {"index": 0, "delta": {}, "token_ids": sampled, "logprobs": {"content": content}, "finish_reason": "stop"}
     body = json.dumps({"choices": [choice], "prompt_token_ids": prompt}).encode()
     gathered = ReplyAccumulator()
-    for delta in engine_deltas(decode_events([body], WireReply, "http://x")):
+    for delta in engine_deltas(decode_events([body], WireReply, "http://x"), CallsOfChoices()):
         gathered.feed(delta)
     return _of(gathered.reply())
 

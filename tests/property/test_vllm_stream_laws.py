@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
 from gangline.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
+from gangline.engines.vllm.calls import CallsOfChoices
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import ShownReply, WireReply
 from gangline.http.event_stream import SseEvents
 
 _words = st.text(max_size=3)
+_arguments = st.text('a"\u00e9', max_size=3)  # never whole, so that no piece can be refused
 _calls = st.lists(
     st.fixed_dictionaries(
-        {"index": st.integers(0, 1), "function": st.fixed_dictionaries({"arguments": _words})},
-        optional={"id": st.just("x")},
+        {"function": st.fixed_dictionaries({"arguments": _arguments}, optional={"name": st.just("f")})},
+        optional={"index": st.integers(0, 1), "id": st.sampled_from(["x", "y"])},
     ),
     max_size=2,
 )
@@ -59,10 +61,10 @@ def _deltas_of(chunks: list[dict[str, Any]], cuts: list[int], *, shown: bool) ->
     chunks = [opening, *chunks]
     data = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    lines, deltas = SseEvents(), list[EngineDelta]()
+    lines, calls, deltas = SseEvents(), CallsOfChoices(), list[EngineDelta]()
     for start, end in itertools.pairwise(places):
         if events := lines.feed(data[start:end]):
-            deltas += engine_deltas(decode_events(events, ShownReply if shown else WireReply, "engine"))
+            deltas += engine_deltas(decode_events(events, ShownReply if shown else WireReply, "engine"), calls)
     return deltas
 
 

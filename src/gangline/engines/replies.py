@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = [
     "WireUsage",
     "WireValues",
     "decode",
+    "function_of",
     "ids_of",
     "logprob_values",
     "message_of",
@@ -38,15 +39,21 @@ __all__ = [
 WireT = TypeVar("WireT")
 
 
+_OLD_FORM = -1
+"""Index of the one call that is written as `function_call`."""
+
+
 class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    """Some servers write the object itself."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):
-    index: int = 0
+    index: int | None = None
+    """Only in streams; some servers leave it out there, too."""
     id: str | None = None
-    function: WireFunction = msgspec.field(default_factory=WireFunction)
+    function: WireFunction | None = None
 
 
 class WireMessage(msgspec.Struct, gc=False):
@@ -54,6 +61,14 @@ class WireMessage(msgspec.Struct, gc=False):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[WireToolCall] | None = None
+    function_call: WireFunction | None = None
+    """OpenAI's form before `tool_calls`."""
+
+    @property
+    def calls(self) -> list[WireToolCall]:
+        if self.function_call is not None and not self.tool_calls:
+            return [WireToolCall(_OLD_FORM, None, self.function_call)]
+        return self.tool_calls or []
 
 
 class WireTopLogprob(msgspec.Struct, gc=False):
@@ -128,13 +143,21 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
 
 
 def message_of(message: WireMessage | None) -> Message:
-    """The assistant's turn; its tool calls have the engine's ids."""
+    """The assistant's turn; its tool calls have the engine's ids. Raises: EngineMalformed for a call without a name."""
     found = message or WireMessage()
-    calls = [
-        ToolCall(call.id or "", call.function.name or "", call.function.arguments or "")
-        for call in found.tool_calls or ()
-    ]
+    calls = [ToolCall(call.id or "", *function_of(call)) for call in found.calls]
+    if not all(call.name for call in calls):
+        raise EngineMalformed("the engine's reply has a tool call without a name")
     return assistant_message(thinking_of(found), found.content or "", calls)
+
+
+def function_of(call: WireToolCall) -> tuple[str, str]:
+    """(name, arguments as text) of a call, or of the piece of one; empty where it has none."""
+    function = call.function or WireFunction()
+    arguments = function.arguments
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return function.name or "", arguments or ""
 
 
 def thinking_of(message: WireMessage) -> str:

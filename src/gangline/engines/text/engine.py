@@ -153,7 +153,8 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
-        finish_reason=choice.finish_reason,
+        # The reason of OpenAI's form before `tool_calls`.
+        finish_reason="tool_calls" if choice.finish_reason == "function_call" else choice.finish_reason,
         sampled_ids=None,
         logprobs=None,
         token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),

@@ -8,6 +8,7 @@ tools into the prompt. The probe checks whether it does.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -127,6 +128,7 @@ class ParsedEngine:
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         await self.capabilities()
         texts: dict[int, ReplyText] = {}
+        numbers = defaultdict[int, dict[tuple[str, int], int]](dict)
         in_thinking: bool | None = None
         asked = msgspec.structs.replace(request, call=self._asked(request.call))
         async with aclosing(self._engine.stream(asked)) as deltas:
@@ -136,7 +138,7 @@ class ParsedEngine:
                 index = delta.shown.choice_index
                 if index not in texts:
                     texts[index] = ReplyText(self._parsers, request.call, choice_index=index, in_thinking=in_thinking)
-                yield _read_delta(delta, texts[index])
+                yield _read_delta(delta, texts[index], numbers[index])
 
     async def _in_thinking(self, prompt_ids: TokenIds | None) -> bool:
         """Whether the prompt opened the think block. False where the engine reports no ids."""
@@ -170,19 +172,33 @@ class ParsedEngine:
         await self._engine.close()
 
 
-def _read_delta(delta: EngineDelta, text: ReplyText) -> EngineDelta:
-    said = delta.shown
+def _read_delta(delta: EngineDelta, text: ReplyText, numbers: dict[tuple[str, int], int]) -> EngineDelta:
+    """numbers: of the choice's calls so far, by who read them and the number they had there."""
+    said = _numbered("engine", delta.shown, numbers)
     if not said.text and delta.finish_reason is None:
-        return delta
-    shown = _joined(said, text.feed(said.text))
+        return delta if said is delta.shown else msgspec.structs.replace(delta, shown=said)
+    shown = _joined(said, _numbered("here", text.feed(said.text), numbers))
     if delta.finish_reason is None:
         return msgspec.structs.replace(delta, shown=shown)
     return msgspec.structs.replace(
         delta,
-        shown=_joined(msgspec.structs.replace(shown, text=""), text.finish(), before=shown.text),
+        shown=_joined(
+            msgspec.structs.replace(shown, text=""), _numbered("here", text.finish(), numbers), before=shown.text
+        ),
         finish_reason=text.finish_reason(delta.finish_reason),
         parse=text.status,
     )
+
+
+def _numbered(reader: str, said: ReplyDelta, numbers: dict[tuple[str, int], int]) -> ReplyDelta:
+    """The engine may have read calls of its own: no two calls get one number."""
+    if not said.tool_calls:
+        return said
+    calls = tuple(
+        msgspec.structs.replace(piece, index=numbers.setdefault((reader, piece.index), len(numbers)))
+        for piece in said.tool_calls
+    )
+    return msgspec.structs.replace(said, tool_calls=calls)
 
 
 def _joined(said: ReplyDelta, read: ReplyDelta, *, before: str = "") -> ReplyDelta:

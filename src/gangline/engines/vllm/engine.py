@@ -25,6 +25,7 @@ from gangline.engines.http import EngineHttp
 from gangline.engines.json_ids import SentIds
 from gangline.engines.probe import probe_template
 from gangline.engines.sight import Sight, with_evidence
+from gangline.engines.vllm.calls import CallsOfChoices
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import (
     ShownReply,
@@ -139,25 +140,30 @@ class VllmEngine:
         messages = await messages_in_turns(request.call.messages)
         sent = sent_ids(request.prompt_ids, request.call)
         body = chat_body(request, await self._model_name(), messages, sent, stream=True)
-        kind = reply_type(request.call)
+        kind, calls = reply_type(request.call), CallsOfChoices()
         looked = False
         async with aclosing(self._http.events("/v1/chat/completions", body)) as reads:
             async for events in reads:
-                for delta in self._deltas(events, kind, sent):
+                for delta in self._deltas(events, kind, sent, calls):
                     if looked or delta.prompt_ids is None:
                         yield delta
                         continue
                     looked = True
                     yield with_evidence(delta, await self._sight.look(request.call.messages, delta.prompt_ids))
+        calls.finish()
 
     def _deltas(
-        self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply], sent: SentIds | None
+        self,
+        events: Sequence[bytes],
+        kind: type[WireReply] | type[ShownReply],
+        sent: SentIds | None,
+        calls: CallsOfChoices,
     ) -> Iterator[EngineDelta]:
         """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
         broken = next((number for number, chunk in enumerate(chunks) if chunk.is_error), None)
         if good := chunks[:broken]:
-            yield from engine_deltas(good, sent)
+            yield from engine_deltas(good, calls, sent)
         if broken is not None:
             raise self._http.refusal(500, events[broken])
 

@@ -17,12 +17,12 @@ from gangline.engines.contract import EngineDelta
 from gangline.engines.json_ids import NO_IDS, SentIds, ids_from_json
 from gangline.engines.replies import (
     WireLogprobs,
-    WireToolCall,
     thinking_of,
     token_logprobs,
     usage_of,
     version_spans,
 )
+from gangline.engines.vllm.calls import CallsOfChoices, StreamedCalls
 from gangline.engines.vllm.wire import AnyChoice, ShownReply, WireReply, decode
 
 __all__ = ["decode_events", "engine_deltas"]
@@ -55,7 +55,7 @@ class _Run:
         """Stage of the last piece: a delta holds thinking, then text, then calls."""
         self.chunks: list[AnyChoice] = []
 
-    def delta(self, prompt_ids: TokenIds | None, usage: Usage | None) -> EngineDelta:
+    def delta(self, calls_so_far: StreamedCalls, prompt_ids: TokenIds | None, usage: Usage | None) -> EngineDelta:
         thinking, text, calls, shown = list[str](), list[str](), list[ToolCallDelta](), list[TokenLogprob]()
         ids: list[int] | None = None
         values: list[float] | None = None
@@ -67,8 +67,8 @@ class _Run:
                     text.append(message.content)
                 if message.reasoning or message.reasoning_content:
                     thinking.append(thinking_of(message))
-                if message.tool_calls:
-                    _add_calls(calls, message.tool_calls)
+                if message.tool_calls or message.function_call is not None:
+                    _add_calls(calls, calls_so_far.feed(message.calls))
             if (more := chunk.token_ids) is not None:
                 if ids is None:
                     ids = more  # the run's own, for the decoder made it
@@ -102,23 +102,25 @@ class _Run:
         )
 
 
-def _add_calls(calls: list[ToolCallDelta], more: Sequence[WireToolCall]) -> None:
+def _add_calls(calls: list[ToolCallDelta], more: Sequence[ToolCallDelta]) -> None:
     """Pieces of the last call's arguments are joined."""
-    for call in more:
-        arguments, last = call.function.arguments or "", calls[-1] if calls else None
-        if last is not None and last.index == call.index and call.id is None and call.function.name is None:
-            calls[-1] = ToolCallDelta(last.index, last.arguments + arguments, last.call_id, last.name)
+    for piece in more:
+        last = calls[-1] if calls else None
+        if last is not None and last.index == piece.index and piece.name is None:
+            calls[-1] = ToolCallDelta(last.index, last.arguments + piece.arguments, last.call_id, last.name)
         else:
-            calls.append(ToolCallDelta(call.index, arguments, call.id, call.function.name))
+            calls.append(piece)
 
 
-def engine_deltas(chunks: Sequence[WireReply | ShownReply], sent: SentIds | None = None) -> list[EngineDelta]:
+def engine_deltas(
+    chunks: Sequence[WireReply | ShownReply], calls: CallsOfChoices, sent: SentIds | None = None
+) -> list[EngineDelta]:
     """Deltas of each choice in the order of its chunks. Prompt ids and usage, where chunks bring them, are on every
     delta; chunks without any choice (the usage at the end) are one of their own.
 
-    sent: exact ids of the request.
+    calls: tool calls of the stream so far. sent: exact ids of the request.
 
-    Raises: EngineUnavailable when the prompt ids are none.
+    Raises: EngineMalformed when the prompt ids are none, or pieces of tool calls cannot be told apart.
     """
     prompt_ids: TokenIds | None = None
     usage: Usage | None = None
@@ -141,7 +143,9 @@ def engine_deltas(chunks: Sequence[WireReply | ShownReply], sent: SentIds | None
                 runs.append(run)
             run.chunks.append(choice)
             if message is not None:
-                run.stage = _CALLS if message.tool_calls else _TEXT if message.content else run.stage
+                run.stage = (
+                    _CALLS if message.tool_calls or message.function_call else _TEXT if message.content else run.stage
+                )
     if not runs:
         return [EngineDelta(prompt_ids=prompt_ids, usage=usage)]
-    return [run.delta(prompt_ids, usage) for run in runs]
+    return [run.delta(calls[run.index], prompt_ids, usage) for run in runs]
