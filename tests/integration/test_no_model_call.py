@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from gangline.domain.errors import InvalidGroup
+from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.server.compat.prorl.jobs import job_result
@@ -29,6 +31,7 @@ try:
 except OSError as error:
     print(error)
 """
+NOTHING = Failure(boundary="node", code="", message="", retryable=False)
 WORKS = "python3 agent.py /chat/completions"
 GRADED: dict[str, Any] = {
     "strategy": "script",
@@ -95,6 +98,94 @@ async def test_an_agent_that_failed_before_its_first_call_keeps_its_outcome(
 ) -> None:
     result = await ended(tmp_path, command, task=task)
     assert (result.outcome, result.reward) == (outcome, reward)
+
+
+REFUSED = """
+import os, sys, urllib.request
+url, key = os.environ[sys.argv[1]] + sys.argv[2], os.environ["OPENAI_API_KEY"]
+headers = {"Authorization": "Bearer " + key, "x-api-key": key, "x-goog-api-key": key}
+headers["Content-Type"] = "application/json"
+for _ in range(int(sys.argv[4])):
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, sys.argv[3].encode(), headers)).read()
+    except OSError as error:
+        print(error)
+"""
+HELLO = '"messages": [{"role": "user", "content": "hello"}]'
+
+
+CHAT, RESPONSES = ("OPENAI_BASE_URL", "/chat/completions"), ("OPENAI_BASE_URL", "/responses")
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "body", "named"),
+    [
+        (*CHAT, '{"model": "m", "max_tokens": 99999999, %s}', "OpenAI Chat, 400: .*99999999"),
+        (*CHAT, '{"model": "m", "max_tokens": "9", %s}', "OpenAI Chat, 400: max_tokens"),
+        (*CHAT, '{"model": "m", "functions": [{"name": "f"}], %s}', "OpenAI Chat, 400: .*functions"),
+        (*CHAT, '{"model": "m", %s', "OpenAI Chat, 400: .*JSON"),
+        (*RESPONSES, '{"model": "m", "input": "x", "background": true}', "OpenAI Responses, 400: .*background"),
+        ("ANTHROPIC_BASE_URL", "/v1/messages", '{"model": "m", %s}', "Anthropic Messages, 400: max_tokens"),
+        (
+            *("GOOGLE_GEMINI_BASE_URL", "/v1beta/models/m:generateContent"),
+            '{"contents": "x", "cachedContent": "c"}',
+            "Google generateContent, 400: .*cachedContent",
+        ),
+        ("OPENAI_BASE_URL", "/embeddings", '{"model": "m", "input": "x"}', "404: POST .*/embeddings is not served"),
+    ],
+)
+async def test_an_agent_whose_every_call_was_refused_is_told_the_refusal(
+    tmp_path: Path, base: str, path: str, body: str, named: str
+) -> None:
+    body = body % HELLO if "%s" in body else body
+    prepared = {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": REFUSED}]}
+    command = shlex.join(["python3", "agent.py", base, path, body, "2"])
+    result = await ended(tmp_path, command, task={"runtime": prepared})
+    assert (result.outcome, result.reward) == ("no_model_call", None)
+    assert result.failure is not None
+    assert re.search(named, result.failure.message)
+    assert "(2 times)" in result.failure.message
+    assert "base URL" not in result.failure.message
+
+
+async def test_an_agent_that_gave_up_over_a_refusal_is_told_it(tmp_path: Path) -> None:
+    prepared = {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": REFUSED}]}
+    command = shlex.join(["python3", "agent.py", "OPENAI_BASE_URL", "/responses", "{}", "1"]) + "; exit 2"
+    result = await ended(tmp_path, command, task={"runtime": prepared})
+    assert result.outcome == "agent_error"
+    assert (
+        "its last requests to the model were refused: OpenAI Responses, 400: input"
+        in (result.failure or NOTHING).message
+    )
+
+
+async def test_a_refusal_before_a_call_that_was_answered_is_forgotten(tmp_path: Path) -> None:
+    written = [
+        {"type": "write", "path": name, "content": text} for name, text in (("agent.py", CALL), ("no.py", REFUSED))
+    ]
+    command = f"python3 no.py OPENAI_BASE_URL /responses {{}} 1; {WORKS}; exit 2"
+    result = await ended(tmp_path, command, task={"runtime": {"backend": "process", "prepare": written}})
+    assert (result.outcome, len(result.completions)) == ("agent_error", 1)
+    assert "refused" not in (result.failure or NOTHING).message
+
+
+async def test_a_session_of_an_agent_elsewhere_names_its_refusal_too(tmp_path: Path) -> None:
+    async with scripted_server({"default": {"text": "hi"}}) as url, running_node(tmp_path, url) as node:
+        opened = await node.client.open_session()
+        async with openai.AsyncOpenAI(
+            base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0
+        ) as client:
+            for ask in (
+                client.responses.create(model="m", input="x", conversation="conv_1"),
+                client.models.retrieve("gpt"),
+            ):
+                with pytest.raises(openai.APIStatusError):
+                    await ask
+        result = await node.client.finalize(opened.session_id)
+    assert result.outcome == "no_model_call"
+    message = (result.failure or NOTHING).message
+    assert "OpenAI Responses, 400: conversation" in message
+    assert "OpenAI Chat, 404: the model 'gpt' does not exist" in message
 
 
 async def test_an_engine_that_answers_no_call_is_our_fault(tmp_path: Path) -> None:

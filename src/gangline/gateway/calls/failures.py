@@ -5,21 +5,16 @@ from __future__ import annotations
 from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError
 from gangline.domain.open_files import out_of_files
 
-__all__ = ["NO_MODEL_CALL", "SessionFailures"]
+__all__ = ["SessionFailures"]
 
-NO_MODEL_CALL = Failure(
-    boundary="harness",
-    code="no_model_call",
-    message=(
-        "the agent ended without a model call. See its logs for why, and whether it uses the base URL and the key that "
-        "it was given; if it needs no model, set allow_no_model_call."
-    ),
-    retryable=False,
-)
+_NEEDS_NONE = "If it needs no model, set allow_no_model_call."
+
+_MOST_REFUSALS = 3
+_MOST_CHARACTERS = 500
 
 
 class SessionFailures:
-    """Each is None when calls were answered since."""
+    """Each is None when calls were answered since; refusals are forgotten then."""
 
     def __init__(self) -> None:
         self.engine: Failure | None = None
@@ -30,6 +25,8 @@ class SessionFailures:
         """This node died, and took calls in flight along."""
         self.context: Failure | None = None
         """The model's context is full: a call was refused for it. Not ours, but none of the harness's faults either."""
+        self._refusals: dict[str, int] = {}
+        """What the agent's requests were answered with -> how many were."""
 
     @property
     def broken(self) -> Failure | None:
@@ -39,6 +36,32 @@ class SessionFailures:
     def clear(self) -> None:
         """A call was answered."""
         self.engine = self.store = self.node = self.context = None
+        self._refusals.clear()
+
+    def note_refusal(self, dialect: str, status: int, message: str) -> None:
+        """One of the agent's requests was answered with this error. dialect: its title."""
+        answer = f"{dialect}, {status}: {message[:_MOST_CHARACTERS]}"
+        if answer in self._refusals or len(self._refusals) < _MOST_REFUSALS:
+            self._refusals[answer] = self._refusals.get(answer, 0) + 1
+
+    @property
+    def refusals(self) -> str:
+        """The errors that the agent's requests were answered with; empty where none was refused."""
+        return "; ".join(
+            answer if times == 1 else f"{answer} ({times} times)" for answer, times in self._refusals.items()
+        )
+
+    def no_model_call(self) -> Failure:
+        """The failure of an agent that ended by itself without an answered call."""
+        if refused := self.refusals:
+            message = f"the agent ended without a model call, for each of its requests was refused: {refused}"
+            message = f"{message.rstrip('.')}. See its logs for what it made of that. {_NEEDS_NONE}"
+        else:
+            message = (
+                "the agent ended without a model call. See its logs for why, and whether it uses the base URL and the "
+                f"key that it was given. {_NEEDS_NONE}"
+            )
+        return Failure(boundary="harness", code="no_model_call", message=message, retryable=False)
 
     def note(self, error: BaseException) -> None:
         """A call ended by this error."""

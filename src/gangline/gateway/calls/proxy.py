@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Literal
 
 import msgspec
@@ -164,6 +164,8 @@ class Proxy:
         other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
         self._on_error(error)
         _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, str(error))
+        with suppress(Unauthorized):
+            _note_refusal(*self._authorised(request, match), match.dialect, error)
         return _shaped(match.dialect, error)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
@@ -237,7 +239,7 @@ class Proxy:
         subscription = session.subscribe(call, read.mark, read.known)
         try:
             if call.stream:
-                return await self._stream(request, dialect, call, subscription)
+                return await self._stream(request, session, dialect, call, subscription)
             response = _json(dialect.reply_body(call, await subscription.flight.reply()))
             await response.prepare(request)
             await response.write_eof()
@@ -247,7 +249,12 @@ class Proxy:
             subscription.leave()
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, call: ModelCall, subscription: Subscription
+        self,
+        request: web.Request,
+        session: ModelSession,
+        dialect: Dialect,
+        call: ModelCall,
+        subscription: Subscription,
     ) -> web.StreamResponse:
         """Until the first byte, an error is a plain answer with its status; after it, an event of the stream."""
         flight = subscription.flight
@@ -269,6 +276,7 @@ class Proxy:
                 raise
             error = out_of_files(error) or error
             self._on_error(error)
+            _note_refusal(session, call.of_environment, dialect, error)
             if writer.error_stands_alone:
                 await asyncio.sleep(_APART_S)
             await response.write(writer.error(error))
@@ -313,6 +321,11 @@ def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities)
 
 def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
+
+
+def _note_refusal(session: ModelSession, of_environment: bool, dialect: Dialect, error: GanglineError) -> None:
+    if not of_environment:
+        session.failures.note_refusal(dialect.title, dialect.error_answer(error).status, error.message)
 
 
 def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:

@@ -43,7 +43,6 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import BuilderSpec, CaptureSpec
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trajectory
-from gangline.gateway.calls.failures import NO_MODEL_CALL
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.external.store import ExternalState, ExternalStore
@@ -457,7 +456,7 @@ def _outcome(session: ModelSession, request: SessionRequest, *, completed: bool)
     if broken is not None and not (completed and has_called):
         return "infra_error", broken
     if session.limit is None and not has_called:
-        return "no_model_call", NO_MODEL_CALL
+        return "no_model_call", session.failures.no_model_call()
     return session.limit or "completed", None
 
 

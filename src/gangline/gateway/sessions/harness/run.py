@@ -21,7 +21,6 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.domain.usage import Usage
-from gangline.gateway.calls.failures import NO_MODEL_CALL
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
@@ -180,7 +179,8 @@ class HarnessRun:
         except Exception as error:  # a plug-in's
             return "infra_error", failure_of(error, session.session_id)
         broken = session.failures.broken
-        if session.failures.context is not None and broken is None and not result.timed_out:
+        never_fitted = verdict.ok and self._lacks_a_call and not self._num_before
+        if session.failures.context is not None and broken is None and not result.timed_out and not never_fitted:
             return "token_limit", session.failures.context
         if verdict.ok and not result.timed_out:
             return self._ended_well(broken)
@@ -191,14 +191,22 @@ class HarnessRun:
         if session.failures.node is not None:
             return "infra_error", session.failures.node  # it gave up on the call that died with us
         reason = verdict.reason or f"the harness {describe_end(result)}"
+        if refused := session.failures.refusals:
+            reason = f"{reason}; its last requests to the model were refused: {refused}"
         return "agent_error", Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
 
     def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
         """`broken`: our failure, where the last calls met one."""
-        made = islice(self._prepared.session.tree, self._num_before, None)
-        if self._task.agent.allow_no_model_call or not all(one.of_environment for one in made):
+        if not self._lacks_a_call:
             return "completed", None
-        return ("no_model_call", NO_MODEL_CALL) if broken is None else ("infra_error", broken)
+        no_call = self._prepared.session.failures.no_model_call()
+        return ("no_model_call", no_call) if broken is None else ("infra_error", broken)
+
+    @property
+    def _lacks_a_call(self) -> bool:
+        """Whether no call of the agent's was answered, and it needs one."""
+        made = islice(self._prepared.session.tree, self._num_before, None)
+        return not self._task.agent.allow_no_model_call and all(one.of_environment for one in made)
 
 
 class _Verdict(NamedTuple):
