@@ -17,8 +17,10 @@ What a node does with each field of a model call. **Served** fields do what the 
 answered with a 400 that names them, except at values that change nothing: they carry state that only the provider has,
 or would make another reply. **Dropped** fields are named in the record (`dropped`), and the call goes on without them.
 
-A field that is in no table is dropped as well, and named in the record. If it names an earlier reply of the session,
-by its id, the call is refused instead: without that field it would be another conversation.
+A field that is in no table is dropped as well, and named in the record. The call is refused instead where the field's
+name speaks of a part of the conversation (`memory_store`, `thread_id`, `documents`, `system_prompt`), or its value names
+an earlier reply of the session by its id: without that field it would be another conversation. Empty values change
+nothing.
 """
 
 _DIALECTS = {
@@ -39,7 +41,7 @@ def dialect_fields() -> str:
 
 
 def _rows(declared: DeclaredFields) -> Iterator[str]:
-    rows = [(name, "served", "") for name in declared.served]
+    rows = [(name, "served", declared.limits.get(name, "")) for name in declared.served]
     rows += [(name, "refused", _neutral(values)) for name, values in declared.refused.items()]
     rows += [(name, "dropped", why) for name, why in declared.dropped.items()]
     for name, outcome, remark in sorted(rows):

@@ -184,7 +184,7 @@ def test_hosted_tools_and_unknown_fields_are_dropped_by_name() -> None:
     )
     assert [tool.name for tool in call.tools] == ["bash", "b"]
     assert call.dropped == (
-        *("context_management", "metadata", "thinking.budget_tokens", "output_config.effort"),
+        *("metadata", "thinking.budget_tokens", "output_config.effort"),
         *("tools[1]: web_search", "tools[2]: mcp_toolset", "tools[3].input_examples"),
     )
 

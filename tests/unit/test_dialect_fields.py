@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ ANTHROPIC: dict[str, Any] = {
     "cache_control": {"type": "ephemeral"},
     "compaction": {"type": "summarize"},
     "container": "container_1",
-    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "diagnostics": {"previous_message_id": "msg_1"},
     "fallback_credit_token": "t",
     "fallbacks": [{"model": "m"}],
@@ -339,3 +340,150 @@ def test_each_field_that_the_sdks_know_is_tried() -> None:
 def test_each_field_is_declared_once(declared: DeclaredFields) -> None:
     kinds = [declared.served, declared.refused.keys(), declared.dropped.keys()]
     assert sum(len(kind) for kind in kinds) == len(set[str]().union(*kinds))
+
+
+# -- fields that carry state: served or refused, never dropped --------------------------------------------------------
+
+HEADS: dict[str, dict[str, Any]] = {
+    "openai_chat": {"model": "m", "messages": USER},
+    "openai_responses": {"model": "m", "input": "x"},
+    "anthropic": {"model": "m", "max_tokens": 5, "messages": USER},
+    "google": {"contents": [{"parts": [{"text": "x"}]}]},
+}
+STATE: dict[str, Any] = {
+    "assistant_id": "asst_1",
+    "checkpoint": "c",
+    "compaction_control": {"enabled": True},
+    "container": "c",
+    "contextId": "c",
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "conversation": {"id": "conv_1"},
+    "conversation_id": "c",
+    "continue_final_message": True,
+    "documents": [{"text": "x"}],
+    "fallbacks": [{"model": "n"}],
+    "fallback_models": ["n"],
+    "historyToken": "h",
+    "knowledge_base": "k",
+    "mcp_servers": [{"type": "url", "url": "https://x"}],
+    "memory": True,
+    "memory_store": {"id": "ms_1"},
+    "memoryStoreId": "ms_1",
+    "parent_thread": "t",
+    "previousInteractionId": "i",
+    "search_parameters": {"mode": "on"},
+    "server_state": "s",
+    "system_prompt": "Be brief.",
+    "thread_id": "t",
+    "transforms": ["middle-out"],
+    "vector_store_ids": ["vs_1"],
+}
+EXTRAS: dict[str, Any] = {
+    "cache_salt": "s",
+    "enable_thinking": False,
+    "extra_body": {"a": 1},
+    "include_reasoning": True,
+    "keep_alive": "5m",
+    "litellm_metadata": {"a": "b"},
+    "priority": 1,
+    "provider": {"order": ["a"]},
+    "return_token_ids": True,
+    "session_id": "s",
+    "skip_special_tokens": False,
+    "tags": ["a"],
+    "trace_id": "t",
+    "usage": {"include": True},
+    "user_id": "u",
+}
+EMPTY: list[Any] = [None, "", [], {}, False]
+
+
+def with_field(dialect: str, field: str, value: Any) -> ModelCall | InvalidRequest:
+    return outcome(dialect, json.dumps(HEADS[dialect] | {field: value}).encode())
+
+
+@pytest.mark.parametrize("dialect", HEADS)
+@pytest.mark.parametrize("field", STATE)
+def test_a_field_that_carries_state_is_refused_by_its_name(dialect: str, field: str) -> None:
+    found = with_field(dialect, field, STATE[field])
+    assert isinstance(found, InvalidRequest), found
+    assert found.details["param"].startswith(field)
+    assert "eave" in found.message, "it says what to do"
+
+
+@pytest.mark.parametrize("dialect", HEADS)
+@pytest.mark.parametrize("field", STATE)
+def test_a_field_that_would_carry_state_is_harmless_while_it_is_empty(dialect: str, field: str) -> None:
+    of_its_type = [None, type(STATE[field])()]
+    for value in EMPTY if field not in {"container", "conversation", "context_management"} else of_its_type[:1]:
+        if field in {"fallbacks", "mcp_servers"} and dialect == "anthropic" and value not in (None, []):
+            continue
+        assert isinstance(with_field(dialect, field, value), ModelCall), value
+
+
+@pytest.mark.parametrize("dialect", HEADS)
+@pytest.mark.parametrize("field", EXTRAS)
+def test_a_vendors_extra_without_state_goes_by_and_is_named(dialect: str, field: str) -> None:
+    found = with_field(dialect, field, EXTRAS[field])
+    assert isinstance(found, ModelCall), found
+    assert field in found.dropped
+    assert field in found.undeclared
+
+
+THOUGHT: list[Any] = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "a"}]
+TALK: list[Any] = [*USER, {"role": "assistant", "content": THOUGHT}] * 2 + USER
+
+THINKING: dict[str, Any] = {"type": "clear_thinking_20251015"}
+CLEARING: dict[str, Any] = {"type": "clear_tool_uses_20250919"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "edits", "refused"),
+    [
+        (TALK, [], None),
+        (TALK, None, None),
+        (TALK, [{"type": "clear_thinking_20251015", "keep": "all"}], None),
+        (TALK, [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], None),
+        (TALK, [THINKING | {"keep": {"type": "thinking_turns", "value": 2}}], None),
+        (TALK, [THINKING | {"keep": {"type": "thinking_turns", "value": 1}}], THINKING["type"]),
+        (TALK, [{"type": "clear_thinking_20251015"}], THINKING["type"]),
+        (USER, [{"type": "clear_thinking_20251015"}], None),
+        (TALK, [{"type": "clear_thinking_20251015", "keep": "some"}], "keep"),
+        (USER, [CLEARING | {"trigger": {"type": "tool_uses", "value": 3}}], CLEARING["type"]),
+        (USER, [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "compact_20260112"}], "compact_20260112"),
+        (USER, [{"type": "clear_all_20990101"}], "clear_all_20990101"),
+    ],
+)
+def test_an_edit_of_the_context_is_refused_where_it_would_take_effect(
+    messages: list[Any], edits: list[Any] | None, refused: str | None
+) -> None:
+    fields = {"model": "claude", "max_tokens": 5, "messages": messages, "context_management": {"edits": edits}}
+    found = outcome("anthropic", json.dumps(fields).encode())
+    if refused is None:
+        assert isinstance(found, ModelCall), found
+        assert "context_management" not in found.dropped
+    else:
+        assert isinstance(found, InvalidRequest)
+        assert refused in found.message
+
+
+def test_claude_code_understands_which_edit_and_which_field_it_is_to_leave_out() -> None:
+    """By these patterns, in version 2.1, it tries the same call again without them."""
+    edit = with_field("anthropic", "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]})
+    pattern = r"\S{1,128} does not support the \W?clear_tool_uses_20250919\W? context management strategy"
+    assert re.match(pattern, edit.message if isinstance(edit, InvalidRequest) else "")
+    fallbacks = with_field("anthropic", "fallbacks", [{"model": "n"}])
+    assert re.search("The `fallbacks?` parameter is not supported ", str(fallbacks))
+
+
+@pytest.mark.parametrize("value", ["auto", "disabled", None])
+def test_truncation_cuts_nothing_off_and_is_repeated(value: str | None) -> None:
+    found = with_field("openai_responses", "truncation", value)
+    assert isinstance(found, ModelCall)
+    assert (found.dropped, found.echo.get("truncation")) == ((), value)
+
+
+def test_an_unknown_truncation_is_refused() -> None:
+    found = with_field("openai_responses", "truncation", "middle")
+    assert isinstance(found, InvalidRequest)
+    assert found.details["param"] == "truncation"

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
+from gangline.dialects.declared import speaks_of_state
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 
@@ -48,6 +49,13 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
     Raises: InvalidRequest, naming the field.
     """
     call = parse_mended(parse, body)
+    for field, value in call.undeclared.items():
+        if speaks_of_state(field, value):
+            raise InvalidRequest(
+                f"The `{field}` parameter is not supported here: nobody knows it, and by its name it brings or changes "
+                "a part of the conversation. Leave it out, and send the whole conversation.",
+                param=field,
+            )
     recorded = _recorded(call)
     if _LONG.search(msgspec.json.encode(recorded)):  # short, beside the body with its conversation
         for number in _integers(recorded):

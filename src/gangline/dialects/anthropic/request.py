@@ -11,6 +11,7 @@ request. Where the new messages refer to tools by name, only the provider could 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -19,10 +20,10 @@ import msgspec
 
 from gangline.dialects.anthropic.content import assistant_parts, system_parts, user_messages
 from gangline.dialects.anthropic.tools import Toolbox, read_tools, tool_choice
-from gangline.dialects.anthropic.wire import Body, MessageParam, ThreadContinue
+from gangline.dialects.anthropic.wire import Body, ContextEdit, KeptTurns, MessageParam, ThreadContinue
 from gangline.dialects.bodies import decoded
 from gangline.dialects.declared import DeclaredFields
-from gangline.domain.conversation import Message, ModelCall, SamplingParams
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Thinking
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
@@ -30,15 +31,18 @@ __all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
 _BILLING = "it says who pays"
 MESSAGES_FIELDS = DeclaredFields(
     served=frozenset(Body.__struct_fields__),
-    refused={"compaction": (None,), "container": (None,)},
+    limits={"context_management": "edits that would take effect are refused, such as `clear_tool_uses_20250919`"},
+    refused={
+        "compaction": (None,),
+        "container": (None,),
+        "fallbacks": (None, []),
+        "mcp_servers": (None, []),
+    },
     dropped={
         "billing_policy": _BILLING,
-        "context_management": "nothing is cleared or compacted: the model sees the whole conversation that was sent",
         "diagnostics": "the reply has no `diagnostics`",
         "fallback_credit_token": _BILLING,
-        "fallbacks": "no request is declined for policy reasons",
         "inference_geo": "it says where the provider computes",
-        "mcp_servers": "they would be called by the provider, as hosted tools are",
         "metadata": "it names a user to the provider",
         "service_tier": _BILLING,
         "speed": "it says how fast the provider computes",
@@ -72,6 +76,7 @@ def _call(body: bytes, request: Body) -> ModelCall:
     toolbox = read_tools(request.tools or (), held_by_thread=goes_on_from is not None)
     system, system_dropped = system_parts(request.system or "", "system", toolbox)
     messages = _messages(request.messages, toolbox, dropped)
+    _refuse_edits(request, messages)
     choice, parallel = tool_choice(request.tool_choice, toolbox)
     return ModelCall(
         dialect="anthropic",
@@ -97,8 +102,33 @@ def _unread(body: bytes) -> dict[str, msgspec.Raw]:
     unread = {name: value for name, value in fields.items() if name not in MESSAGES_FIELDS.served}
     for name in MESSAGES_FIELDS.refused.keys() & unread.keys():
         if MESSAGES_FIELDS.refuses(name, decoded(unread[name], Any, _invalid)):
-            raise InvalidRequest(f"{name}: It is not supported here; leave it out.", param=name)
+            # In the provider's words: Claude Code knows them, and goes on without the field.
+            raise InvalidRequest(f"The `{name}` parameter is not supported here; leave it out.", param=name)
     return {name: value for name, value in unread.items() if name not in MESSAGES_FIELDS.refused}
+
+
+def _refuse_edits(request: Body, messages: Iterable[Message]) -> None:
+    """Raises: InvalidRequest for an edit that would change the conversation, or would where a threshold is reached,
+    which only the provider could say."""
+    num_thinking = sum(any(isinstance(part, Thinking) for part in message.parts) for message in messages)
+    for edit in (request.context_management and request.context_management.edits) or ():
+        if edit.type == "clear_thinking_20251015" and num_thinking <= _num_kept(edit):
+            continue
+        # In the provider's words: Claude Code knows them, and goes on without the edit.
+        raise InvalidRequest(
+            f"{request.model} does not support the '{edit.type}' context management strategy: nothing is cleared or "
+            "compacted here. Leave the edit out; the model sees the whole conversation that is sent.",
+            param="context_management",
+        )
+
+
+def _num_kept(edit: ContextEdit) -> float:
+    """Turns whose thinking stays. Raises: InvalidRequest."""
+    try:
+        kept = msgspec.convert({"type": edit.keep} if isinstance(edit.keep, str) else edit.keep or {}, KeptTurns)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"context_management.edits: keep: {error}", param="context_management") from None
+    return math.inf if kept.type == "all" else kept.value
 
 
 def _previous_message(request: Body) -> str | None:

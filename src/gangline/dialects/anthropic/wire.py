@@ -14,10 +14,12 @@ __all__ = [
     "Base64Source",
     "Body",
     "ContentSource",
+    "ContextEdit",
     "DefinedTool",
     "DocumentBlock",
     "FileSource",
     "ImageBlock",
+    "KeptTurns",
     "MessageParam",
     "NamedTool",
     "PlainTextSource",
@@ -190,6 +192,22 @@ class ThreadContinue(msgspec.Struct, tag="continue"):
     previous_message_id: Name
 
 
+class KeptTurns(msgspec.Struct):
+    """Those whose thinking stays: by the provider's default the last one."""
+
+    type: Literal["all", "thinking_turns"] = "thinking_turns"
+    value: Count = 1
+
+
+class ContextEdit(msgspec.Struct):
+    type: Name
+    keep: Any = None
+
+
+class ContextManagement(msgspec.Struct):
+    edits: list[ContextEdit] | None = None
+
+
 class Body(msgspec.Struct):
     model: Name
     messages: list[MessageParam]
@@ -208,3 +226,4 @@ class Body(msgspec.Struct):
     """The beta's name of `output_config.format`."""
     thread: ThreadCreate | ThreadContinue | None = None
     cache_control: Any = None
+    context_management: ContextManagement | None = None

@@ -115,6 +115,7 @@ CHAT_FIELDS = DeclaredFields(
         "min_p": (None, 0),
         "modalities": (None, [], ["text"]),
         "repetition_penalty": (None, 1),
+        "web_search_options": (None,),
     },
     dropped={
         "moderation": "the reply is not moderated",
@@ -128,7 +129,6 @@ CHAT_FIELDS = DeclaredFields(
         "store": "replies cannot be fetched later: that is answered with 404",
         "user": _ABOUT_THE_USER,
         "verbosity": "no chat template knows it",
-        "web_search_options": "the provider would search, as hosted tools do",
     },
 )
 

@@ -168,7 +168,7 @@ def _skeleton(call: ModelCall, reply_id: str, model: str, created_at: int) -> di
         "tools": [_tool(tool) for tool in echo.get("tools", ())],
         "top_logprobs": echo.get("top_logprobs", 0),
         "top_p": echo.get("top_p", 1.0),
-        "truncation": "disabled",
+        "truncation": echo.get("truncation", "disabled"),
         "usage": None,
         "user": echo.get("user"),
         "metadata": echo.get("metadata", {}),

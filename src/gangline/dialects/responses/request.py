@@ -57,6 +57,7 @@ _ECHOED = frozenset(
         "tools",
         "top_logprobs",
         "top_p",
+        "truncation",
         "user",
     }
 )
@@ -89,10 +90,13 @@ RESPONSES_FIELDS = DeclaredFields(
             "top_k",
             "top_logprobs",
             "top_p",
+            "truncation",
         }
     ),
+    limits={"truncation": "nothing is cut off: a conversation that does not fit is refused"},
     refused={
         "background": (None, False),
+        "context_management": (None, []),
         "conversation": (None,),
         "personality": (None,),
         "prompt": (None,),
@@ -100,7 +104,6 @@ RESPONSES_FIELDS = DeclaredFields(
     dropped={
         "access_programs": "only the provider's models know it",
         "client_metadata": _ABOUT_THE_USER,
-        "context_management": "nothing is compacted: the model sees the whole conversation",
         "image": "the engine decides how it reads images",
         "max_tool_calls": "it limits tools that the provider runs",
         "moderation": "the reply is not moderated",
@@ -110,7 +113,6 @@ RESPONSES_FIELDS = DeclaredFields(
         "safety_identifier": _ABOUT_THE_USER,
         "service_tier": "it says who pays",
         "stream_options": "it hides the length of tokens from eavesdroppers",
-        "truncation": "nothing is cut off: a conversation that does not fit is refused",
         "user": _ABOUT_THE_USER,
     },
 )
@@ -257,6 +259,8 @@ def _stop(value: object) -> tuple[str, ...]:
 
 def _echo(fields: Fields, tools_left_out: list[str]) -> Fields:
     """Tools as they are in force: those that were left out are not among them."""
+    if string(fields, "truncation") not in (None, "auto", "disabled"):
+        raise invalid("truncation", "expected one of auto, disabled.")
     flag(fields, "store")
     optional_record(fields, "metadata")
     echo = {name: fields[name] for name in _ECHOED if fields.get(name) is not None}
