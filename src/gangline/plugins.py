@@ -1,20 +1,20 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
-Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`, `gangline.handlers`,
-`gangline.environments`, `gangline.hooks`. Requests and experiments choose by name only; a dotted path is never taken
-from one.
+Requests and experiments choose by name only; a dotted path is never taken from one. A plug-in is checked against its
+contract when it is loaded (`plugin_contracts` has them all). One that fails is refused alone, wherever it is named,
+with its package, what it lacks and the page to read.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import invalidate_caches
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,16 +30,19 @@ from gangline.domain.contracts import (
     Tidies,
 )
 from gangline.domain.environment import EnvironmentKind
-from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.errors import GanglineError, InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
 from gangline.domain.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest
 from gangline.installation import extra_command, package_command
+from gangline.plugin_contracts import CONTRACTS, Kind, faults, instance_faults
 
 __all__ = [
     "Kind",
     "check_evaluator",
     "check_task",
     "load",
+    "log_refusals",
+    "made",
     "make_builder",
     "make_environment",
     "make_evaluator",
@@ -47,25 +50,12 @@ __all__ = [
     "make_runtime",
     "make_tool",
     "names",
+    "refusals",
+    "usable",
     "version",
 ]
 
-Kind = Literal[
-    "dialect",
-    "engine",
-    "runtime",
-    "harness",
-    "builder",
-    "evaluator",
-    "reward",
-    "engine_server",
-    "tool",
-    "handler",
-    "environment",
-    "hook",
-]
-
-_PLURAL = {"harness": "harnesses"}
+log = logging.getLogger("gangline.plugins")
 
 _REQUIREMENT = re.compile(r"(?P<package>(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?[^;]*)(?:;(?P<marker>.*))?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -73,16 +63,57 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 @cache
+def _installed() -> Mapping[Kind, Sequence[EntryPoint]]:
+    """All entry points of each kind, our own last."""
+    every = entry_points()
+    return {kind: sorted(every.select(group=one.group), key=_is_ours) for kind, one in CONTRACTS.items()}
+
+
 def _registry(kind: Kind) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=_group(kind))}
+    """Our own before others of the same name."""
+    return {entry.name: entry for entry in _installed()[kind]}
 
 
-def _group(kind: Kind) -> str:
-    return f"gangline.{_PLURAL.get(kind, kind + 's')}"
+def _is_ours(entry: EntryPoint) -> bool:
+    return entry.dist is not None and _plain(entry.dist.name) == "gangline"
 
 
 def names(kind: Kind) -> list[str]:
     return sorted(_registry(kind))
+
+
+def usable(kind: Kind) -> list[str]:
+    """The names of plug-ins that are not refused."""
+    return [name for name in names(kind) if not _is_refused(kind, name)]
+
+
+def _is_refused(kind: Kind, name: str) -> bool:
+    try:
+        load(kind, name)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def log_refusals() -> None:
+    """For a server or a node that starts without them."""
+    for message in refusals():
+        log.warning("plugin.refused message=%s", message)
+
+
+def refusals() -> list[str]:
+    """Why plug-ins of other packages are refused, one line for each. It imports all of them."""
+    found: list[str] = []
+    for kind in CONTRACTS:
+        entries = _installed()[kind]
+        ours = {entry.name for entry in entries if _is_ours(entry)}
+        found += [_shadowed(kind, entry) for entry in entries if entry.name in ours and not _is_ours(entry)]
+        for name in sorted({entry.name for entry in entries} - ours):
+            try:
+                load(kind, name)
+            except InvalidRequest as error:
+                found.append(error.message)
+    return found
 
 
 def version(kind: Kind, name: str) -> str:
@@ -92,9 +123,10 @@ def version(kind: Kind, name: str) -> str:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The object behind a plug-in's name.
+    """The object behind a plug-in's name, which fulfils its contract.
 
-    Raises: UnknownPlugin (names the known ones, the nearest match), InvalidRequest when its extra is not installed.
+    Raises: UnknownPlugin (names the known ones, the nearest match), InvalidRequest when it is refused, or its extra is
+    not installed.
     """
     registry = _registry(kind)
     if name not in registry:
@@ -104,16 +136,57 @@ def load(kind: Kind, name: str) -> Any:
                 "use it."
             )
         raise UnknownPlugin.named(kind, name, registry)
+    entry = registry[name]
+    if _is_ours(entry):
+        return _imported(kind, entry)
+    found = _imported(kind, entry)
+    if fault := _fault(kind, entry):
+        raise InvalidRequest(_refused(kind, entry, fault))
+    return found
+
+
+def _imported(kind: Kind, entry: EntryPoint) -> Any:
+    """Raises: InvalidRequest, whatever the module does when it is imported."""
     try:
-        return registry[name].load()
+        return entry.load()
     except ModuleNotFoundError as error:
-        raise InvalidRequest(_missing(kind, registry[name], error.name or "")) from error
+        module = error.name or ""
+        if f"{entry.module}.".startswith(f"{module}.") and not _is_ours(entry):
+            raise InvalidRequest(_refused(kind, entry, f"has no module {module}")) from error
+        raise InvalidRequest(_missing(kind, entry, module)) from error
+    except (Exception, SystemExit) as error:
+        if _is_ours(entry):
+            raise
+        raise InvalidRequest(_refused(kind, entry, f"cannot be imported: {type(error).__name__}: {error}")) from error
+
+
+@cache
+def _fault(kind: Kind, entry: EntryPoint) -> str:
+    """Why a plug-in that was imported is refused; empty where it is not. Which of two of a name a task means, nobody
+    knows."""
+    found = [one for one in _installed()[kind] if one.name == entry.name]
+    if len({(_package(one), one.value) for one in found}) > 1:
+        packages = " and ".join(sorted(f"{_package(one)} ({one.value})" for one in found))
+        return f"is there twice, from {packages}; uninstall one"
+    return faults(kind, entry.name, entry.load())
+
+
+def _shadowed(kind: Kind, entry: EntryPoint) -> str:
+    return _refused(kind, entry, "has the name of one of Gangline's own, which is used: give it another name")
+
+
+def _package(entry: EntryPoint) -> str:
+    return "a package without metadata" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def _refused(kind: Kind, entry: EntryPoint, fault: str) -> str:
+    return f"{_package(entry)}: {kind.replace('_', ' ')} `{entry.name}` {fault}: {CONTRACTS[kind].page}"
 
 
 def _is_new(kind: Kind, name: str) -> bool:
     """Whether the plug-in was installed since the registry was read."""
     invalidate_caches()
-    return any(entry.name == name for entry in entry_points(group=_group(kind)))
+    return any(entry.name == name for entry in entry_points(group=CONTRACTS[kind].group))
 
 
 def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
@@ -153,12 +226,28 @@ def _plain(name: str) -> str:
 
 
 def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
-    plugin = load(kind, name)
-    config_type: type[BaseModel] = plugin.Config
+    config_type: type[BaseModel] = load(kind, name).Config
     try:
-        return plugin(config_type.model_validate(config))
+        valid = config_type.model_validate(config)
     except ValidationError as error:
         raise InvalidRequest(f"{kind} {name!r}: {explain(error, config_type)}") from error
+    return made(kind, name, valid)
+
+
+def made(kind: Kind, name: str, *config: BaseModel) -> Any:
+    """An object of a plug-in's class. Raises: UnknownPlugin, InvalidRequest, also where its `__init__` fails."""
+    plugin, entry = load(kind, name), _registry(kind)[name]
+    try:
+        found = plugin(*config)
+    except ValidationError as error:
+        raise InvalidRequest(f"{kind} {name!r}: {explain(error)}") from error
+    except Exception as error:
+        if _is_ours(entry) or isinstance(error, GanglineError):
+            raise
+        raise InvalidRequest(_refused(kind, entry, f"cannot be made: {type(error).__name__}: {error}")) from error
+    if fault := instance_faults(kind, found):
+        raise InvalidRequest(_refused(kind, entry, fault))
+    return found
 
 
 def explain(error: ValidationError, model: type[BaseModel] = BaseModel) -> str:
@@ -167,7 +256,7 @@ def explain(error: ValidationError, model: type[BaseModel] = BaseModel) -> str:
 
 
 def make_runtime(name: str) -> Runtime:
-    return load("runtime", name)()
+    return made("runtime", name)
 
 
 def make_harness(name: str, settings: dict[str, Any]) -> Harness:

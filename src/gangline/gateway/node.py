@@ -167,6 +167,7 @@ async def serve(
             "node.slots_fitted run=%d ready=%d wanted_run=%d wanted_ready=%d max_files=%d: raise LimitNOFILE for more",
             *(sizes.run_slots, sizes.ready_slots, wanted.run_slots, wanted.ready_slots, max_files),
         )
+    await asyncio.to_thread(plugins.log_refusals)
     folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
@@ -403,11 +404,11 @@ async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> No
 
 async def _reap(owner: str, folder: Path, keep: frozenset[str] = frozenset()) -> None:
     """Remove leftovers from before the restart, except those that this node continues."""
-    for name in plugins.names("runtime"):
+    for name in plugins.usable("runtime"):
         try:
             removed = await plugins.make_runtime(name).reap(owner, folder, keep)
-        except GanglineError as error:
-            log.warning("reaper.failed runtime=%s message=%s", name, error)
+        except Exception as error:  # a plug-in's: the node starts without it
+            log.warning("reaper.failed runtime=%s message=%s", name, str(error) or type(error).__name__)
         else:
             if removed:
                 log.warning("reaper.removed runtime=%s count=%d", name, removed)

@@ -119,7 +119,7 @@ class GanglineSandbox(CommandSandbox):
         there = [folder.name for folder in _root().iterdir()]
         keep = frozenset(name for name in there if id is not None and name != validated_id(id, "id"))
         removed = 0
-        for name in plugins.names("runtime"):
+        for name in plugins.usable("runtime"):
             removed += await plugins.make_runtime(name).reap(_owner(), _root(), keep)
         print(f"{removed} sandboxes removed")
 

@@ -98,6 +98,7 @@ async def serve(
     Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
     Conflict when another server has the data folder; StoreError, DiskFull.
     """
+    await asyncio.to_thread(plugins.log_refusals)
     async with serving(
         data_dir=data_dir,
         host=host,

@@ -114,6 +114,7 @@ ACTIONS: dict[str, str] = {
     "checkpoint.removed": "The oldest checkpoint was removed, since all together took more than `--checkpoint-gib`.",
     "warm.failed": "A sandbox could not be started ahead of its session.",
     "reaper.removed": "A leftover of an earlier run of the node was removed.",
+    "plugin.refused": "A plug-in of another package does not fulfil its contract: the process goes on without it.",
     "reaper.failed": "Leftovers of a kind of runtime could not be removed.",
     "actions.not_written": "The log of control actions could not be written; the action itself was done.",
     "keeper.lost": "The keeper process died, and the node's sandboxes with it.",

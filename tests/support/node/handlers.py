@@ -6,6 +6,7 @@ The shape is that of ProRL Agent's own handlers: a `name`, optional arguments af
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,4 +72,4 @@ def install_handlers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ported-handlers\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(plugins, "_registry", plugins._registry.__wrapped__)
+    monkeypatch.setattr(plugins, "_installed", cache(plugins._installed.__wrapped__))

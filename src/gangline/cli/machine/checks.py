@@ -26,7 +26,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.harnesses.installation import installed_version, program_of
 from gangline.installation import extra_command, package_command, smollm2_command
-from gangline.plugins import make_runtime, names
+from gangline.plugins import make_runtime, usable
 from gangline.runtimes.confinement.limits import NOT_ENFORCED
 from gangline.settings import Settings
 
@@ -176,7 +176,7 @@ def check_node_js(settings: Settings) -> Check:
 
 def check_agent_programs(settings: Settings) -> Check:
     """Those that harnesses declare; each is needed by its own harness only."""
-    programs = {name: program for name in names("harness") if (program := program_of(name)) is not None}
+    programs = {name: program for name in usable("harness") if (program := program_of(name)) is not None}
     versions = {name: installed_version(program, settings.tools_dir) for name, program in programs.items()}
     there = [f"{name} {version}" for name, version in versions.items() if version]
     stale = [name for name, version in versions.items() if version != programs[name].version]

@@ -19,7 +19,15 @@ from gangline.domain.views import NodeView, ServiceStatus
 from gangline.installation import extra_command
 from gangline.settings import Settings
 
-__all__ = ["SERVICE_CHECKS", "check_engine", "check_open_files", "check_runtimes", "check_server_port", "check_service"]
+__all__ = [
+    "SERVICE_CHECKS",
+    "check_engine",
+    "check_open_files",
+    "check_plugins",
+    "check_runtimes",
+    "check_server_port",
+    "check_service",
+]
 
 _USUAL_PORT = 8700
 _NO_TOOLS = "its chat template does not render tools"
@@ -33,7 +41,7 @@ def check_runtimes(settings: Settings) -> Check:
     """The runtimes beside the usual one: no harm where they do not run."""
     told: list[str] = []
     broken: list[str] = []
-    for name in plugins.names("runtime"):
+    for name in plugins.usable("runtime"):
         if name == "sandbox":
             continue
         try:
@@ -45,6 +53,14 @@ def check_runtimes(settings: Settings) -> Check:
             told.append(f"{name}: yes")
     state = "optional" if broken else "ok"
     return Check(name="other runtimes", state=state, found=", ".join(told) or "none", advice=" ".join(broken))
+
+
+def check_plugins(settings: Settings) -> Check:
+    """Those of other packages, which are imported for it."""
+    refused = plugins.refusals()
+    if not refused:
+        return Check(name="plug-ins", state="ok", found="each fulfils its contract")
+    return Check(name="plug-ins", state="optional", found=f"{len(refused)} refused", advice=" ".join(refused))
 
 
 def check_open_files(settings: Settings) -> Check:
@@ -180,6 +196,7 @@ def check_traces(settings: Settings) -> Check:
 
 SERVICE_CHECKS: tuple[Examination, ...] = (
     check_runtimes,
+    check_plugins,
     check_open_files,
     check_server_port,
     check_service,

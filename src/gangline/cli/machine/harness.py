@@ -30,9 +30,11 @@ NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Nam
 @harness.command("list")
 def list_(as_json: JsonOption = False) -> None:
     """Show every harness with its program, the supported version and the installed version."""
-    from gangline.plugins import names
+    from gangline.plugins import refusals, usable
 
-    lines = [_line(name) for name in names("harness")]
+    lines = [_line(name) for name in usable("harness")]
+    for message in refusals():
+        notes().print(f"refused: {message}", markup=False)
     if as_json:
         print_json(lines)
         return
@@ -148,9 +150,9 @@ def _elapsed() -> Generator[None]:
 
 
 def _installed() -> list[str]:
-    from gangline.plugins import names
+    from gangline.plugins import usable
 
-    return [line["harness"] for line in map(_line, names("harness")) if line["installed"]]
+    return [line["harness"] for line in map(_line, usable("harness")) if line["installed"]]
 
 
 def _chosen(names: list[str], settings: str | None) -> dict[str, dict[str, Any]]:

@@ -305,7 +305,7 @@ class Proxy:
 
 
 def _installed() -> list[Dialect]:
-    return [plugins.load("dialect", name)() for name in plugins.names("dialect")]
+    return [plugins.made("dialect", name) for name in plugins.usable("dialect")]
 
 
 def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities) -> bytes:

@@ -79,6 +79,8 @@ class Offers:
             return runtime.missing() if isinstance(runtime, TellsMissing) else None
         except GanglineError as error:
             return error.message
+        except Exception as error:  # a plug-in's: the node starts without it
+            return f"{type(error).__name__}: {error}"
 
     def _num_gpus(self, name: str) -> int | None:
         """None: its sandboxes never have any."""

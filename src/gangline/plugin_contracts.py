@@ -1,0 +1,230 @@
+"""The contract of each kind of plug-in as data, and what an object lacks of it. Imports no plug-in's room.
+
+The Protocols are the contract in full; `tests/unit/test_plugins_page.py` compares these tables with them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Literal, cast
+
+import msgspec
+from pydantic import BaseModel
+
+__all__ = ["CONTRACTS", "Contract", "Kind", "faults", "instance_faults"]
+
+Kind = Literal[
+    "dialect",
+    "engine",
+    "runtime",
+    "harness",
+    "builder",
+    "evaluator",
+    "reward",
+    "engine_server",
+    "tool",
+    "handler",
+    "environment",
+    "hook",
+]
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True):
+    """What Gangline asks of the object behind an entry point."""
+
+    group: str
+    page: str
+    """In docs/guides, with the section."""
+    what: str
+    """For people: what the object is."""
+    is_class: bool = True
+    has_config: bool = False
+    """It has a pydantic `Config`, from which it is made; otherwise it is made of nothing."""
+    waits: Mapping[str, int] = {}
+    """Methods of type `async def` -> how many arguments they are called with, by place."""
+    answers: Mapping[str, int] = {}
+    """Methods that answer at once, likewise."""
+    fields: Sequence[str] = ()
+    """Attributes of the class."""
+    own_fields: Sequence[str] = ()
+    """Attributes of each object that is made of it."""
+
+
+_ENGINE = {"probe": 0, "capabilities": 0, "chat": 1, "render": 1, "detokenize": 1, "check_health": 1, "close": 0}
+_DIALECT = {"speaks": 1, "key_of": 1, "parse_call": 1, "parse_count": 1, "reply_body": 2, "count_body": 1}
+CONTRACTS: Mapping[Kind, Contract] = {
+    "harness": Contract(
+        group="gangline.harnesses",
+        page="harnesses.md#your-own",
+        what="starts an agent program",
+        has_config=True,
+        fields=("name",),
+        waits={"prepare": 1},
+        answers={"judge": 1},
+    ),
+    "runtime": Contract(
+        group="gangline.runtimes",
+        page="runtimes.md#writing-a-runtime",
+        what="a kind of sandbox",
+        fields=("name",),
+        waits={"check": 0, "start": 1, "reap": 2},
+    ),
+    "evaluator": Contract(
+        group="gangline.evaluators",
+        page="evaluators.md#write-your-own-grader",
+        what="gives a session its reward",
+        has_config=True,
+        fields=("name",),
+        waits={"evaluate": 1},
+    ),
+    "reward": Contract(
+        group="gangline.rewards",
+        page="evaluators.md#function",
+        what="a function of the session's transcript, for evaluator `function`",
+        is_class=False,
+    ),
+    "builder": Contract(
+        group="gangline.builders",
+        page="builders-and-exports.md#your-own-builder",
+        what="makes traces of completions",
+        has_config=True,
+        fields=("name",),
+        answers={"build": 1},
+    ),
+    "environment": Contract(
+        group="gangline.environments",
+        page="environments.md#write-your-own-kind",
+        what="a kind of world that agents act in",
+        has_config=True,
+        fields=("name", "hidden_tools", "offers_tools"),
+        own_fields=("command", "env"),
+    ),
+    "tool": Contract(
+        group="gangline.tools",
+        page="tools.md#write-your-own-tool",
+        what="a function that a model may call, for harness `native`",
+        has_config=True,
+        waits={"open": 1, "run": 2, "close": 0},
+        own_fields=("name", "description", "parameters"),
+    ),
+    "handler": Contract(
+        group="gangline.handlers",
+        page="papers/prorl-agent.md#port-a-handler",
+        what="a task family with `init`, `run` and `eval`",
+        waits={"init": 1, "run": 1, "eval": 1},
+        answers={"init_exception": 2, "run_exception": 2, "eval_exception": 2, "final_result": 1},
+    ),
+    "hook": Contract(
+        group="gangline.hooks",
+        page="training.md#hooks",
+        what="a function that changes what a run trains on",
+        is_class=False,
+    ),
+    "engine": Contract(
+        group="gangline.engines",
+        page="engines.md#an-engine-of-your-own",
+        what="a client of an inference server: a class, or a function that makes one",
+        is_class=False,
+        waits=_ENGINE,
+        answers={"stream": 1},
+    ),
+    "dialect": Contract(
+        group="gangline.dialects",
+        page="plugins.md#dialects",
+        what="the wire format of a provider",
+        fields=("name", "title", "routes"),
+        answers=_DIALECT | {"event_writer": 1, "error_answer": 1, "model_list": 1, "model_card": 1},
+    ),
+    "engine_server": Contract(
+        group="gangline.engine_servers",
+        page="plugins.md#engine-servers",
+        what="a function that starts a server for `gangline engine`",
+        is_class=False,
+    ),
+}
+
+
+def faults(kind: Kind, name: str, found: Any) -> str:
+    """What the object behind an entry point lacks: `lacks reap, start`; empty where it lacks nothing."""
+    contract = CONTRACTS[kind]
+    if contract.is_class and not isinstance(found, type):
+        return f"is not a class but of type {type(found).__name__}"
+    if not callable(found):
+        return f"is not callable but of type {type(found).__name__}"
+    return "; ".join(_class_faults(kind, name, cast("type[Any]", found))) if isinstance(found, type) else ""
+
+
+def instance_faults(kind: Kind, made: Any) -> str:
+    """The same of an object that was made from its configuration."""
+    lacking = [name for name in CONTRACTS[kind].own_fields if not hasattr(made, name)]
+    return f"lacks {', '.join(lacking)}" if lacking else ""
+
+
+def _class_faults(kind: Kind, name: str, found: type[Any]) -> Iterator[str]:
+    contract = CONTRACTS[kind]
+    methods: dict[str, int] = {**contract.waits, **contract.answers}
+    config = getattr(found, "Config", None)
+    wanted = [*(["Config"] if contract.has_config else []), *contract.fields, *methods]
+    lacking = [one for one in wanted if not _has(found, one)]
+    abstract = sorted(getattr(found, "__abstractmethods__", frozenset[str]()) - set(lacking))
+    if lacking or abstract:
+        yield f"lacks {', '.join([*lacking, *abstract])}"
+    if contract.has_config and config is not None and not (isinstance(config, type) and issubclass(config, BaseModel)):
+        yield "its Config is not a pydantic model"
+    if kind == "runtime" and "name" not in lacking and found.name != name:
+        yield f"its `name` is {found.name!r}"
+    for method, num_arguments in methods.items():
+        if method not in lacking and (fault := _method_fault(found, method, num_arguments, method in contract.waits)):
+            yield fault
+    if contract.is_class and not abstract and not _takes(found, 1 if contract.has_config else 0):
+        yield f"is not made of {'its Config' if contract.has_config else 'nothing'}"
+
+
+def _has(found: type[Any], name: str) -> bool:
+    """A Protocol's own body, where a class inherits from it, is no implementation; a tool's defaults are."""
+    owner = next((one for one in found.__mro__ if name in one.__dict__), None)
+    if owner is None:
+        return any(name in getattr(one, "__annotations__", {}) for one in found.__mro__ if not _is_protocol(one))
+    return not _is_protocol(owner) or name in ("open", "close")
+
+
+def _is_protocol(owner: type[Any]) -> bool:
+    return bool(owner.__dict__.get("_is_protocol"))
+
+
+def _method_fault(found: type[Any], name: str, num_arguments: int, waits: bool) -> str:
+    method = inspect.getattr_static(found, name)
+    bound: Any = getattr(method, "__func__", method)  # of a static or a class method
+    if not callable(bound):
+        return f"{name} is not a method"
+    if isinstance(bound, FunctionType):
+        own = 0 if isinstance(method, staticmethod) else 1
+        if not _takes(bound, num_arguments + own):
+            return f"{name} does not take {num_arguments} arguments"
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(bound))
+        if waits and not is_async and not _may_wait(bound):
+            return f"{name} is not `async def`"
+        if not waits and is_async:
+            return f"{name} is `async def`, and is not awaited"
+    return ""
+
+
+def _may_wait(function: FunctionType) -> bool:
+    """Whether a plain function says, or may hide behind a decorator, that its result is awaited."""
+    said = str(function.__annotations__.get("return", ""))
+    return hasattr(function, "__wrapped__") or any(word in said for word in ("Awaitable", "Coroutine", "Future"))
+
+
+def _takes(function: Any, num_arguments: int) -> bool:
+    """Whether it can be called with so many arguments by place; other required ones are given by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True  # nothing is known
+    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    least = sum(one.default is one.empty for one in places)
+    return least <= num_arguments and (
+        num_arguments <= len(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    )
