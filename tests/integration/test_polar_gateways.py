@@ -260,6 +260,25 @@ async def test_a_result_whose_callback_did_not_arrive_is_collected(http: httpx.A
     assert (task.outcomes, task.rewards) == ({"completed": 1}, (0.75,))
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+async def test_a_result_of_a_held_out_task_is_marked(http: httpx.AsyncClient, client: ServerClient, held_out: bool):
+    """A gateway knows nothing of the mark."""
+    task: dict[str, Any] = {
+        "task_id": "t1",
+        "instruction": "do it",
+        "runtime": {"backend": "docker", "image": "one:1", "network": "full"},
+        "agent": {"harness": "codex", "model_name": "served"},
+        "held_out": held_out,
+    }
+    gateway = Gateway(http)
+    async with gateway.registered():
+        await client.submit(task)
+        session = await gateway.next()
+        gateway.results[session["session_id"]] = result_of(session)
+        await client.wait("t1", timeout_s=30)
+    assert [one.held_out for one in await client.result("t1")] == [held_out]
+
+
 async def test_a_result_that_cannot_be_read_fails_the_session(http: httpx.AsyncClient, client: ServerClient):
     gateway = Gateway(http)
     async with gateway.registered():

@@ -19,7 +19,7 @@ from gangline.datasets.index import Entry, Index, Split, Stratum
 from gangline.datasets.kinds import Kind
 from gangline.datasets.provenance import Gathering, Provenance
 from gangline.datasets.rows import rows_of_kind
-from gangline.datasets.selection import Recorded, Selection, is_wanted, judged, metadata_value
+from gangline.datasets.selection import HELD_OUT, Recorded, Selection, is_wanted, judged, metadata_value
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.durable import write_whole
 
@@ -86,21 +86,25 @@ def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callab
     _prepare(folder)
     settings = {"by": spec.by, "test_share": spec.test_share, "seed": spec.seed}
     gathering = Gathering(spec.selection, settings)
+    num_held_out = 0
     with Index(folder / _INDEX, spec.seed) as index:
         for recorded in source.sessions():
-            if is_wanted(spec.selection, recorded.metadata):
+            if recorded.result.held_out and not spec.selection.held_out:
+                num_held_out += is_wanted(spec.selection, recorded.metadata)
+            elif is_wanted(spec.selection, recorded.metadata):
                 gathering.add(recorded)
                 index.add(_entry(spec, recorded))
             on_session()
         strata = index.decide(
             duplicates=spec.selection.duplicates, per_task=spec.selection.per_task, test_share=spec.test_share
         )
-        reasons = index.reasons()
+        reasons = ({HELD_OUT: num_held_out} if num_held_out else {}) | index.reasons()
         files = tuple(_written(spec, index, source, folder / _STAGED))
     if not files:
         shutil.rmtree(folder / _STAGED)
         told = ", ".join(f"{why} ({number})" for why, number in reasons.items()) or "no session has ended"
-        raise NotFound(f"there is nothing to write: {told}.")
+        way_out = " `--held-out include` takes the held-out ones." if num_held_out else ""
+        raise NotFound(f"there is nothing to write: {told}.{way_out}")
     made = Dataset(
         name=spec.name,
         by=spec.by,

@@ -14,10 +14,12 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.views import Verdict as PersonsVerdict
 from gangline.engines.fields import media_in
 
-__all__ = ["Recorded", "Selection", "Standing", "Verdict", "is_wanted", "judged", "metadata_value"]
+__all__ = ["HELD_OUT", "Recorded", "Selection", "Standing", "Verdict", "is_wanted", "judged", "metadata_value"]
 
 Standing = Literal["accepted", "rejected", "left_out"]
 """rejected: a graded answer that is no good, which verifiers and preferences learn from. left_out: in no row."""
+HELD_OUT = "left out: held out"
+"""The reason for sessions that measure."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -57,6 +59,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Most accepted sessions of a task: those of highest reward, then the shortest."""
     duplicates: bool = False
     """Keep sessions that say the same as an earlier one, too."""
+    held_out: bool = False
+    """Look at sessions of held-out tasks, too."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

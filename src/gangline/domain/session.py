@@ -88,6 +88,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Which limit the runtime really enforced, and how."""
     usage: SessionUsage | None = None
     """Resources of the attempt's sandboxes; None where it had none."""
+    held_out: bool = False
+    """It measures, and is never trained on: its task's own mark, which stays where nobody knows the task any more."""
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):

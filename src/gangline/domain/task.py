@@ -522,6 +522,9 @@ class TaskRequest(_Spec):
     """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
     callback_expiry_seconds: float | None = Field(default=None, gt=0)
     """How long the callback is tried; None is as long as the server does usually."""
+    held_out: bool = False
+    """The task measures, and is never trained on: collectors refuse it, and `gangline data` and `gangline export` leave
+    its sessions out. Runs set it on what they evaluate, and so does `gangline eval`. Forks are like their parent."""
     fork: ForkSpec | None = None
     """The session that this task's sessions continue, from one of its turns; None: they begin at the beginning."""
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -158,7 +158,7 @@ class EvaluationRun:
         for run in range(1, _MOST_RUNS + 1):
             run_id = task_id if run == 1 else f"{task_id}.run{run}"
             asked.add(run_id)
-            task = {**body, "task_id": run_id, "num_samples": self._spec.num_samples}
+            task = {**body, "task_id": run_id, "num_samples": self._spec.num_samples, "held_out": True}
             await answered(self._service.submit, task, self._retry_s)
             await self._service.wait(run_id)
             sessions = await answered(self._service.result, run_id, self._retry_s)

@@ -206,7 +206,7 @@ def _prompts(batch: Mapping[str, Any]) -> list[SkyRLPrompt]:
     if metadata is not None and metadata.training_phase != "train":
         raise InvalidRequest(
             "SkyRL asks for trajectories to evaluate on, and these are for training: set trainer.eval_interval=-1, and "
-            "evaluate by submitting tasks to the service."
+            "evaluate with `gangline eval`."
         )
     if not batch.get("trajectory_ids"):
         raise InvalidRequest("SkyRL's batch has no trajectory_ids, so nobody knows which prompts make a group.")

@@ -167,7 +167,7 @@ def _check_trainer(trainer: Any) -> None:
     if not trainer.model.training:
         raise InvalidRequest(
             "TRL asks for rollouts to evaluate on, and a collector's groups are for training: set eval_strategy='no', "
-            "and evaluate by submitting tasks to the service."
+            "and evaluate with `gangline eval`."
         )
     if trainer.accelerator.num_processes > 1:
         raise InvalidRequest(

@@ -36,7 +36,7 @@ from gangline.cli.datasets.options import (
     WhereOption,
 )
 from gangline.cli.results.choosing import checked_outcomes, key_and_value
-from gangline.cli.results.export_options import VerdictsOption
+from gangline.cli.results.export_options import HeldOut, HeldOutOption, VerdictsOption
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
 from gangline.datasets.kinds import Kind
 from gangline.domain.errors import InvalidRequest, NotFound
@@ -64,6 +64,7 @@ def data(
     per_task: PerTaskOption = None,
     keep_duplicates: DuplicatesOption = False,
     keep_cheats: CheatsOption = False,
+    held_out: HeldOutOption = HeldOut.exclude,
     verdicts: VerdictsOption = None,
     by: ByOption = "repo",
     test_share: TestShareOption = 0.1,
@@ -79,8 +80,7 @@ def data(
 ) -> None:
     """Make a dataset of recorded sessions: filter, deduplicate, split, and write Parquet with a dataset card.
 
-    The folder loads with `datasets.load_dataset(FOLDER)`. Every row names its session. Exit code 4 if nothing was
-    accepted.
+    The folder loads with `datasets.load_dataset(FOLDER)`. Every row names its session. Exit code 4: none was accepted.
     """
     from gangline.cli.results.records import open_records
     from gangline.datasets.build import DatasetSpec
@@ -101,6 +101,7 @@ def data(
             where=tuple(map(key_and_value, where or ())),
             per_task=per_task,
             duplicates=keep_duplicates,
+            held_out=held_out is HeldOut.include,
         ),
         by=by,
         test_share=test_share,
@@ -108,8 +109,7 @@ def data(
     )
     made = _build(spec, open_records(data, server, verdicts), names, out, license_name)
     _show(made, out, as_json=as_json)
-    if push is not None:
-        _push(made, out, push, token, public=public)
+    _push(made, out, push, token, public=public)
 
 
 def _annotations(records: Records, dataset: str, names: Sequence[str] | None) -> dict[str, Annotation]:
@@ -194,9 +194,11 @@ def _token(push: str | None, dry_run: bool) -> str | None:
     return token
 
 
-def _push(made: Dataset, out: Path, repository: str, token: str | None, *, public: bool) -> None:
+def _push(made: Dataset, out: Path, repository: str | None, token: str | None, *, public: bool) -> None:
     from gangline.datasets.hub import files_to_publish, publish
 
+    if repository is None:
+        return
     if token is None:
         listed = ", ".join(f"{one} ({(out / one).stat().st_size} bytes)" for one in files_to_publish(made))
         notes().print(f"Would publish to {repository}: {listed}. Add --no-dry-run to do it.", markup=False)
@@ -206,6 +208,8 @@ def _push(made: Dataset, out: Path, repository: str, token: str | None, *, publi
 
 
 def _show(made: Dataset, out: Path, *, as_json: bool) -> None:
+    from gangline.datasets.selection import HELD_OUT
+
     if as_json:
         print_json({"path": str(out), "dataset": made})
         return
@@ -217,7 +221,7 @@ def _show(made: Dataset, out: Path, *, as_json: bool) -> None:
         table.add_row(one.name, *map(str, counts), f"{one.rate:.1%}")
     console().print(table, "")
     for why, number in made.reasons.items():
-        console().print(f"{number} {why}", markup=False)
+        console().print(f"{number} {why}{'; --held-out include' if why == HELD_OUT else ''}", markup=False)
     for file in made.files:
         console().print(f"{out / file.path}: {file.num_rows} rows", markup=False, soft_wrap=True)
 

@@ -33,7 +33,10 @@ def checked_outcomes(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class Choice:
-    """Sessions of tasks with certain metadata, with certain outcomes, of a least reward. Empty: any."""
+    """Sessions of tasks with certain metadata, with certain outcomes, of a least reward. Empty: any.
+
+    Those of held-out tasks are left out, and counted in `num_held_out`, unless they are asked for.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,11 @@ class Choice:
         where: Sequence[str] = (),
         outcomes: Sequence[str] = (),
         min_reward: float | None = None,
+        held_out: bool = False,
     ) -> None:
         """Raises: InvalidRequest."""
+        self.num_held_out = 0
+        self._takes_held_out = held_out
         self._where = [key_and_value(one) for one in where]
         self._outcomes = checked_outcomes(outcomes)
         self._min_reward = min_reward
@@ -56,6 +62,13 @@ class Choice:
         self._metadata_of = metadata_of
 
     def takes(self, result: SessionResult) -> bool:
+        wanted = self._wants(result)
+        if wanted and result.held_out and not self._takes_held_out:
+            self.num_held_out += 1
+            return False
+        return wanted
+
+    def _wants(self, result: SessionResult) -> bool:
         from gangline.datasets.selection import metadata_value
 
         if self._outcomes and result.outcome not in self._outcomes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from gangline.cli.results.export_options import (
     BuilderOption,
     FileNameOption,
     FormatOption,
+    HeldOut,
+    HeldOutOption,
     LeastRewardOption,
     OfOutcomeOption,
     RowFormat,
@@ -25,7 +28,7 @@ from gangline.cli.results.export_options import (
     WholePromptsOption,
 )
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from gangline.cli.results.records import RequestOf
@@ -100,6 +103,7 @@ def export(
     outcome: OfOutcomeOption = None,
     min_reward: LeastRewardOption = None,
     verdicts: VerdictsOption = None,
+    held_out: HeldOutOption = HeldOut.exclude,
     builder: BuilderOption = None,
     whole_prompts: WholePromptsOption = False,
     agent: Annotated[
@@ -116,15 +120,31 @@ def export(
     changes = [] if builder is None else [_rebuilding(builder)]
     changes += [_written_out] if whole_prompts else []
     with records.requests() as request_of:
-        choice = Choice(request_of, where=where or (), outcomes=outcome or (), min_reward=min_reward)
+        include = held_out is HeldOut.include
+        choice = Choice(request_of, where=where or (), outcomes=outcome or (), min_reward=min_reward, held_out=include)
         found = (one for one in find_results_of(records, names) if choice.takes(one))
-        results = _Counted(found, changes)
+        results = _Counted(_some(found, choice), changes)
         path, what, num = _write(results, out, file_name or _name_of(names), row_format, agent, request_of)
     if as_json:
-        counts = {f"num_{what}": num, "num_sessions": results.num_sessions}
+        counts = {f"num_{what}": num, "num_sessions": results.num_sessions, "num_held_out": choice.num_held_out}
         print_json({"path": str(path), "format": row_format.value, **counts})
     else:
-        console().print(f"{path}: {num} {what} of {results.num_sessions} sessions", markup=False, soft_wrap=True)
+        left_out = f"; {choice.num_held_out} left out: held out; --held-out include" if choice.num_held_out else ""
+        told = f"{path}: {num} {what} of {results.num_sessions} sessions{left_out}"
+        console().print(told, markup=False, soft_wrap=True)
+
+
+def _some(found: Iterator[SessionResult], choice: Choice) -> Iterator[SessionResult]:
+    """Raises: NotFound, before a file is written, when held-out sessions are all that there are."""
+    first = next(found, None)
+    if first is None:
+        if choice.num_held_out:
+            raise NotFound(
+                f"all {choice.num_held_out} sessions are held out: they measure, and are not to be trained on. "
+                "`--held-out include` takes them."
+            )
+        return iter(())
+    return itertools.chain([first], found)
 
 
 def _name_of(names: Sequence[str]) -> str:

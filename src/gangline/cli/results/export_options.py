@@ -11,6 +11,8 @@ __all__ = [
     "BuilderOption",
     "FileNameOption",
     "FormatOption",
+    "HeldOut",
+    "HeldOutOption",
     "LeastRewardOption",
     "OfOutcomeOption",
     "RowFormat",
@@ -29,6 +31,11 @@ class RowFormat(StrEnum):
     atif = "atif"
     verifiers = "verifiers"
     csv = "csv"
+
+
+class HeldOut(StrEnum):
+    exclude = "exclude"
+    include = "include"
 
 
 SessionNames = Annotated[
@@ -76,5 +83,13 @@ VerdictsOption = Annotated[
         help="Rewards of `gangline regrade --name NAME` instead of the recorded ones; sessions without one are left "
         "out.",
         show_default=False,
+    ),
+]
+HeldOutOption = Annotated[
+    HeldOut,
+    typer.Option(
+        "--held-out",
+        help="Sessions that measure: of `gangline eval`, a run's evaluations, tasks with `held_out`. They are left out "
+        "and counted, also where they are named.",
     ),
 ]

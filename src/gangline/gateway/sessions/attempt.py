@@ -133,6 +133,10 @@ class Attempt:
         """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
         return self.stages.since
 
+    @property
+    def _opened(self) -> AttemptOpened:
+        return AttemptOpened(*self.key, self.lease.task_id, self.lease.fence, self._task.held_out)
+
     def overdue_s(self) -> float | None:
         """Seconds since its present work should have ended, by its budget; None while it waits."""
         return self.stages.overdue_s(0.0 if self._session is None else self._session.meter.held_s)
@@ -197,7 +201,7 @@ class Attempt:
                 raise NodeError(
                     f"a session of its caller's own has the id {self.lease.session_id!r} open on this node."
                 )
-            await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
+            await self._parts.journal.open_attempt(self._opened)
         budget_s = self._task.init_timeout_seconds
         async with self._parts.pools.init:
             with self.stages.within("init", budget_s):
@@ -208,7 +212,7 @@ class Attempt:
         """Raises: NodeError: another node may still take the lease; StoreError."""
         if self._parts.serves(self.lease.session_id):
             raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
-        await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
+        await self._parts.journal.open_attempt(self._opened)
 
     async def run(self, prepared: Prepared) -> RunEnd:
         """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
@@ -340,6 +344,7 @@ class Attempt:
             artifacts=graded.artifacts,
             limits={} if agent is None else agent.limits(),
             usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome not in UNGRADED),
+            held_out=self._task.held_out,
         )
 
     async def _clean(self) -> None:

@@ -45,6 +45,7 @@ class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
     attempt: int
     task_id: str
     fence: int
+    held_out: bool = False
 
 
 class Appended(msgspec.Struct, frozen=True, tag="completions"):

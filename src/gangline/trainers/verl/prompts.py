@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
 from gangline.trainers.verl.settings import GanglineSettings, Sampling
+from gangline.training.collecting.service import refuse_held_out
 
 __all__ = ["Prompt", "TaskMaker", "prompts_in"]
 
@@ -74,7 +75,7 @@ class TaskMaker:
         self._template = None if settings.task_template is None else _read(settings)
 
     def task(self, prompt: Prompt, task_id: str, num_samples: int, sampling: Sampling) -> dict[str, Any]:
-        """Raises: InvalidRequest when there is neither the column nor a template."""
+        """Raises: InvalidRequest when there is neither the column nor a template, or a held-out task is trained on."""
         written = prompt.columns.get(self._column)
         if written is not None:
             task = _parsed(written, f"column {self._column} of prompt {prompt.uid}")
@@ -84,6 +85,8 @@ class TaskMaker:
             raise InvalidRequest(
                 f"the data set has no column {self._column!r} with tasks, and no task_template is set for its prompts."
             )
+        if prompt.partition == "train":
+            refuse_held_out({**task, "task_id": task_id})
         capture = cast("Mapping[str, Any]", task.get("capture") or {})
         policy = {**cast("Mapping[str, Any]", capture.get("sampling") or {}), **sampling.as_policy()}
         return {
@@ -91,6 +94,7 @@ class TaskMaker:
             "task_id": task_id,
             "num_samples": num_samples,
             "capture": {**capture, "sampling": policy},
+            "held_out": prompt.partition == "val",
         }
 
 

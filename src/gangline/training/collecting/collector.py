@@ -23,7 +23,7 @@ from gangline.domain.errors import GanglineError, OutOfTasks
 from gangline.domain.ids import new_id
 from gangline.training.collecting.beside.tasks import Beside, BesideTask
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
-from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named
+from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named, refuse_held_out
 
 __all__ = [
     "Admit",
@@ -103,10 +103,11 @@ class _Rollouts:
         return len(self._running)
 
     def start(self) -> bool:
-        """Start the next task; False when there is none."""
+        """Start the next task; False when there is none. Raises: InvalidRequest of a held-out one."""
         task = next(self._tasks, None)
         if task is None:
             return False
+        refuse_held_out(task)
         task = named(task, id_of(task) or new_id("task"))
         rollout = _Rollout(task, id_of(task), self._beside.of(task))
         self.counts.submitted += 1

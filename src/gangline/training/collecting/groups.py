@@ -217,6 +217,8 @@ def why_without_reward(session: SessionResult) -> str | None:
 
 def why_invalid(session: SessionResult) -> str | None:
     """Why a session cannot be compared; None when it can."""
+    if session.held_out:
+        return "it is held out: it measures, and is not trained on"
     if (why := why_without_reward(session)) is not None or trainable_traces(session):
         return why
     if reasons := tokens_left_out([session]):

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from gangline.domain.errors import ServerUnavailable
+from gangline.domain.errors import InvalidRequest, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 
-__all__ = ["MOST_RUNS", "RolloutClient", "Task", "answered", "id_of", "named"]
+__all__ = ["MOST_RUNS", "RolloutClient", "Task", "answered", "id_of", "named", "refuse_held_out"]
 
 MOST_RUNS = 3
 """Runs of a task whose sessions come back incomplete, under `resubmit`."""
@@ -52,3 +52,12 @@ def id_of(task: Task) -> str:
 def named(task: Task, task_id: str) -> Task:
     changes = {"task_id": task_id}
     return task.model_copy(update=changes) if isinstance(task, TaskRequest) else {**task, **changes}
+
+
+def refuse_held_out(task: Task) -> None:
+    """Raises: InvalidRequest for a task that measures, and so is not trained on."""
+    if task.held_out if isinstance(task, TaskRequest) else task.get("held_out"):
+        raise InvalidRequest(
+            f"task {id_of(task) or 'without an id'} is held out: it measures, and its sessions are not trained on. "
+            "Take it out of the tasks that are trained on, or remove `held_out` from it."
+        )

@@ -35,7 +35,7 @@ from gangline.domain.task import TaskRequest
 from gangline.runs.records import EvaluationRecord
 from gangline.training.collecting.admission import lag_of
 from gangline.training.collecting.groups import early_ends, why_without_reward
-from gangline.training.collecting.service import RolloutClient, answered
+from gangline.training.collecting.service import RolloutClient, answered, named, refuse_held_out
 from gangline.training.collecting.task_stream import seeded_task
 from gangline.training.options import TrainingOptions
 
@@ -159,7 +159,7 @@ class Evaluation:
         run_id, run = task_id, 1
         while True:
             asked.add(run_id)
-            body = {**task, "task_id": run_id, "num_samples": self._num_samples}
+            body = {**task, "task_id": run_id, "num_samples": self._num_samples, "held_out": True}
             submitted = await answered(self._service.submit, body, self._retry_s)
             await self._service.wait(run_id)
             sessions = await answered(self._service.result, run_id, self._retry_s)
@@ -180,7 +180,9 @@ class Evaluation:
 
 
 def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
-    """Raises: InvalidRequest when a held-out task is also trained on, under any id."""
+    """Raises: InvalidRequest when a held-out task is also trained on, under any id, or one that says so itself."""
+    for number, task in enumerate(tasks, 1):
+        refuse_held_out(named(task, task.get("task_id") or f"{number} of those to train on"))
     ids = {task["task_id"]: number for number, task in enumerate(tasks, 1) if task.get("task_id")}
     contents = {_content(task): number for number, task in enumerate(tasks, 1)}
     shared = [
@@ -189,10 +191,10 @@ def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapp
         if (trained := contents.get(_content(task), ids.get(task.get("task_id")))) is not None
     ]
     if shared:
-        named = ", ".join(f"held-out task {number} is task {trained}" for number, trained in shared[:3])
+        shown = ", ".join(f"held-out task {number} is task {trained}" for number, trained in shared[:3])
         more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
         raise InvalidRequest(
-            f"{len(shared)} of {len(held_out)} held-out tasks are trained on ({named}{more}): they have the same "
+            f"{len(shared)} of {len(held_out)} held-out tasks are trained on ({shown}{more}): they have the same "
             "content or the same id, and would measure what the model remembers. Take them out of one of the files."
         )
 

@@ -53,4 +53,5 @@ class Recovery:
             outcome="infra_error",
             failure=RESTARTED,
             completions=tuple(completions),
+            held_out=opened.held_out,
         )

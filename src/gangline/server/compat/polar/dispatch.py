@@ -131,7 +131,9 @@ class PolarDispatch:
         """Let a gateway's report count. Raises: NotFound, LeaseLost, Conflict, InvalidRequest, StoreError, DiskFull."""
         store = self._service.store
         session = await store.query(store.session, told.session_id)
-        await self._service.report(told.session_id, encode_msgpack(session_result(told, session)))
+        task = await store.query(store.request, session.task_id)
+        result = session_result(told, session, held_out=task.held_out)
+        await self._service.report(told.session_id, encode_msgpack(result))
 
     def _alive(self) -> list[_Gateway]:
         now = time.monotonic()

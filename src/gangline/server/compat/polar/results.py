@@ -68,7 +68,7 @@ class PolarSessionResult(_Record):
     error: str | None = None
 
 
-def session_result(told: PolarSessionResult, session: SessionView) -> SessionResult:
+def session_result(told: PolarSessionResult, session: SessionView, *, held_out: bool = False) -> SessionResult:
     """Raises: LeaseLost, Conflict, InvalidRequest."""
     if told.task_id != session.task_id:
         raise Conflict(f"session {session.session_id!r} is of task {session.task_id!r}, not {told.task_id[:140]!r}.")
@@ -96,6 +96,7 @@ def session_result(told: PolarSessionResult, session: SessionView) -> SessionRes
             num_completions=len(traces),
             reward=reward,
         ),
+        held_out=held_out,
     )
 
 

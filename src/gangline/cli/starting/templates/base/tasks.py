@@ -35,6 +35,7 @@ def build_task(number: int) -> dict:
             "config": {"command": ["python3", "reward.py"], "files": {"reward.py": {"from_file": "reward.py"}}},
         },
         "metadata": {"file": file, "word": word},  # for reward.py; the agent does not see it
+        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
     }
 
 

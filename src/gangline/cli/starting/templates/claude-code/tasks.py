@@ -45,6 +45,7 @@ def build_task(number: int) -> dict:
             },
         },
         "metadata": {"word": drawers[name]},  # for reward.py; the agent does not see it
+        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
     }
 
 

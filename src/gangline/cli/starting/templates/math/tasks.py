@@ -33,6 +33,7 @@ def build_task(number: int) -> dict:
             "config": {"command": ["python3", "reward.py"], "files": {"reward.py": {"from_file": "reward.py"}}},
         },
         "metadata": {"answer": first * second + third},  # for reward.py; the agent does not see it
+        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
     }
 
 

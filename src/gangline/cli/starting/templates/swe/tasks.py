@@ -55,6 +55,7 @@ def build_task(number: int) -> dict:
             "function": name,
             "tests": list(zip(inputs[1:], results[1:], strict=True)),
         },  # the agent does not see them
+        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
     }
 
 
