@@ -83,10 +83,19 @@ def _rollout_usage(sample: Sample, usage: Any, num: int) -> None:
 
 
 def verifiers_trace(record: Record, row: int) -> Iterator[Sample]:
-    """`Trace`: each branch is a sample, and a node that branches share is trained in the first.
+    """`Trace`, or an episode of several: each branch is a sample; a node that branches share is trained in the first.
 
-    Source: verifiers 0.4.0, `v1/trace.py`, `v1/graph.py`.
+    Source: verifiers 0.4.0, `v1/trace.py`, `v1/graph.py`, `v1/utils/trace_store.py`.
     """
+    number = 1
+    for trace in record["traces"] if "nodes" not in record else [record]:
+        for sample in _branches(trace, row, number):
+            yield sample
+            number = sample.number + 1
+
+
+def _branches(record: Record, row: int, first: int) -> Iterator[Sample]:
+    """first: number of the first sample."""
     nodes: list[Any] = record["nodes"]
     calls = {call["node"]: call for call in record.get("calls") or () if call.get("node") is not None}
     parents = {node.get("parent") for node in nodes}
@@ -94,7 +103,7 @@ def verifiers_trace(record: Record, row: int) -> Iterator[Sample]:
     has_fault = bool(record.get("errors")) and not record.get("ok")
     scores = [one for one in (record.get("rewards") or {}).values() if one is not None]
     reward = sum(one["score"] * one.get("weight", 1.0) for one in scores)
-    for number, leaf in enumerate((one for one in range(len(nodes)) if one not in parents), start=1):
+    for number, leaf in enumerate((one for one in range(len(nodes)) if one not in parents), start=first):
         path: list[int] = []
         at: int | None = leaf
         while at is not None and at not in path:
@@ -168,11 +177,11 @@ def _count(sample: Sample, at: int, counted: Any, num: int) -> None:
 
 
 def atif_trajectory(record: Record, row: int) -> Iterator[Sample]:
-    """Steps with token ids; sub-agents' trajectories too.
+    """Steps with token ids; sub-agents' trajectories too. A row of `gangline data --kind atif` holds one.
 
     Source: Harbor's RFC 0001, ATIF v1.7.
     """
-    yield from _steps(record, row, [0])
+    yield from _steps(record.get("trajectory", record), row, [0])
 
 
 def _steps(record: Record, row: int, count: list[int]) -> Iterator[Sample]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -17,13 +18,25 @@ from gangline.checking.call_forms import (
 )
 from gangline.checking.history import History
 from gangline.checking.kinds import KINDS, Finding
-from gangline.checking.row_forms import gangline_rows, slime_samples, trl_rows, verl_rows
+from gangline.checking.openings import Openings
+from gangline.checking.row_forms import (
+    COLUMNS,
+    conversations,
+    gangline_rows,
+    named_rows,
+    slime_samples,
+    trl_rows,
+    verl_rows,
+)
 from gangline.checking.rules import Vocabulary, judge
 from gangline.checking.samples import Sample
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import Logprobs, TokenIds
 
 __all__ = ["FORMS", "Report", "Score", "check_records", "form_of"]
+
+_MOST_UNREADABLE = 100
+"""Records after which a file of which none could be read is given up."""
 
 Score = Callable[[TokenIds, float], Logprobs]
 """(ids [T], temperature) -> log-prob of each id given those before it [T]."""
@@ -37,6 +50,7 @@ FORMS: dict[str, Callable[[Mapping[str, Any], int], Iterator[Sample]]] = {
     "slime": slime_samples,
     "verl": verl_rows,
     "atif": atif_trajectory,
+    "messages": conversations,
 }
 
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -44,7 +58,10 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openenv", ("per_token_logps",)),
     ("openenv", ("turns", "schema_version")),
     ("verifiers", ("nodes", "task")),
+    ("verifiers", ("traces", "task")),
+    ("gangline", ("input_ids", "assistant_masks")),
     ("atif", ("steps", "agent")),
+    ("atif", ("trajectory", "session_id")),
     ("nemo_gym", ("generation_token_ids",)),
     ("nemo_gym", ("response", "responses_create_params")),
     ("slime", ("tokens", "response_length")),
@@ -55,6 +72,8 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("verl", ("response_ids", "response_mask")),
     ("verl", ("batch",)),
     ("nemo_gym", ("output",)),
+    ("messages", ("messages",)),
+    ("messages", ("chosen", "rejected")),
 )
 """Fields by which a record is known, in order."""
 
@@ -64,6 +83,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     forms: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     """Form -> records."""
+    given_up: bool = False
+    """None of the first records could be read, and the others were not tried."""
     num_records: int = 0
     num_samples: int = 0
     num_tokens: int = 0
@@ -91,6 +112,7 @@ def check_records(
     records: Iterable[Any],
     *,
     form: str | None = None,
+    columns: Mapping[str, str] | None = None,
     vocabulary: Vocabulary | None = None,
     score: Score | None = None,
     temperature: float = 1.0,
@@ -99,21 +121,22 @@ def check_records(
 ) -> Report:
     """Check records in order; memory does not grow with their number.
 
-    Raises: InvalidRequest for an unknown form.
+    columns: one of COLUMNS -> the name that the records have for it; then they are of no form.
+    Raises: InvalidRequest for an unknown form, or columns that do not suffice.
     """
-    if form is not None and form not in FORMS:
-        raise InvalidRequest(f"there is no form {form!r}; there are: {', '.join(FORMS)}")
-    report, history = Report(), History()
+    read = _reader(form, columns)
+    report, history, openings = Report(), History(), Openings()
     counts: Counter[str] = Counter()
     forms: Counter[str] = Counter()
     total, has_logprobs = 0.0, None
     for row, record in enumerate(records, start=1):
-        name = form or form_of(record)
+        name = "columns" if columns else form or form_of(record)
         report.num_records += 1
         forms[name or "unknown"] += 1
-        for sample in _samples(record, name, row):
+        for sample in _samples(record, name, row, read):
             judge(sample, vocabulary or Vocabulary())
             history.judge(sample)
+            openings.add(sample)
             if not sample.findings and sample.logprobs is None and has_logprobs:
                 sample.add("logprobs_missing", None, "no log-probs")
             has_logprobs = sample.logprobs is not None if has_logprobs is None else has_logprobs
@@ -126,18 +149,41 @@ def check_records(
             report.num_trained += int(np.count_nonzero(sample.mask))
             counts.update(finding.kind for finding in sample.findings)
             report.findings += sample.findings[: max(0, limit - len(report.findings))]
+        if row == _MOST_UNREADABLE == counts["unreadable"]:
+            report.given_up = True
+            break
+    suspicious = openings.findings()
+    counts.update(finding.kind for finding in suspicious)
+    report.findings += suspicious[: max(0, limit - len(report.findings))]
     report.counts, report.forms = dict(counts.most_common()), dict(forms)
     if score is not None and report.recomputed_tokens:
         report.mean_difference = total / report.recomputed_tokens
     return report
 
 
-def _samples(record: Any, form: str | None, row: int) -> Iterator[Sample]:
+def _reader(form: str | None, columns: Mapping[str, str] | None) -> Callable[[Any, int], Iterator[Sample]] | None:
+    """None where each record shows its own form. Raises: InvalidRequest."""
+    if columns:
+        if unknown := sorted(columns.keys() - set(COLUMNS)):
+            raise InvalidRequest(f"there is no column {unknown[0]!r} to name; there are: {', '.join(COLUMNS)}")
+        if "ids" not in columns and "response" not in columns:
+            raise InvalidRequest("name the column of the token ids: ids (prompt and response), or prompt and response")
+        return partial(named_rows, columns)
+    if form is not None and form not in FORMS:
+        raise InvalidRequest(f"there is no form {form!r}; there are: {', '.join(FORMS)}")
+    return None if form is None else FORMS[form]
+
+
+def _samples(
+    record: Any, form: str | None, row: int, read: Callable[[Any, int], Iterator[Sample]] | None
+) -> Iterator[Sample]:
     if form is None:
-        yield _unreadable(row, f"of no known form; there are: {', '.join(FORMS)}")
+        fields = cast("Mapping[Any, Any]", record) if isinstance(record, Mapping) else (type(record).__name__,)
+        names = ", ".join(sorted(map(str, fields)))
+        yield _unreadable(row, f"of no known form ({names}); there are: {', '.join(FORMS)}"[:300])
         return
     try:
-        yield from FORMS[form](record, row)
+        yield from (read or FORMS[form])(record, row)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         yield _unreadable(row, f"not of the form {form}: {type(error).__name__}: {error}"[:300])
 

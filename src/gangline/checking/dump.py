@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,36 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import decode_msgpack
 from gangline.installation import extra_command
 
-__all__ = ["read_records"]
+__all__ = ["files_in", "read_records"]
+
+_OURS = ("provenance.json",)
+"""Files beside rows that hold none."""
+
+
+def files_in(path: Path) -> list[Path]:
+    """The files of records in a folder and those in it, by name; a file is itself. Raises: InvalidRequest."""
+    if not path.is_dir():
+        return [path]
+    suffixes = {*_kinds(), ".jsonl", ".ndjson"}
+    names = (one for one in sorted(path.rglob("*")) if one.suffix in suffixes and one.name not in _OURS)
+    found = [one for one in names if one.is_file() and not one.name.startswith(".")]
+    if not found:
+        raise InvalidRequest(f"{path} has no file of records: {', '.join(sorted(suffixes))}")
+    return found
+
+
+def _kinds() -> dict[str, Callable[[Path], Iterator[Any]]]:
+    return {".parquet": _parquet, ".msgpack": _msgpack, ".mp": _msgpack, ".json": _document, ".pt": _torch}
 
 
 def read_records(path: Path) -> Iterator[Any]:
     """Records in order. Raises: InvalidRequest when the file cannot be read."""
-    kinds = {".parquet": _parquet, ".msgpack": _msgpack, ".mp": _msgpack, ".json": _document, ".pt": _torch}
+    if path.suffix == ".csv":
+        raise InvalidRequest(f"{path} is a table without token ids: check rows, such as those of `gangline export`.")
     if not path.is_file():
         raise InvalidRequest(f"{path} is not a file")
     try:
-        yield from kinds.get(path.suffix, _lines)(path)
+        yield from _kinds().get(path.suffix, _lines)(path)
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(f"{path} cannot be read as {path.suffix or 'JSON lines'}: {error}") from error
 

@@ -40,6 +40,8 @@ class History:
     def __init__(self) -> None:
         self._rows = _Window()
         self._spans = _Window()
+        self._values: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        """Digest of a row's log-probs -> digest of its trained ids, and the row."""
         self._calls: OrderedDict[str, deque[tuple[Ints, int]]] = OrderedDict()
 
     def judge(self, sample: Sample) -> None:
@@ -60,7 +62,13 @@ class History:
 
     @staticmethod
     def _judge_context(sample: Sample, prompt: Ints, calls: deque[tuple[Ints, int]]) -> None:
-        """A call continues the call with the longest prompt that begins its own, and so must hold its sampled ids."""
+        """A call continues the call with the longest prompt that begins its own, and so must hold its sampled ids.
+        Where the trainer joins all calls into one row, it must hold those of every call before it."""
+        if sample.must_continue and calls and not _begins(prompt, calls[-1][0]):
+            at = _shared(prompt, calls[-1][0])
+            sample.add("splice", at, f"the call before it goes on differently after {at} ids, or for longer")
+        if sample.must_continue:
+            return
         origins = [(ids, num) for ids, num in reversed(calls) if _begins(prompt, ids[:num])]
         longest = max((num for _, num in origins), default=0)
         origins = [(ids, num) for ids, num in origins if num == longest]
@@ -69,9 +77,8 @@ class History:
         if origins and len(prompt) == longest:
             if sample.mask.any():
                 sample.add("retry_trained", longest, "an earlier call of the session has this prompt")
-        elif origins or (sample.must_continue and calls):
-            ids = origins[0][0] if origins else calls[-1][0]
-            at = _shared(prompt, ids)
+        elif origins:
+            at = _shared(prompt, origins[0][0])
             sample.add("splice", at, f"an earlier call's stream goes on differently after {at} ids")
 
     def _doubled(self, sample: Sample) -> bool:
@@ -94,6 +101,15 @@ class History:
         """Long replies with the same log-probs to the last bit are one reply."""
         if sample.logprobs is None or np.count_nonzero(sample.mask) < _MIN_SAME:
             return
+        chosen = sample.logprobs[sample.mask]
+        if len(np.unique(chosen)) > _MIN_SAME // 2:
+            values, ids = hash(chosen.tobytes()), hash(sample.ids[sample.mask].tobytes())
+            first = self._values.setdefault(values, (ids, sample.row))
+            if len(self._values) > _DIGESTS:
+                self._values.popitem(last=False)
+            if first[0] != ids:
+                sample.add("logprobs_copied", None, f"those of row {first[1]}, which has other tokens")
+                return
         row = self._rows.earlier(
             hash((sample.ids.tobytes(), sample.mask.tobytes(), sample.logprobs.tobytes())), sample.row
         )

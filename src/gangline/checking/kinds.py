@@ -49,6 +49,18 @@ KINDS: dict[str, Kind] = {
         "error", "all log-probs of a trained span are 0.0", "the engine reported none: mask the span"
     ),
     "logprobs_padded": Kind("warning", "log-probs of a trained span end in a run of 0.0", "align them with the ids"),
+    "header_trained": Kind(
+        "warning",
+        "a trained turn begins with log-probs of 0.0, which are rare elsewhere in the file",
+        "does the mask begin with the template's header? else the model is sure of how it begins",
+    ),
+    "logprobs_copied": Kind("error", "other tokens have the same log-probs to the last bit", "were they copied?"),
+    "logprobs_constant": Kind(
+        "error", "all log-probs of the row are one number", "the engine reported none: do not train the row"
+    ),
+    "past_stop": Kind(
+        "warning", "a trained turn goes on after a stop token", "is the context between two turns trained?"
+    ),
     "logprobs_shifted": Kind("error", "log-probs stand beside their tokens", "move them by one position"),
     "padding_trained": Kind("error", "padding is trained", "set the loss mask to 0 there"),
     "special_trained": Kind("warning", "a special token that ends no turn is trained", "was it sampled? else mask it"),
@@ -93,7 +105,16 @@ KINDS: dict[str, Kind] = {
     "fault_scored": Kind(
         "error", "a fault of the infrastructure is scored with zero and trained", "drop such rows from their group"
     ),
-    "unreadable": Kind("error", "the record is of no known form, or lacks fields of its form", "name it with --form"),
+    "no_tokens": Kind(
+        "warning",
+        "the record has no token ids: there is nothing to check",
+        "check rows: gangline export, --kind tokens",
+    ),
+    "unreadable": Kind(
+        "error",
+        "the record is of no known form, or lacks fields of its form",
+        "name it with --form, or its columns with --map",
+    ),
     "model_disagrees": Kind(
         "error", "recomputed log-probs differ from the recorded ones", "is it the same model, temperature and context?"
     ),

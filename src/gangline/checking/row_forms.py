@@ -17,13 +17,57 @@ import numpy as np
 from gangline.checking.evidence import gangline_experts, gangline_mask, slime_experts, slime_mask
 from gangline.checking.samples import Sample, as_floats, as_ids, has_images, image_urls, streamed
 
-__all__ = ["gangline_rows", "slime_samples", "trl_rows", "verl_rows"]
+__all__ = ["COLUMNS", "conversations", "gangline_rows", "named_rows", "slime_samples", "trl_rows", "verl_rows"]
 
 Record = Mapping[str, Any]
 
+COLUMNS = ("ids", "prompt", "response", "mask", "logprobs", "versions", "session", "reward")
+"""What columns of an unknown form can be named as."""
+_DATASET = {"ids": "input_ids", "mask": "assistant_masks", "session": "session_id", "reward": "trace_reward"}
+
+
+def named_rows(names: Mapping[str, str], record: Record, row: int) -> Iterator[Sample]:
+    """Rows of any form. names: one of COLUMNS -> its column. `ids` is the whole stream."""
+    values = {name: record[column] for name, column in names.items()}
+    prompt, response = ((), values["ids"]) if "ids" in values else (values.get("prompt"), values["response"])
+    prompt, response = as_ids(prompt), as_ids(response)
+    short = {name: values.get(name) for name in ("mask", "logprobs", "versions")}
+    num = len(prompt) + len(response)
+    for name, given in short.items():  # over the whole stream, or over the response
+        if given is not None and len(given) == num:
+            short[name] = given[len(prompt) :]
+    sample = streamed(
+        row=row,
+        prompt=prompt,
+        response=response,
+        mask=short["mask"],
+        logprobs=short["logprobs"],
+        session=values.get("session"),
+    )
+    if "ids" in values:
+        sample.num_prompt = int(np.argmax(sample.mask)) if sample.mask.any() else num
+    if (versions := short["versions"]) is not None and len(versions) == len(response):
+        sample.versions = np.concatenate((np.full(len(prompt), -1), as_ids(versions)))
+    elif versions is not None:
+        sample.add("lengths", None, f"{len(versions)} versions for {len(response)} tokens")
+    _nothing_trained(sample)
+    _reward(sample, values.get("reward"), is_fault=False)
+    yield sample
+
+
+def conversations(record: Record, row: int) -> Iterator[Sample]:
+    """Messages alone, as `gangline data` and `gangline export --format messages` write them: they have no tokens."""
+    sample = streamed(row=row, prompt=(), response=())
+    sample.add("no_tokens", None, "messages without token ids")
+    yield sample
+
 
 def gangline_rows(record: Record, row: int) -> Iterator[Sample]:
-    """Rows of `gangline export`."""
+    """Rows of `gangline export`, and of `gangline data --kind tokens`."""
+    if "input_ids" in record:
+        same = {name: name for name in ("logprobs", "versions")}
+        yield from named_rows(_DATASET | same, record, row)
+        return
     sample = streamed(
         row=row,
         prompt=record["prompt_ids"],

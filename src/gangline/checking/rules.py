@@ -16,6 +16,7 @@ _SENTINEL = -1000.0
 _ZERO_SPAN = 8
 """A confident model reports 0.0 now and then, rarely for so many tokens."""
 _ZERO_TAIL = 16
+_CONSTANT = 16
 _SHOWN = 3
 """Findings of one kind that one sample reports at most."""
 
@@ -41,6 +42,7 @@ def judge(sample: Sample, vocabulary: Vocabulary) -> None:
     if sample.logprobs is not None:
         _values(sample, sample.logprobs)
         _alignment(sample, sample.logprobs)
+        _constant(sample, sample.logprobs)
         if not is_padded:
             _zeros(sample, sample.logprobs, spans)
 
@@ -101,6 +103,10 @@ def _special(sample: Sample, vocabulary: Vocabulary) -> None:
 def _cut_turns(sample: Sample, vocabulary: Vocabulary, spans: list[tuple[int, int]]) -> None:
     if not vocabulary.stop_ids:
         return
+    goes_on = np.append(sample.mask[1:], False)
+    stops = np.isin(sample.ids, list(vocabulary.stop_ids)) & sample.mask & goes_on
+    if vocabulary.pad_id not in vocabulary.stop_ids:
+        _each(sample, "past_stop", stops, "more of the turn follows")
     num = 0
     for _, end in spans:
         if end < len(sample.ids) and int(sample.ids[end - 1]) not in vocabulary.stop_ids and num < _SHOWN:
@@ -138,6 +144,12 @@ def _values(sample: Sample, logprobs: NDArray[np.float64]) -> None:
     usable = finite & sample.mask
     _each(sample, "logprob_positive", usable & (logprobs > 0.0), "above 0")
     _each(sample, "logprob_sentinel", usable & (logprobs <= _SENTINEL), "below -1000")
+
+
+def _constant(sample: Sample, logprobs: NDArray[np.float64]) -> None:
+    trained = logprobs[sample.mask]
+    if len(trained) >= _CONSTANT and trained[0] != 0.0 and (trained == trained[0]).all():
+        sample.add("logprobs_constant", None, f"{len(trained)} trained tokens with log-prob {trained[0]:g}")
 
 
 def _alignment(sample: Sample, logprobs: NDArray[np.float64]) -> None:

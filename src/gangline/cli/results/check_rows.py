@@ -12,21 +12,34 @@ from gangline.cli.terminal.output import JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from gangline.checking.check import Report
+    from gangline.checking.kinds import Finding
     from gangline.checking.rules import Vocabulary
 
 __all__ = ["register"]
 
 _SHOWN = 20
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="NAME=COLUMN,...",
+        help="Columns of rows of no known form, such as ids=tokens,mask=loss_mask,logprobs=lp. Names: ids, or "
+        "prompt and response; mask, logprobs, versions, session, reward.",
+    ),
+]
 
 
 def check_rows(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="JSON lines, JSON, MessagePack, Parquet, .pt.")
+        list[Path], typer.Argument(metavar="FILE|FOLDER...", help="JSON lines, JSON, MessagePack, Parquet, .pt.")
     ],
     form: Annotated[
         str | None,
-        typer.Option(help="gangline, trl, openenv, verifiers, nemo_gym, slime, verl or atif. Default: by its fields."),
+        typer.Option(
+            help="gangline, trl, openenv, verifiers, nemo_gym, slime, verl, atif or messages. Default: by its fields."
+        ),
     ] = None,
+    columns: ColumnsOption = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer of the rows: smollm2, a folder, or a Hugging Face name.")
     ] = None,
@@ -45,16 +58,17 @@ def check_rows(
 ) -> None:
     """Check rows of any trainer or environment for faults; exit code 1 if there are any."""
     from gangline.checking.check import check_records
-    from gangline.checking.dump import read_records
+    from gangline.checking.dump import files_in, read_records
     from gangline.cli.results.audit import load_score
 
     vocabulary = _vocabulary(tokenizer, stop_id, pad_id)
     score = None if model is None else load_score(model)
     documents: list[dict[str, Any]] = []
-    for path in files:
+    for path in (found for file in files for found in files_in(file)):
         report = check_records(
             read_records(path),
             form=form,
+            columns=_columns(columns),
             vocabulary=vocabulary,
             score=score,
             temperature=temperature,
@@ -69,6 +83,16 @@ def check_rows(
         print_json({"ok": ok, "files": documents})
     if not ok:
         raise typer.Exit(Exit.FAILED)
+
+
+def _columns(text: str | None) -> dict[str, str]:
+    """Raises: InvalidRequest."""
+    from gangline.domain.errors import InvalidRequest
+
+    pairs = [one.partition("=") for one in (text or "").split(",") if one]
+    if wrong := [name for name, _, column in pairs if not name.strip() or not column.strip()]:
+        raise InvalidRequest(f"--map takes NAME=COLUMN, such as ids=tokens; got {wrong[0]!r}")
+    return {name.strip(): column.strip() for name, _, column in pairs}
 
 
 def _vocabulary(tokenizer: str | None, stop_ids: list[int] | None, pad_id: int | None) -> Vocabulary:
@@ -133,11 +157,21 @@ def _print(path: Path, report: Report) -> None:
         style = "red" if KINDS[kind].severity == "error" else "yellow"
         table.add_row(f"[{style}]{kind}[/]", str(num), KINDS[kind].meaning, KINDS[kind].advice)
     out.print(table)
-    for finding in report.findings[:_SHOWN]:
+    if report.given_up:
+        out.print(f"none of the first {report.num_records} records can be read: the others were not tried")
+    grouped: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if finding.position is None and finding.kind in ("unreadable", "no_tokens"):
+            grouped.setdefault(f"{finding.kind}: {finding.detail}", []).append(finding)
+    for words, same in grouped.items():
+        rows = f"row {same[0].row}" if len(same) == 1 else f"{len(same)} rows, the first is {same[0].row}"
+        out.print(f"{rows}: {words}", markup=False, soft_wrap=True)
+    single = [one for one in report.findings if one.kind not in ("unreadable", "no_tokens")]
+    for finding in single[:_SHOWN]:
         place = "" if finding.position is None else f", position {finding.position}"
         number = "" if finding.sample == 1 else f", sample {finding.sample}"
         out.print(f"row {finding.row}{number}{place}: {finding.kind}: {finding.detail}", markup=False, soft_wrap=True)
-    if sum(report.counts.values()) > _SHOWN:
+    if sum(report.counts.values()) > _SHOWN and single:
         out.print(f"... {sum(report.counts.values())} in all; --json lists them")
 
 
