@@ -13,26 +13,32 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from gangline import plugins
 from gangline.cli.machine.checks_service import check_engine, check_service
+from gangline.cli.results.audit import audit_results, print_audit
+from gangline.cli.results.session_view import session_view, task_view
+from gangline.cli.tasks.unshown import lines_of_engines, lines_of_sessions
 from gangline.client.server import ServerClient
 from gangline.domain.contracts import DependsOnTools
 from gangline.domain.errors import ToolsNotRendered
 from gangline.domain.node_views import BackendView, TemplateFacts
 from gangline.domain.session import SessionResult
-from gangline.domain.task import AgentSpec
+from gangline.domain.task import AgentSpec, TaskRequest
+from gangline.domain.unshown import UNSHOWN_GUIDE
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings import Settings
+from gangline.web.outline import open_session
 from support.engines.tokenizers import smollm2_name
 from support.node.attempt import lease_of, node_parts
 from support.node.node import TOKEN, running_node
 from support.node.proxy import proxied_engine
 from support.service.cli_process import gangline
-from support.service.running import any_plugin, beat
+from support.service.running import FakeNode, any_plugin, beat
 
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 DROPPED = "tools (the template does not render them)"
@@ -92,6 +98,80 @@ async def test_a_record_of_a_model_that_is_shown_its_tools_says_nothing() -> Non
             model="scripted", messages=[{"role": "user", "content": "hello"}], tools=TOOLS
         )
         assert running.journal.completions[0].dropped == ()
+
+
+def text_of(view: Any) -> str:
+    out = Console(width=400)
+    with out.capture() as capture:
+        out.print(view)
+    return capture.get()
+
+
+async def test_show_the_page_and_the_audit_say_what_the_model_was_not_shown(tmp_path: Path) -> None:
+    result = await ended(tmp_path, harness="native", max_turns=1, allow_unrendered_tools=True)
+    said = "the model was not shown its 2 tools (shell, editor) in 1 of 1 calls"
+    assert f"{said}; its chat template does not render them: {UNSHOWN_GUIDE}" in text_of(session_view(result))
+    assert f"{result.session_id}: {said}" in text_of(task_view([result, result]))
+    assert [call.unshown for call in open_session(result).outline.calls] == [("its 2 tools (shell, editor)",)]
+    document = audit_results([result])
+    assert document["report"]["num_unshown"] == 1
+    print_audit("t1", document)
+
+
+async def test_the_page_of_guides_that_they_name_is_there() -> None:
+    page, _, anchor = UNSHOWN_GUIDE.partition("#")
+    titles = [line for line in Path(page).read_text().splitlines() if line.startswith("#")]
+    assert anchor in {line.strip("# ").lower().replace(" ", "-") for line in titles}
+
+
+async def test_nothing_is_said_of_a_model_that_is_shown_its_tools(tmp_path: Path) -> None:
+    async with node_parts(tmp_path, script=SCRIPT) as parts, asyncio.timeout(60):
+        result = await Attempt(lease_of(agent={"harness": "native"}), parts).live()
+    assert result.completions
+    assert "was not shown" not in text_of(session_view(result)) + text_of(task_view([result]))
+    assert audit_results([result])["report"]["num_unshown"] == 0
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"harness": "native"}, "harness native has some: its sessions will be refused"),
+        ({"harness": "native", "allow_unrendered_tools": True}, "native has some: the model will not see them"),
+        ({"harness": "shell", "settings": {"command": "true"}}, None),
+    ],
+)
+async def test_submit_says_it_before_a_session_runs(tmp_path: Path, agent: dict[str, Any], said: str | None) -> None:
+    task = TaskRequest.model_validate({"instruction": "x", "agent": agent})
+    async with (
+        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        for rendered in (None, True, False):
+            backends = tuple(msgspec.to_builtins(view(one)) for one in (False, rendered))
+            await client.heartbeat(msgspec.structs.replace(beat([], "n1"), backends=backends))
+            lines = await lines_of_engines(client, [task, task])
+            if rendered is False and said is not None:
+                assert len(lines) == 1
+                assert said in lines[0]
+            else:
+                assert lines == []
+
+
+async def test_submit_that_waits_says_what_sessions_recorded(tmp_path: Path) -> None:
+    """Of an agent program nobody knows its tools before it has asked with them."""
+    result = await ended(tmp_path / "node", harness="native", max_turns=1, allow_unrendered_tools=True)
+    async with (
+        serving(data_dir=tmp_path / "server", control_token=TOKEN, check_task=any_plugin) as running,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        await client.submit({"task_id": "t1", "instruction": "x", "agent": {"harness": "shell"}})
+        node = FakeNode(client)
+        (lease,) = await node.lease()
+        changes = {"session_id": lease.session_id, "fence": lease.fence, "node_id": node.node_id, "trajectory": None}
+        await client.post_result(msgspec.structs.replace(result, **changes))
+        lines = await lines_of_sessions(client, [await client.wait("t1")])
+    assert len(lines) == 1
+    assert "t1.0: the model was not shown its 2 tools (shell, editor)" in lines[0]
 
 
 def view(renders_tools: bool | None) -> BackendView:

@@ -21,6 +21,7 @@ from gangline.domain.row_experts import expert_problem
 from gangline.domain.row_masks import mask_problem
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
+from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.trajectories.comparability import why_not_trainable
 
 __all__ = ["AuditReport", "ClassCount", "Violation", "audit", "merge_reports", "turn_class"]
@@ -58,6 +59,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     dropped: ClassCount = ClassCount(0, 0)
     """In no trace, by declaration of the builder (`Trajectory.drops_turns`)."""
     drop_reasons: tuple[str, ...] = ()
+    num_unshown: int = 0
+    """Calls whose tools, or results of tools, the model was not shown."""
 
     @property
     def ok(self) -> bool:
@@ -109,6 +112,7 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
         violations=tuple(violations),
         dropped=ClassCount(len(dropped), sum(len(completion.sampled_ids) for completion in dropped)),
         drop_reasons=(trajectory.drops_turns,) if dropped and trajectory.drops_turns is not None else (),
+        num_unshown=sum(bool({TOOLS, TOOL_RESULTS} & set(call.dropped)) for call in tree),
     )
 
 
@@ -131,6 +135,7 @@ def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
         violations=tuple(violation for part in parts for violation in part.violations),
         dropped=ClassCount(sum(part.dropped.turns for part in parts), sum(part.dropped.tokens for part in parts)),
         drop_reasons=tuple(dict.fromkeys(reason for part in parts for reason in part.drop_reasons)),
+        num_unshown=sum(part.num_unshown for part in parts),
     )
 
 

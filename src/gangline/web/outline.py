@@ -17,6 +17,7 @@ from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.trajectory import TraceRole
+from gangline.domain.unshown import unshown
 from gangline.domain.usage import SessionUsage
 from gangline.domain.views import SessionView
 from gangline.forks.calls import recorded_calls
@@ -72,6 +73,8 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True):
     """The beginning of the reply's text, in one line."""
     tools: tuple[str, ...]
     """Names of the tools that the reply calls."""
+    unshown: tuple[str, ...]
+    """What the model was not shown, because its chat template does not render it; in words."""
     certificate: Certificate
     num_forgotten_ids: int
     """Ids of the parent's context from the first difference on; 0 for an exact call."""
@@ -280,6 +283,7 @@ def _call_line(
         score=score,
         preview=" ".join(message_text(call.response)[: 2 * _PREVIEW_CHARS].split())[:_PREVIEW_CHARS],
         tools=_tool_names(call.response),
+        unshown=unshown(tree, call),
         certificate=call.certificate,
         num_forgotten_ids=num_parent - call.prompt_shared,
     )

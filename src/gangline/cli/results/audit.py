@@ -159,6 +159,8 @@ def load_score(model: str) -> Score:
 
 def print_audit(name: str, document: dict[str, Any]) -> None:
     """Print the document of `audit_results`."""
+    from gangline.domain.unshown import UNSHOWN_GUIDE
+
     out, report = console(), document["report"]
     out.print(
         f"[bold]{name}[/]: {report['num_sessions']} sessions, {report['num_traces']} rows, "
@@ -174,6 +176,9 @@ def print_audit(name: str, document: dict[str, Any]) -> None:
             markup=False,
             soft_wrap=True,
         )
+    if num := report["num_unshown"]:
+        told = f"not shown to the model: tools, or their results, of {num} of {report['num_completions']} calls"
+        out.print(f"{told}: {UNSHOWN_GUIDE}", style="yellow", markup=False, soft_wrap=True)
     for reason, num in report["left_out"].items():
         out.print(f"left out by trainers: {num} tokens, {reason}", markup=False, soft_wrap=True)
     for reason, num in document["not_comparable"].items():

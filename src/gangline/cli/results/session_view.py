@@ -20,6 +20,7 @@ from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standi
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
+from gangline.domain.unshown import unshown_lines
 from gangline.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_vi
 _HEAD, _TAIL = 48, 80
 _SHORT_CHARS = 300
 """Characters of a message, unless all of it is asked for: the head and the tail."""
+_MOST_NOTES = 3
 _CONTEXT = Style(color="grey58")
 _SPLICED = Style(color="magenta", italic=True)
 _UNTRAINED = Style(color="grey58", strike=True)
@@ -53,11 +55,14 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def task_view(results: Iterable[SessionResult]) -> Table:
-    """One line for each session."""
+def task_view(results: Iterable[SessionResult]) -> RenderableType:
+    """One line for each session; under them, what the model of any was not shown."""
+    unseen: dict[str, str] = {}
     table = _table("session", "outcome", "reward#", "turns#", "rows#", "sampled#", "exact", "failure")
     for result in results:
         completions = result.completions
+        for line in unshown_lines(completions):
+            unseen.setdefault(line, result.session_id)
         known = sum(completion.parent_id is not None for completion in completions)
         exact = sum(completion.certificate.context == "exact" for completion in completions)
         table.add_row(
@@ -70,7 +75,8 @@ def task_view(results: Iterable[SessionResult]) -> Table:
             f"{exact} of {known}" if known else "–",
             Text("" if result.failure is None else f"{result.failure.boundary}: {result.failure.message}"),
         )
-    return table
+    notes = [Text(f"{session_id}: {line}", "yellow") for line, session_id in unseen.items()]
+    return Group(table, *notes[:_MOST_NOTES])
 
 
 def session_view(result: SessionResult) -> RenderableType:
@@ -89,6 +95,7 @@ def session_view(result: SessionResult) -> RenderableType:
         lines += [Text(f"{part}: {told}") for part, told in _usage_lines(result.usage)]
     if result.failure is not None:
         lines.append(Text(f"failure: {result.failure.boundary}, {result.failure.message}", "red"))
+    lines += [Text(line, "yellow") for line in unshown_lines(result.completions)]
     lines += grading_lines(result.reward_details)
     if result.artifacts:
         names = ", ".join(sorted(result.artifacts))

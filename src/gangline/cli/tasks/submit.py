@@ -154,6 +154,7 @@ def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, 
 
 
 async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
+    from gangline.cli.tasks.unshown import lines_of_engines, lines_of_sessions
     from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
@@ -164,6 +165,8 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
             which = first if number == 1 else f"{number} tasks, {first} among them,"
             told = f"{which} waits: {why}. It starts when a node that can run it joins."
             notes().print(told, markup=False, soft_wrap=True)
+        for line in await lines_of_engines(client, tasks):
+            notes().print(line, style="yellow", markup=False, soft_wrap=True)
         if not wait:
             for one in submitted:
                 if as_json:
@@ -180,6 +183,8 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
             told = f"The tasks continue. `gangline status {which}` shows them, `gangline cancel {which}` ends them."
             notes().print(told, markup=False, soft_wrap=True)
             raise
+        for line in await lines_of_sessions(client, ended):
+            notes().print(line, style="yellow", markup=False, soft_wrap=True)
     for task in ended:
         if as_json:
             print_json(task)

@@ -21,6 +21,7 @@ from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCal
 from gangline.domain.experts import ExpertEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
+from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.engines.fields import has_documents, media_in
 from gangline.gateway.truth.experts import KeptExperts, kept_experts
@@ -130,11 +131,11 @@ def _unrendered(call: ModelCall, template: TemplateFacts) -> list[str]:
     """The parts of a call that the model is not shown."""
     dropped: list[str] = []
     if call.tools and template.renders_tools is False:
-        dropped.append("tools (the template does not render them)")
+        dropped.append(TOOLS)
     if template.renders_tool_results is False and any(
         isinstance(part, ToolResult) for message in call.messages for part in message.parts
     ):
-        dropped.append("tool results (the template does not render them)")
+        dropped.append(TOOL_RESULTS)
     return dropped
 
 

@@ -85,6 +85,7 @@ function warningsOf(call) {
   const { certificate } = call;
   const found = [];
   if (call.status !== "complete") found.push(`${call.status}: the call ended before its reply did`);
+  for (const what of call.unshown) found.push(`the model was not shown ${visible(what)}: its chat template does not render them`);
   if (call.masked !== null) found.push(`not trained on: ${visible(call.masked)}`);
   if (certificate.context === "diverged") {
     const at = certificate.first_divergence === null ? "" : ` at id ${number(certificate.first_divergence)}`;

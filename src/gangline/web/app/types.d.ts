@@ -42,6 +42,7 @@ export interface CallLine {
   score: number | null;
   preview: string;
   tools: string[];
+  unshown: string[];
   certificate: Certificate;
   num_forgotten_ids: number;
 }

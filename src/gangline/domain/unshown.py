@@ -1,0 +1,37 @@
+"""What a model was not shown of its calls, because its chat template does not render it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gangline.domain.completion import Completion, CompletionTree
+
+__all__ = ["TOOLS", "TOOL_RESULTS", "UNSHOWN_GUIDE", "unshown", "unshown_lines"]
+
+TOOLS = "tools (the template does not render them)"
+TOOL_RESULTS = "tool results (the template does not render them)"
+"""Names in a record's `dropped`."""
+UNSHOWN_GUIDE = "docs/guides/engines.md#models-whose-template-does-not-render-tools"
+
+
+def unshown(tree: CompletionTree, call: Completion) -> tuple[str, ...]:
+    """In words; empty where the model was shown everything."""
+    found: list[str] = []
+    if TOOLS in call.dropped:
+        names = [tool.name for tool in tree.tools(call)]
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        found.append(f"its {len(names)} tool{'' if len(names) == 1 else 's'} ({shown})")
+    if TOOL_RESULTS in call.dropped:
+        found.append("the results of its tools")
+    return tuple(found)
+
+
+def unshown_lines(completions: Iterable[Completion]) -> Iterator[str]:
+    """A line for the tools of a session, one for their results, with the number of calls and the guide."""
+    tree = CompletionTree(completions)
+    for name in (TOOLS, TOOL_RESULTS):
+        calls = [call for call in tree if name in call.dropped]
+        if calls:
+            what = unshown(tree, calls[0])[-1 if name == TOOL_RESULTS else 0]
+            where = f"in {len(calls)} of {len(tree)} calls"
+            yield f"the model was not shown {what} {where}; its chat template does not render them: {UNSHOWN_GUIDE}"
