@@ -17,7 +17,6 @@ Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grad
 from __future__ import annotations
 
 import json
-import re
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, cast
 
@@ -37,6 +36,7 @@ from gangline.evaluators.agent_patch import (
     take_patch,
 )
 from gangline.evaluators.swe_bench_rows import PROTECTED, SweBenchRow, grading_of
+from gangline.evaluators.untrusted.patch_text import completed, names_of
 from gangline.evaluators.untrusted.test_logs import Status, last_exit_code, read_log, without_timing
 from gangline.plugins import explain
 
@@ -51,7 +51,7 @@ _EVAL_SCRIPT = "/tmp/gangline-eval.sh"
 _RESTORE = """
 base=$1; shift
 for file do
-  if git cat-file -e "$base:$file" 2>/dev/null; then git checkout -q "$base" -- "$file"
+  if git cat-file -e "$base:$file" 2>/dev/null; then git --literal-pathspecs checkout -q "$base" -- "$file"
   else rm -rf -- "$file"; fi || exit
 done
 """
@@ -189,7 +189,8 @@ class SweBenchEvaluator:
         env = NO_CONFIG | {"HOME": await private_home(runtime)}
         result = await run(runtime, ["sh", "-c", own], cwd=None, env=env, limit=limit)
         why = None if result.ok else f"the patch command failed with exit code {result.exit_code}: {said(result)}"
-        return Patch(result.stdout, not result.truncated, ""), why
+        patch = completed(result.stdout.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        return Patch(result.stdout if result.truncated else patch, not result.truncated, ""), why
 
     async def _apply(self, clean: RuntimeHandle, patch: bytes, base: str, details: dict[str, Any]) -> str | None:
         """Why it does not apply, if it does not."""
@@ -201,18 +202,19 @@ class SweBenchEvaluator:
         back = await self._git(clean, ["sh", "-c", _BACK, "sh", base, *patterns])  # a file that was given another name
         if not back.ok:
             raise EvaluatorError(f"protected files cannot be brought back: {said(back)}")
-        touched = _files_of(patch.decode(errors="replace"))
+        touched = names_of(patch.decode(errors="replace"))
         names = [name for name in touched if any(fnmatchcase(name, pattern) for pattern in patterns)]
         if names:
             details["not_applied"] = names[:_MAX_SHOWN_TESTS]
         return None
 
     async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
-        patch = self._config.test_patch
+        patch = completed(self._config.test_patch)
         if not patch:
             return
-        restored = await self._git(runtime, ["sh", "-c", _RESTORE, "sh", base, *_files_of(patch)])
-        applied = await self._git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode())
+        restored = await self._git(runtime, ["sh", "-c", _RESTORE, "sh", base, *names_of(patch)])
+        text = patch.encode(errors="surrogateescape")
+        applied = await self._git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=text)
         if not (restored.ok and applied.ok):
             raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {said(restored)} {said(applied)}")
 
@@ -277,13 +279,6 @@ def _with_exit_line(script: str) -> str:
         return script
     tell = f"printf '\\n{_EXIT_LINE}=%s\\n' \"${_EXIT_LINE}\"\n"
     return "".join([*lines[:at], f"{_EXIT_LINE}=$?\n", lines[at].rstrip("\n") + "\n", tell, *lines[at + 1 :]])
-
-
-def _files_of(patch: str) -> list[str]:
-    """Names of all files that a patch touches, before and after it."""
-    found = re.findall(r"^(?:--- a|\+\+\+ b|rename from|rename to)[/ ]([^\t\n]+)", patch, re.MULTILINE)
-    found += [name for pair in re.findall(r"^diff --git a/(.+) b/(.+)$", patch, re.MULTILINE) for name in pair]
-    return sorted(set(found))
 
 
 def _by_exit_code(code: int | None, details: dict[str, Any]) -> Reward:

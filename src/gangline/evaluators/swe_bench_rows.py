@@ -5,14 +5,16 @@ Rows of SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; f
 
 from __future__ import annotations
 
+import glob
 import json
-import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.untrusted.patch_text import files_of
 from gangline.evaluators.untrusted.test_logs import Status
 
 __all__ = ["PROTECTED", "PYTEST_PARSERS", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
@@ -76,15 +78,23 @@ def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser:
             f"{row.instance_id}: graded by its failures alone, or by files from elsewhere: neither is done here."
         )
     config: dict[str, Any] = {**_decision(row, log_parser), "timeout_seconds": TEST_TIMEOUT_S}
-    files = row.test_files or dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
+    changed = [file for file in files_of(row.test_patch) if file.after is not None]
+    own = [*row.test_files, *(glob.escape(str(file.after)) for file in changed if not row.test_files)]
     has_script = test_command is None and row.eval_script is not None
-    if row.test_files or (has_script and files):  # a script that applies the patch fails where the agent has its files
-        config["protected"] = [*PROTECTED, *files]
+    if row.test_files or (has_script and own):  # a script that applies the patch fails where the agent has its files
+        config["protected"] = [*PROTECTED, *dict.fromkeys(own)]
     if has_script:
         return {**config, "eval_script": row.eval_script}
     command = test_command or row.test_cmd or _PYTEST
-    tests = " ".join(shlex.quote(name) for name in files if name.endswith(".py"))
-    return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", tests)}
+    named = row.test_files or [str(file.after) for file in changed if file.has_content]
+    tests = [name for name in named if name.endswith(".py")] or _files_with_tests(row)
+    quoted = " ".join(map(shlex.quote, dict.fromkeys(tests)))
+    return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", quoted)}
+
+
+def _files_with_tests(row: SweBenchRow) -> Iterator[str]:
+    """For a patch of data alone."""
+    return (name.partition("::")[0] for name in (*row.fail_to_pass, *row.pass_to_pass) if ".py::" in name)
 
 
 def _decision(row: SweBenchRow, log_parser: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S, grading_of
+from gangline.evaluators.untrusted.patch_text import completed
 from gangline.importers.grading import GRADING_MARGIN_S
 from gangline.importers.imported import Choices, Imported, plain
 from gangline.plugins import explain
@@ -73,7 +74,7 @@ def _solution(instance: SweInstance) -> dict[str, Any] | None:
         return {"patch": instance.patch}
     if not instance.bug_patch:
         return None
-    bring = {"type": "write", "path": _SOLUTION, "content": instance.bug_patch}
+    bring = {"type": "write", "path": _SOLUTION, "content": completed(instance.bug_patch)}
     return {"command": ["git", "apply", "-R", "--whitespace=nowarn", _SOLUTION], "prepare": [bring]}
 
 

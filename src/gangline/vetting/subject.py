@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from gangline.domain.task import SolutionSpec, TaskRequest, WriteAction, vetted_digest
+from gangline.evaluators.untrusted.patch_text import completed
 from gangline.vetting.grading import answered_on_stdout
 
 __all__ = ["Earlier", "Solution", "Subject", "subject_of"]
@@ -164,7 +165,7 @@ def _solution(given: SolutionSpec | None) -> Solution | None:
         )
     if given.patch is not None:
         texts = {"patch": _added(given.patch)}
-        return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(given.patch), texts=texts)
+        return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(completed(given.patch)), texts=texts)
     if given.files:
         stdin = "".join(f"{_base64(text)}\n" for text in given.files.values())
         texts = dict(given.files)

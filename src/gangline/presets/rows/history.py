@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from gangline.evaluators.untrusted.patch_text import completed
 from gangline.presets.rows.swe_families import SweInstance
 
 __all__ = ["NEW_REPOSITORY", "at_its_commit", "command", "fetched"]
@@ -66,4 +67,4 @@ def fetched(instance: SweInstance, repository: str) -> list[dict[str, Any]]:
 def _broken(instance: SweInstance) -> list[dict[str, Any]]:
     if not instance.bug_patch:
         return []
-    return [{"type": "write", "path": _BUG, "content": instance.bug_patch}, command(_BREAK)]
+    return [{"type": "write", "path": _BUG, "content": completed(instance.bug_patch)}, command(_BREAK)]
