@@ -145,7 +145,7 @@ async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
         ({"kennel.py": "raise SystemExit\n"}, "tests fail"),
         ({"new.py": "x" * 2_000}, "longer than 1000 bytes"),
         ({".git/HEAD": "nonsense"}, "changed nothing"),
-        ({"conftest.py": LIAR}, "its log tells of no failure"),
+        ({"conftest.py": LIAR}, "tests fail"),
     ],
 )
 async def test_what_the_agent_did_not_do_is_scored(kennel: Kennel, makes: dict[str, str], why: str) -> None:
@@ -353,3 +353,112 @@ async def test_all_tests_must_have_their_expected_statuses_and_no_others_run(
     statuses = {name: status for name, status in expected.items() if status is not None}
     instead = {"fail_to_pass": None, "pass_to_pass": None, "log_parser": "r2e"}
     assert (await kennel.graded(expected_statuses=statuses, **instead)).reward == reward
+
+
+SUMMARY = "=== short test summary info ===\\n"
+NAMES = "PASSED test_kennel.py::test_add\\nPASSED test_kennel.py::test_double\\n"
+BEGIN = "printf '=== test session starts ===\\n'"
+MUCH = "yes 'much is printed by a test' | head -c 30000; echo"
+TOO_LONG = "the tests' log is too long"
+
+
+@pytest.mark.parametrize(
+    ("tests", "reward", "told"),
+    [
+        (f"{BEGIN}; {MUCH}; printf '{SUMMARY}{NAMES}'", 1.0, ""),
+        (f"{BEGIN}; {MUCH}; printf '{SUMMARY}{NAMES}=== 2 passed in 1s ===\\n'", 1.0, ""),
+        (f"printf '{NAMES}'; {MUCH}", None, "no whole summary"),
+        (f"{BEGIN}; {MUCH}; printf '{SUMMARY}{NAMES}'; {MUCH}; echo end", None, "no result of 2 tests"),
+        (f"{BEGIN}; printf '{SUMMARY}{NAMES}'; {MUCH}; echo end", None, "no whole summary"),
+        (f"{BEGIN}; {MUCH}; printf '{SUMMARY}FAILED test_kennel.py::test_add - no\\n'; exit 1", 0.0, "tests fail"),
+        (f"{BEGIN}; printf 'test_kennel.py::test_add FAILED\\n'; {MUCH}; exit 1", 0.0, "tests fail"),
+    ],
+)
+async def test_of_a_long_log_head_and_tail_are_read_and_a_lost_result_is_not_the_agents(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch, tests: str, reward: float | None, told: str
+) -> None:
+    monkeypatch.setattr("gangline.evaluators.swe_bench._MAX_LOG_BYTES", 4_000)
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    if reward is None:
+        with pytest.raises(EvaluatorError, match=TOO_LONG) as failure:
+            await kennel.graded(test_command=tests)
+        assert told in str(failure.value)
+        return
+    found = await kennel.graded(test_command=tests)
+    assert (found.reward, found.details.get("why", "")) == (reward, told)
+    assert "bytes left out" in found.details["output"]
+    assert len(found.details["output"]) < 5_000
+
+
+async def test_a_log_of_more_than_64_mib_is_graded_by_its_summary(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    much = "yes 'a line of what the tests print, as long as it is dull' | head -c 70000000"
+    found = await kennel.graded(test_command=f"{BEGIN}; {much}; echo; printf '{SUMMARY}{NAMES}'")
+    assert found.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("parser", "end", "reward"),
+    [
+        ("unittest", "test_add (t.K.test_add) ... ok\\n\\n-----\\nRan 1 test in 1s\\n\\nOK\\n", 1.0),
+        ("unittest", "test_add (t.K.test_add) ... ok\\n", None),
+        ("r2e", f"{SUMMARY}{NAMES}", 1.0),
+        ("r2e", f"{SUMMARY}PASSED t.py::test_add\\n", 0.0),
+        ("r2e", NAMES, None),
+    ],
+)
+async def test_long_logs_of_other_parsers_have_their_ends_too(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch, parser: str, end: str, reward: float | None
+) -> None:
+    monkeypatch.setattr("gangline.evaluators.swe_bench._MAX_LOG_BYTES", 4_000)
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    lists: dict[str, Any] = {"fail_to_pass": ["test_add (t.K)"], "pass_to_pass": []}
+    expected = {"test_add": "passed", "test_double": "passed"}
+    statuses = {"fail_to_pass": None, "pass_to_pass": None, "expected_statuses": expected}
+    how = {"test_command": f"{MUCH}; printf '{end}'", "log_parser": parser, **(statuses if parser == "r2e" else lists)}
+    if reward is None:
+        with pytest.raises(EvaluatorError, match=TOO_LONG):
+            await kennel.graded(**how)
+    else:
+        assert (await kennel.graded(**how)).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("python -m pytest -q -p no:cacheprovider test_kennel.py", {}),
+        ("python -m pytest -qq -p no:cacheprovider test_kennel.py", {}),
+        ("python -m pytest -p no:cacheprovider test_kennel.py", {}),
+        ("python -m unittest test_case", {"log_parser": "unittest", "fail_to_pass": ["test_a (test_case.T.test_a)"]}),
+    ],
+)
+async def test_a_command_whose_log_names_no_passed_test_is_not_the_agents_failure(
+    kennel: Kennel, command: str, how: dict[str, Any]
+) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    kennel.agents.file("test_case.py").write_text(
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): pass\n"
+    )
+    with pytest.raises(EvaluatorError, match=r"not which.*cannot be found in it. Run the tests with -v"):
+        await kennel.graded(test_command=command, **how)
+
+
+async def test_tests_that_could_not_be_collected_are_the_agents_failure_even_without_names(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text("raise ValueError\n")
+    broken = await kennel.graded(test_command="python -m pytest -q -p no:cacheprovider test_kennel.py")
+    assert (broken.reward, broken.details["why"]) == (0.0, "tests fail")
+
+
+async def test_a_skip_with_a_reason_breaks_nothing(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    kennel.agents.file("test_more.py").write_text(
+        "import pytest\ndef test_s(): pytest.skip('no device - x')\n@pytest.mark.xfail(reason='a - b')\n"
+        "@pytest.mark.parametrize('p', ['a - b'])\ndef test_x(p): assert 0\n"
+    )
+    command = "python -m pytest -rA -v -p no:cacheprovider ."
+    names = ["test_more.py::test_s", "test_more.py::test_x[a - b]"]
+    assert (await kennel.graded(test_command=command, pass_to_pass=names)).reward == 1.0
+    git(Path(kennel.clean.workdir), "clean", "-qfd")
+    git(Path(kennel.clean.workdir), "checkout", "-q", ".")
+    skipped = await kennel.graded(test_command=command, fail_to_pass=names[:1], pass_to_pass=names[1:])
+    assert (skipped.reward, skipped.details["failing"]) == (0.0, names[:1]), "a skip resolves nothing"

@@ -224,7 +224,7 @@ async def test_logs_are_read_as_swe_benchs_parsers_for_pytest_read_them(
         for name, status in found.items():
             if "::" not in name:  # lines of logs, which are no tests
                 continue
-            assert ours[name] == STATUSES[status], (parser, name)
+            assert ours.status_of(name) == STATUSES[status], (parser, name)
 
 
 async def test_other_parsers_of_swe_bench_need_little_of_what_it_depends_on(
@@ -239,4 +239,4 @@ async def test_other_parsers_of_swe_bench_need_little_of_what_it_depends_on(
         (packages / Path(package).name).symlink_to(package)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "alone" / "bin" / "python"))
     found = await read_log("parse_log_django", "test_a (t.A) ... ok\ntest_b (t.A) ... FAIL\n", timeout_s=60)
-    assert found == {"test_a (t.A)": "passed", "test_b (t.A)": "failed"}
+    assert found.statuses == {"test_a (t.A)": "passed", "test_b (t.A)": "failed"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.untrusted.test_logs import Status, last_exit_code, read_log, without_timing
+from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog
+from gangline.evaluators.untrusted.test_logs import last_exit_code, read_log, without_timing
 from support.requirements import need
 
 PYTEST = """
@@ -33,6 +35,8 @@ test_five (a.tests.Case) ... unexpected success
 Ran 5 tests ... and more
 """
 
+UNITTEST_NAMES = [f"test_{number} (a.tests.Case)" for number in ("one", "two", "three", "four", "five")]
+
 
 async def test_pytests_summary_and_its_verbose_lines() -> None:
     found = await read_log("pytest", PYTEST, timeout_s=10)
@@ -47,8 +51,8 @@ async def test_pytests_summary_and_its_verbose_lines() -> None:
         "tests/test_a.py::test_fixed": "failed",
         "tests/test_a.py::test_other": "skipped",
     }
-    assert expected.items() <= found.items()
-    assert not any("indented" in name for name in found)
+    assert {name: found.status_of(name) for name in expected} == expected
+    assert not any("indented" in name for name in found.statuses)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ async def test_pytests_summary_and_its_verbose_lines() -> None:
     ],
 )
 async def test_names_are_read_as_swe_bench_lists_them(line: str, name: str, status: Status) -> None:
-    assert (await read_log("pytest", line, timeout_s=10)).get(name) == status
+    assert (await read_log("pytest", line, timeout_s=10)).status_of(name) == status
 
 
 R2E = """
@@ -79,7 +83,7 @@ SKIPPED [1] tests/test_a.py:12: not here
 
 async def test_names_of_r2e_gym_are_the_parts_behind_the_file() -> None:
     found = await read_log("r2e", R2E, timeout_s=10)
-    assert found == {"TestX.test_one": "passed", "test_two": "failed", "test_setup": "failed"}
+    assert found.statuses == {"TestX.test_one": "passed", "test_two": "failed", "test_setup": "failed"}
 
 
 @pytest.mark.parametrize(
@@ -105,20 +109,45 @@ def test_the_last_line_of_a_name_has_the_exit_code() -> None:
 
 async def test_unittests_lines() -> None:
     found = await read_log("unittest", UNITTEST, timeout_s=10)
-    statuses = [found.get(f"test_{number} (a.tests.Case)") for number in ("one", "two", "three", "four", "five")]
+    statuses = [found.status_of(f"test_{number} (a.tests.Case)") for number in ("one", "two", "three", "four", "five")]
     assert statuses == ["passed", "failed", "skipped", "passed", "failed"]
-    assert len(found) == 5
+    assert {name for name in found.statuses if name.startswith("test_")} == set(UNITTEST_NAMES)
 
 
 @pytest.mark.parametrize("text", ["FAILED a::b - x\nPASSED a::b\n", "PASSED a::b\nERROR a::b - teardown\n"])
 async def test_of_two_results_the_worse_counts(text: str) -> None:
-    assert (await read_log("pytest", text, timeout_s=10))["a::b"] == "failed"
+    assert (await read_log("pytest", text, timeout_s=10)).status_of("a::b") == "failed"
+
+
+LONG = (
+    "PASSED ",
+    "a::b ",
+    "x ... ",
+    " - ",
+    "[",
+    "] ",
+    " SKIPPED (",
+    "a::b PASSED [",
+    "=",
+    "= ",
+    ".",
+    "1 passed ",
+    "\x1b[",
+)
 
 
 async def test_long_lines_take_no_longer_than_they_are() -> None:
-    text = "PASSED " * 200_000 + "\n" + "a::b " * 200_000 + "\n" + "x ... " * 200_000
-    for parser in ("pytest", "unittest"):
-        assert len(await read_log(parser, text, timeout_s=10)) <= 3
+    for piece in LONG:
+        for text in (
+            piece * 200_000,
+            f"a::b {piece * 200_000}",
+            f"FAILED {piece * 200_000}",
+            f"t (a.t) ... {piece * 200_000}",
+        ):
+            for parser in ("pytest", "unittest", "r2e"):
+                started = time.monotonic()
+                assert len((await read_log(parser, text, timeout_s=10)).statuses) <= 3
+                assert time.monotonic() - started < 10, (parser, piece)
 
 
 async def test_an_unknown_parser_names_the_known_ones() -> None:
@@ -130,3 +159,19 @@ async def test_parsers_of_swebench_are_asked_for_with_the_line_that_installs_the
     need(importlib.util.find_spec("swebench") is None, "does not apply: swebench is installed")
     with pytest.raises(EvaluatorError, match=r"No module named 'swebench'.*pip install --no-deps swebench unidiff"):
         await read_log("parse_log_django", UNITTEST, timeout_s=60)
+
+
+def test_an_own_name_counts_before_an_alias_and_a_group_for_tests_without_results() -> None:
+    log = TestLog(
+        [
+            Outcome("a", "passed", ("b", "c")),
+            Outcome("b", "failed", ("c",)),
+            Outcome("t.py", "skipped", is_group=True),
+            Outcome("u.py::x[a b]", "passed"),
+            Outcome("u.py::x[a c]", "skipped"),
+        ]
+    )
+    names = ("a", "b", "c", "d", "t.py::x", "u.py::x", "u.py::x[a", "u.py::x[a c", "u.py::y[a")
+    statuses = ["passed", "failed", "failed", None, "skipped", None, "passed", "skipped", None]
+    assert [log.status_of(name) for name in names] == statuses
+    assert log.renamed(lambda name: "one").status_of("one") == "failed"

@@ -36,16 +36,23 @@ from gangline.evaluators.agent_patch import (
     take_patch,
 )
 from gangline.evaluators.swe_bench_rows import PROTECTED, SweBenchRow, grading_of
+from gangline.evaluators.untrusted.outcomes import Status
 from gangline.evaluators.untrusted.patch_text import completed, names_of
-from gangline.evaluators.untrusted.test_logs import Status, last_exit_code, read_log, without_timing
+from gangline.evaluators.untrusted.verdict_of_log import (
+    MAX_SHOWN_TESTS,
+    KeptLog,
+    kept,
+    unresolved,
+    verdict,
+    with_exit_line,
+)
 from gangline.plugins import explain
+from gangline.tools.inside.output import Output
 
 __all__ = ["SweBenchConfig", "SweBenchEvaluator"]
 
-_PARSE_TIMEOUT_S = 60.0
 _MAX_LOG_BYTES = 64 << 20
 _MAX_SHOWN_CHARS = 2_000
-_MAX_SHOWN_TESTS = 20
 _ARTIFACT = "patch.diff"
 _EVAL_SCRIPT = "/tmp/gangline-eval.sh"
 _RESTORE = """
@@ -59,9 +66,6 @@ _BACK = """
 base=$1; shift
 git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
 """
-_START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
-"""Marks that a dataset's own script puts around the output for its parser."""
-_EXIT_LINE = "GANGLINE_TESTS_EXIT"
 
 
 class SweBenchConfig(BaseModel):
@@ -168,9 +172,9 @@ class SweBenchEvaluator:
             if why is None:
                 why = await self._apply(clean, patch.data, base.commit, details)
             if why is not None:
-                return _unresolved(why, details)
+                return unresolved(why, details)
         await self._bring_tests(clean, base.commit)
-        return await self._graded(await self._run_tests(clean), details)
+        return await verdict(self._config, *await self._run_tests(clean), details)
 
     async def _git(self, runtime: RuntimeHandle, command: list[str], **how: Any) -> ExecResult:
         """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
@@ -205,7 +209,7 @@ class SweBenchEvaluator:
         touched = names_of(patch.decode(errors="replace"))
         names = [name for name in touched if any(fnmatchcase(name, pattern) for pattern in patterns)]
         if names:
-            details["not_applied"] = names[:_MAX_SHOWN_TESTS]
+            details["not_applied"] = names[:MAX_SHOWN_TESTS]
         return None
 
     async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
@@ -213,90 +217,23 @@ class SweBenchEvaluator:
         if not patch:
             return
         restored = await self._git(runtime, ["sh", "-c", _RESTORE, "sh", base, *names_of(patch)])
-        text = patch.encode(errors="surrogateescape")
-        applied = await self._git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=text)
+        applied = await self._git(
+            runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode(errors="surrogateescape")
+        )
         if not (restored.ok and applied.ok):
             raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {said(restored)} {said(applied)}")
 
-    async def _run_tests(self, runtime: RuntimeHandle) -> ExecResult:
-        config = self._config
+    async def _run_tests(self, runtime: RuntimeHandle) -> tuple[ExecResult, KeptLog]:
+        config, output = self._config, Output(_MAX_LOG_BYTES)
         if config.eval_script is not None:
-            await runtime.upload(_EVAL_SCRIPT, _with_exit_line(config.eval_script).encode())
+            await runtime.upload(_EVAL_SCRIPT, with_exit_line(config.eval_script).encode())
         command = config.test_command or f"bash {_EVAL_SCRIPT}"
-        return await runtime.exec(
+        ended = await runtime.exec(
             f"exec 2>&1\n{command}",
             cwd=self._config.repo_dir,
             env=GIT_ENV,
             timeout_s=config.timeout_seconds,
-            max_output_bytes=_MAX_LOG_BYTES,
+            on_output=lambda _stream, piece: output.add(piece),
+            max_output_bytes=1,
         )
-
-    async def _graded(self, tests: ExecResult, details: dict[str, Any]) -> Reward:
-        log = whole = tests.stdout.decode(errors="replace")
-        script = self._config.eval_script
-        if script is not None and _START in log:
-            log = log.split(_START, 1)[1].split(_END, 1)[0]
-        details["output"] = log.strip()[-_MAX_SHOWN_CHARS:]
-        if tests.timed_out:
-            return _unresolved(f"the tests were not done in {self._config.timeout_seconds:g} s", details)
-        if self._config.exit_code_line is not None:
-            return _by_exit_code(last_exit_code(whole, self._config.exit_code_line), details)
-        has_failed = not tests.ok
-        if script is not None:
-            code = last_exit_code(whole, _EXIT_LINE)
-            if code is None and _EXIT_LINE in _with_exit_line(script):
-                return _unresolved("the tests' script did not reach its end", details)
-            has_failed = code not in (None, 0)
-        statuses = await read_log(self._config.log_parser, log, timeout_s=_PARSE_TIMEOUT_S)
-        if self._config.expected_statuses:
-            return _by_statuses(self._config.expected_statuses, statuses, details)
-        return self._by_lists(has_failed, statuses, details)
-
-    def _by_lists(self, has_failed: bool, statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
-        fail_to_pass, pass_to_pass = self._config.fail_to_pass, self._config.pass_to_pass
-        if self._config.ignore_timings:
-            statuses = {without_timing(name): status for name, status in statuses.items()}
-            fail_to_pass, pass_to_pass = map(without_timing, fail_to_pass), map(without_timing, pass_to_pass)
-        failing = [name for name in fail_to_pass if statuses.get(name) != "passed"]
-        broken = [name for name in pass_to_pass if statuses.get(name) not in ("passed", "skipped")]
-        details |= {
-            "fail_to_pass": f"{len(self._config.fail_to_pass) - len(failing)}/{len(self._config.fail_to_pass)}",
-            "pass_to_pass": f"{len(self._config.pass_to_pass) - len(broken)}/{len(self._config.pass_to_pass)}",
-            "failing": [*failing, *broken][:_MAX_SHOWN_TESTS],
-        }
-        if failing or broken:
-            return _unresolved("tests fail", details)
-        if has_failed and "failed" not in statuses.values():  # a patch can print results of its own
-            return _unresolved("the tests' command failed while its log tells of no failure", details)
-        return _resolved(details)
-
-
-def _with_exit_line(script: str) -> str:
-    """A dataset's script that prints the exit code of its tests as well: its own is that of its last command."""
-    lines = script.splitlines(keepends=True)
-    at = next((at for at, line in enumerate(lines) if _END in line), None)
-    if at is None:
-        return script
-    tell = f"printf '\\n{_EXIT_LINE}=%s\\n' \"${_EXIT_LINE}\"\n"
-    return "".join([*lines[:at], f"{_EXIT_LINE}=$?\n", lines[at].rstrip("\n") + "\n", tell, *lines[at + 1 :]])
-
-
-def _by_exit_code(code: int | None, details: dict[str, Any]) -> Reward:
-    if code is None:
-        return _unresolved("the tests' script did not reach its exit code", details)
-    return _resolved(details) if code == 0 else _unresolved(f"the tests' exit code is {code}", details)
-
-
-def _by_statuses(expected: dict[str, Status], statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
-    names = {name for name in expected.keys() | statuses.keys() if name}
-    other = sorted(name for name in names if expected.get(name) != statuses.get(name))
-    details |= {"expected_statuses": f"{len(names) - len(other)}/{len(names)}", "failing": other[:_MAX_SHOWN_TESTS]}
-    return _unresolved("tests have other statuses than expected", details) if other else _resolved(details)
-
-
-def _resolved(details: dict[str, Any]) -> Reward:
-    return Reward(reward=1.0, details={"resolved": True, **details})
-
-
-def _unresolved(why: str, details: dict[str, Any] | None = None) -> Reward:
-    return Reward(reward=0.0, details={"resolved": False, "why": why, **(details or {})})
+        return ended, kept(output)

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.untrusted.outcomes import Status
 from gangline.evaluators.untrusted.patch_text import files_of
-from gangline.evaluators.untrusted.test_logs import Status
 
 __all__ = ["PROTECTED", "PYTEST_PARSERS", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
 

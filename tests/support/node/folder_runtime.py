@@ -69,6 +69,9 @@ class FolderRuntime:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
+        if on_output is not None:
+            on_output("stdout", stdout)
+            on_output("stderr", stderr)
         code = child.returncode
         return ExecResult(
             exit_code=code if code is not None and code >= 0 and not timed_out else None,

@@ -11,31 +11,35 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import NamedTuple
 
 from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.untrusted.isolated import ENVIRONMENT
+from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog
+from gangline.evaluators.untrusted.pytest_logs import (
+    has_pytest_summary,
+    has_unnamed_tests_of_pytest,
+    pytest_outcomes,
+)
+from gangline.evaluators.untrusted.unittest_logs import (
+    has_unittest_summary,
+    has_unnamed_tests_of_unittest,
+    unittest_outcomes,
+)
 from gangline.installation import package_command
 
-__all__ = ["PARSERS", "Status", "last_exit_code", "read_log", "without_timing"]
-
-Status = Literal["passed", "failed", "skipped"]
-"""`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
+__all__ = ["PARSERS", "last_exit_code", "read_log", "without_timing"]
 
 _SWEBENCH_PREFIX = "parse_log_"
 _WORDS: dict[str, Status] = {
-    **dict.fromkeys(("PASSED", "XFAIL", "ok", "expected"), "passed"),
-    **dict.fromkeys(("FAILED", "ERROR", "XPASS", "FAIL", "unexpected"), "failed"),
-    **dict.fromkeys(("SKIPPED", "skipped"), "skipped"),
+    **dict.fromkeys(("PASSED", "XFAIL"), "passed"),
+    **dict.fromkeys(("FAILED", "ERROR", "XPASS"), "failed"),
+    "SKIPPED": "skipped",
 }
-_PYTEST_SUMMARY = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED) (\S.*)")
-_PYTEST_VERBOSE = re.compile(r"(\S+::.*) (PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)(?: +\[ *\d+%\])?")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TIMING = re.compile(r"(?:\[ ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\]|\( ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\))$", re.IGNORECASE)
 _INLINE_TIMING = re.compile(r"\sin \d{1,9}(?:\.\d{1,9})? m?sec\b", re.IGNORECASE)
 _R2E_SUMMARY = "short test summary info"
 _R2E_WORDS = ("PASSED", "FAILED", "ERROR")
-_UNITTEST_ENDS = ("ok", "FAIL", "ERROR", "expected failure", "unexpected success")
 
 _CHILD = """
 import json, sys, types
@@ -51,47 +55,27 @@ json.dump(PARSER_REGISTRY[job["parser"]](job["text"], None), sys.stdout)
 """
 
 
-def _pytest_lines(text: str) -> Iterator[tuple[str, Status]]:
-    for line in _COLOUR.sub("", text).splitlines():
-        if found := _PYTEST_SUMMARY.fullmatch(line):
-            # A reason may follow; and lists of expected tests are often cut off at the first blank.
-            names = {found[2], found[2].split(" - ", 1)[0].rstrip(), found[2].split(" ", 1)[0]}
-            for name in names | {_listed(name) for name in names}:
-                yield name, _WORDS[found[1]]
-        elif found := _PYTEST_VERBOSE.fullmatch(line.rstrip()):
-            yield found[1], _WORDS[found[2]]
-
-
-def _listed(name: str) -> str:
-    """The name in SWE-bench's lists, which have only the end of a parameter that is a path, and matplotlib's buttons
-    as numbers."""
-    test, _bracket, rest = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition("[")
-    option, closing, _after = rest.rpartition("]")
-    if closing and option.startswith("/") and not option.startswith("//") and "*" not in option:
-        return f"{test}[/{option.rpartition('/')[2]}]"
-    return f"{test}[{rest}" if rest else test
-
-
-def _unittest_lines(text: str) -> Iterator[tuple[str, Status]]:
-    for line in text.splitlines():
-        name, dots, end = line.strip().rpartition(" ... ")
-        if dots and (end in _UNITTEST_ENDS or end.startswith("skipped")):
-            yield name, _WORDS[end.split(" ")[0]]
-
-
-def _r2e_lines(text: str) -> Iterator[tuple[str, Status]]:
+def _r2e_outcomes(text: str) -> Iterator[Outcome]:
     """Pytest's summary in R2E-Gym's names: the parts behind the file, joined by dots."""
     for line in text.partition(_R2E_SUMMARY)[2].splitlines():
         if word := next((word for word in _R2E_WORDS if word in line), None):
-            yield ".".join(line.split("::")[1:]).split(" - ")[0], _WORDS[word]
+            yield Outcome(".".join(line.split("::")[1:]).split(" - ")[0], _WORDS[word])
 
 
-PARSERS: dict[str, Callable[[str], Iterator[tuple[str, Status]]]] = {
-    "pytest": _pytest_lines,
-    "unittest": _unittest_lines,
-    "r2e": _r2e_lines,
+class _Parser(NamedTuple):
+    outcomes: Callable[[str], Iterator[Outcome]]
+    has_summary: Callable[[str], bool]
+    """Whether the end of a log has all results that follow the progress of its tests."""
+    has_unnamed_tests: Callable[[str], bool]
+    """Whether a log says that tests ran, apart from their names."""
+
+
+PARSERS: dict[str, _Parser] = {
+    "pytest": _Parser(pytest_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
+    "unittest": _Parser(unittest_outcomes, has_unittest_summary, has_unnamed_tests_of_unittest),
+    "r2e": _Parser(_r2e_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
 }
-"""Name -> reader of (test, status), in the order of the text."""
+"""By name."""
 
 
 def without_timing(name: str) -> str:
@@ -105,27 +89,16 @@ def last_exit_code(text: str, name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-async def read_log(parser: str, text: str, *, timeout_s: float) -> dict[str, Status]:
-    """Test -> status; where a test is reported more than once, the worst counts.
-
-    Raises: EvaluatorError when the parser is not known or not installed, or not done in `timeout_s`.
-    """
+async def read_log(parser: str, text: str, *, timeout_s: float) -> TestLog:
+    """Raises: EvaluatorError when the parser is not known or not installed, or not done in `timeout_s`."""
     if parser in PARSERS:
-        lines = await asyncio.to_thread(list, PARSERS[parser](text))
-    elif parser.startswith(_SWEBENCH_PREFIX):
-        lines = await _swebench_lines(parser, text, timeout_s)
-    else:
-        raise EvaluatorError(
-            f"no parser {parser!r}: known are {', '.join(PARSERS)}, and swebench's {_SWEBENCH_PREFIX}*"
-        )
-    worst: dict[str, Status] = {}
-    for name, status in lines:
-        if worst.get(name) != "failed" and not (status == "skipped" and name in worst):
-            worst[name] = status
-    return worst
+        return await asyncio.to_thread(lambda: TestLog(PARSERS[parser].outcomes(text)))
+    if parser.startswith(_SWEBENCH_PREFIX):
+        return TestLog(await _swebench_outcomes(parser, text, timeout_s))
+    raise EvaluatorError(f"no parser {parser!r}: known are {', '.join(PARSERS)}, and swebench's {_SWEBENCH_PREFIX}*")
 
 
-async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tuple[str, Status]]:
+async def _swebench_outcomes(parser: str, text: str, timeout_s: float) -> list[Outcome]:
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", _CHILD),
         stdin=asyncio.subprocess.PIPE,
@@ -147,4 +120,4 @@ async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tupl
         install = package_command("swebench", "unidiff", with_dependencies=False)
         raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: {install}")
     found: dict[str, str] = json.loads(said)
-    return [(name, _WORDS.get(status, "failed")) for name, status in found.items()]
+    return [Outcome(name, _WORDS.get(status, "failed")) for name, status in found.items()]

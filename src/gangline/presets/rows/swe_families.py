@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import InvalidRequest
 from gangline.evaluators.swe_bench_rows import SweBenchRow
-from gangline.evaluators.untrusted.test_logs import PARSERS, Status
+from gangline.evaluators.untrusted.outcomes import Status
+from gangline.evaluators.untrusted.test_logs import PARSERS
 from gangline.presets.rows.commit_patch import patch_of_commit
 from gangline.presets.rows.unsuitable import RowUnsuitable
 

@@ -15,21 +15,21 @@ class Output:
     def __init__(self, max_bytes: int) -> None:
         self._max_head = max_bytes - max_bytes // 2
         self._max_tail = max_bytes // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._num_omitted = 0
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.num_omitted = 0
 
     def add(self, piece: bytes) -> None:
-        room = self._max_head - len(self._head)
-        self._head += piece[:room]
-        self._tail += piece[room:]
-        surplus = len(self._tail) - self._max_tail
+        room = self._max_head - len(self.head)
+        self.head += piece[:room]
+        self.tail += piece[room:]
+        surplus = len(self.tail) - self._max_tail
         if surplus > 0:
-            del self._tail[:surplus]
-            self._num_omitted += surplus
+            del self.tail[:surplus]
+            self.num_omitted += surplus
 
     def as_dict(self) -> dict[str, Any]:
-        return {"head": base64(self._head), "tail": base64(self._tail), "omitted_bytes": self._num_omitted}
+        return {"head": base64(self.head), "tail": base64(self.tail), "omitted_bytes": self.num_omitted}
 
 
 def base64(data: bytes | bytearray) -> str:

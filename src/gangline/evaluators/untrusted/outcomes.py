@@ -1,0 +1,93 @@
+"""What a log says of its tests: the status of each, by its own name and by the others that lists have for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+__all__ = ["Outcome", "Status", "TestLog", "plain_lines", "worse"]
+
+Status = Literal["passed", "failed", "skipped"]
+"""`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
+_OF_UNITTEST = re.compile(r"\S+ \(([^()\s]+)\)")
+
+
+class Outcome(NamedTuple):
+    """One result."""
+
+    name: str
+    """The test's own name, or that of a group of tests."""
+    status: Status
+    aliases: tuple[str, ...] = ()
+    """Other names under which a list may have the test."""
+    is_group: bool = False
+    """A file, module or class: it counts for tests of it that have no result of their own."""
+
+
+class TestLog:
+    """Statuses of tests. Where a name is reported more than once, the worst counts; an own name before an alias."""
+
+    __test__ = False
+
+    def __init__(self, outcomes: Iterable[Outcome] = ()) -> None:
+        self.statuses: dict[str, Status] = {}
+        """By own name."""
+        self._aliases: dict[str, Status] = {}
+        self._groups: dict[str, Status] = {}
+        for outcome in outcomes:
+            _note(self._groups if outcome.is_group else self.statuses, outcome.name, outcome.status)
+            for alias in outcome.aliases:
+                _note(self._aliases, alias, outcome.status)
+
+    def status_of(self, name: str) -> Status | None:
+        """None: the log does not tell."""
+        if (found := self.statuses.get(name) or self._aliases.get(name)) is not None:
+            return found
+        if name.count("[") > name.count("]"):  # cut off within a parameter, as 676 names of SWE-bench Verified are
+            worst: dict[str, Status] = {}
+            for whole, status in self.statuses.items():
+                if whole.startswith(name):
+                    _note(worst, name, status)
+            if worst:
+                return worst[name]
+        return next((self._groups[group] for group in _groups_of(name) if group in self._groups), None)
+
+    def renamed(self, rename: Callable[[str], str]) -> TestLog:
+        found = TestLog()
+        for mine, theirs in ((self.statuses, found.statuses), (self._aliases, found._aliases)):
+            for name, status in mine.items():
+                _note(theirs, rename(name), status)
+        found._groups = self._groups
+        return found
+
+    def has(self, status: Status) -> bool:
+        return status in self.statuses.values() or status in self._groups.values()
+
+
+def plain_lines(text: str) -> list[str]:
+    """Lines without colours. Only line feeds end one: other separators may be in names and reasons."""
+    return [line.rstrip("\r") for line in _ESCAPE.sub("", text).split("\n")]
+
+
+def worse(first: Status | None, second: Status) -> Status:
+    """A failure before all else; what ran before what was skipped."""
+    return second if first is None or second == "failed" or (first == "skipped") else first
+
+
+def _note(statuses: dict[str, Status], name: str, status: Status) -> None:
+    statuses[name] = worse(statuses.get(name), status)
+
+
+def _groups_of(name: str) -> Iterator[str]:
+    """The file of a test of pytest's; the class, module and packages of one of unittest's; the nearest first."""
+    file, of_pytest, _rest = name.partition("::")
+    if of_pytest:
+        yield file
+    elif found := _OF_UNITTEST.match(name):
+        group = found[1]
+        while group:
+            yield group
+            group = group.rpartition(".")[0]
