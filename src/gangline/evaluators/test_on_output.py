@@ -11,8 +11,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, Reward
-from gangline.evaluators.answers import AnswerSource, answer_of
+from gangline.evaluators.answers import AnswerSource, answer_of, without_thoughts
 from gangline.evaluators.untrusted.patterns import matches
+from gangline.evaluators.untrusted.same_value import is_same_value
 
 __all__ = ["Check", "TestOnOutputConfig", "TestOnOutputEvaluator"]
 
@@ -25,9 +26,12 @@ class Check(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    kind: Literal["equals", "contains", "regex"]
-    """`regex` is found anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole."""
+    kind: Literal["equals", "contains", "regex", "answer"]
+    """`regex` is found anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole. `answer` is the
+    value in any writing: `1,234` for `1234`, `The answer is 1/2.` for `0.5`, `(B)` for `B`."""
     value: str
+    others: tuple[str, ...] = ()
+    """With `answer`: more values, each of which is right as well."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     ignore_case: bool = False
 
@@ -38,11 +42,16 @@ class Check(BaseModel):
                 re.compile(self.value)
             except re.error as error:
                 raise ValueError(f"not a regular expression: {error}") from error
+        if self.others and self.kind != "answer":
+            raise ValueError("`others` goes with `kind: answer`")
         return self
 
     def holds(self, text: str) -> bool:
-        """Whether a check of kind `equals` or `contains` holds."""
+        """Whether a check of any kind but `regex` holds."""
         value = self.value
+        if self.kind == "answer":
+            answer = without_thoughts(text)
+            return any(is_same_value(right, answer) for right in (value, *self.others))
         if self.ignore_case:
             value, text = value.casefold(), text.casefold()
         return text == value if self.kind == "equals" else value in text
