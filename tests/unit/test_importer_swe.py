@@ -189,7 +189,7 @@ def test_rows_that_nothing_can_grade_are_left_out(family: str, changes: dict[str
         ("skyrl-json", {"instance": "{"}, "row 1: instance: is no JSON"),
         ("skyrl", {"instance": 3}, "row 1: instance: is neither an object"),
         ("swe-smith", {"FAIL_TO_PASS": ["TestAdd"], "PASS_TO_PASS": []}, r"test_cmd: SWE-smith's rows have none"),
-        ("swe-smith", {"FAIL_TO_PASS": "["}, "FAIL_TO_PASS: is no JSON"),
+        ("swe-smith", {"FAIL_TO_PASS": "["}, "FAIL_TO_PASS: is neither JSON nor a list of texts"),
         ("r2e-gym", {"expected_output_json": '{"test_a": "GREEN"}'}, "expected_output_json: 'test_a' is 'GREEN'"),
         ("r2e-gym", {"parsed_commit_content": '{"file_diffs": [{}]}'}, "file_diffs.0.header: Field required"),
         ("rebench-v2", {"install_config": {"log_parser": "pytest"}}, "install_config.test_cmd: is empty"),

@@ -6,7 +6,6 @@ Rows of SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; f
 from __future__ import annotations
 
 import glob
-import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.text_lists import texts_of
 from gangline.evaluators.untrusted.outcomes import Status
 from gangline.evaluators.untrusted.patch_text import files_of
 
@@ -62,8 +62,8 @@ class SweBenchRow(BaseModel):
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _read_list(cls, given: Any) -> Any:
-        """Many datasets keep lists as JSON in a string."""
-        return json.loads(given) if isinstance(given, str) else given or ()
+        """Many datasets keep lists as text. Raises: ValueError."""
+        return texts_of(given)
 
 
 def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser: str | None = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.text_lists import texts_of
 from gangline.evaluators.swe_bench_rows import SweBenchRow
 from gangline.evaluators.untrusted.outcomes import Status
 from gangline.evaluators.untrusted.test_logs import PARSERS
@@ -69,6 +70,9 @@ class SweInstance(SweBenchRow):
         return (pattern or self.image_pattern).replace("{instance_id}", name).replace("{id}", name)
 
 
+_COLUMNS = {name.casefold(): name for key, field in SweInstance.model_fields.items() for name in [field.alias or key]}
+
+
 class _R2eTests(BaseModel):
     """The part of `execution_result_content` that holds the hidden tests."""
 
@@ -86,13 +90,29 @@ class _Family(NamedTuple):
 def swe_instance(row: Mapping[str, Any]) -> SweInstance:
     """Raises: ValidationError of pydantic's; InvalidRequest; RowUnsuitable for a row that cannot be graded."""
     inner = _object(dict(row), "instance")
-    given = dict(row) if inner is None else inner
+    given = _under_their_names(row if inner is None else inner)
     family = next((one for one in _FAMILIES if one.recognizes(given)), None)
     if family is not None:
         given = family.mapped(given)
     elif isinstance(given.get("FAIL_TO_PASS"), list) or "swe-gym" in str(row.get("data_source")).lower():
         given = {"image_pattern": _SWE_GYM_IMAGE, "separator": "_s_", **given}
     return SweInstance.model_validate(given)
+
+
+def _under_their_names(row: Mapping[str, Any]) -> Row:
+    """Columns as SWE-bench writes them, which others write in small letters; null is as no column.
+
+    Raises: InvalidRequest when a row has both, and they differ.
+    """
+    given = {name: value for name, value in row.items() if value is not None}
+    for name in list(given):
+        known = _COLUMNS.get(name.casefold(), name)
+        if known == name:
+            continue
+        value = given.pop(name)
+        if given.setdefault(known, value) != value:
+            raise InvalidRequest(f"{name}: differs from the column {known}")
+    return given
 
 
 def _object(row: Row, name: str) -> Row | None:
@@ -102,7 +122,7 @@ def _object(row: Row, name: str) -> Row | None:
         return None
     try:
         found = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name}: is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidRequest(f"{name}: is neither an object nor JSON of one")
@@ -117,7 +137,7 @@ def _of_smith(row: Row) -> Row:
     """The tests are pytest's unless a row has `test_cmd`: SWE-smith keeps commands in its package, not in rows."""
     if not str(row.get("problem_statement") or "").strip():
         raise RowUnsuitable("problem_statement: is empty, as of instances without a written issue")
-    names = [str(name) for column in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _names(row, column)]
+    names = [name for column in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _names(row, column)]
     files = tuple(dict.fromkeys(name.split("::")[0] for name in names if ".py" in name))
     if not files and "test_cmd" not in row:
         raise InvalidRequest(
@@ -127,12 +147,11 @@ def _of_smith(row: Row) -> Row:
     return {**row, "patch": "", "bug_patch": row.get("patch"), "test_files": files}
 
 
-def _names(row: Row, column: str) -> list[Any]:
-    value: Any = row.get(column) or []
+def _names(row: Row, column: str) -> list[str]:
     try:
-        return cast("list[Any]", json.loads(value) if isinstance(value, str) else value)
+        return texts_of(row.get(column))
     except ValueError as error:
-        raise InvalidRequest(f"{column}: is no JSON: {error}") from error
+        raise InvalidRequest(f"{column}: {error}") from error
 
 
 def _of_r2e(row: Row) -> Row:
