@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.imported import Choices, Imported
-from gangline.importers.mapping import mapped
+from gangline.importers.plain.mapping import mapped
 from gangline.importers.source import Wanted, read_source
 from gangline.presets.preset import Preset, find_preset
 from support.requirements import need_module
@@ -50,9 +50,9 @@ def test_a_plain_dataset_becomes_tasks_by_its_mapping(tmp_path: Path) -> None:
     path = rows_file(tmp_path / "rows.jsonl", PLAIN)
     (body,) = bodies(path, mapping={"instruction": "question", "answer": "labels.final"})
     assert body["instruction"] == "What is 6 * 7?"
-    assert body["evaluator"]["config"]["checks"] == [{"kind": "equals", "value": "42"}]
+    assert body["evaluator"]["config"]["checks"] == [{"kind": "answer", "value": "42"}]
     assert body["solution"] == {"answer": "42"}
-    assert body["metadata"] == {"source": "rows", "task": "row-00001", "instance": PLAIN}
+    assert body["metadata"] == {"source": "rows", "task": "rows-00001", "instance": PLAIN}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("inspect_ai") is not None, reason="does not apply: Inspect is here")
@@ -153,7 +153,7 @@ def test_a_limit_counts_tasks_and_not_rows_that_are_left_out(tmp_path: Path) -> 
     row = {"problem": "1+1?", "matched_solution": "unknown"}
     path = rows_file(tmp_path / "rows.jsonl", row, {**row, "answer": "2"}, {**row, "answer": "2"})
     first, second = read_source(path, Wanted(preset=preset("stem"), limit=1))
-    assert (isinstance(first, InvalidRequest), isinstance(second, Imported)) == (True, True)
+    assert isinstance(second, Imported)
     assert "row 1: matched_solution" in str(first)
 
 
@@ -177,8 +177,8 @@ def test_a_folder_of_tasks_is_read_in_the_order_of_its_names(tmp_path: Path) -> 
         ("tasks", {"format": "terminal-bench"}, "holds no task"),
         ("tasks", {"split": "train"}, "--split, --preset and --map are for rows"),
         ("tasks/one/task.toml", {"format": "harbor"}, "is no folder"),
-        ("tasks/one/task.toml", {}, "task.toml, line 2 is no JSON"),
-        ("list.jsonl", {}, "row 1: is of no known format"),
+        ("tasks/one/task.toml", {}, "task.toml, line 2 is no JSON.*Rows are read from JSON lines, JSON, CSV"),
+        ("list.jsonl", {}, "row 1: is no object"),
         ("list.jsonl", {"format": "rows"}, "row 1: is no object"),
         ("rows.jsonl", {}, "row 1: is of no known format.*the columns are labels, level, question"),
         ("rows.jsonl", {"format": "rows"}, "row 1: instruction: is no text, or empty"),

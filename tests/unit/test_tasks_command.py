@@ -45,9 +45,10 @@ def test_a_file_of_tasks_is_made_listed_shown_and_ready_to_submit(tmp_path: Path
 def test_rows_that_a_preset_cannot_read_are_named_by_file_row_and_field(tmp_path: Path) -> None:
     path = math_rows(tmp_path)
     mapping = ("--preset", "math", "--map", "instruction=question", "--map", "answer=solution")
-    failed = gangline("tasks", "from", path, *mapping, "--json")
+    failed = gangline("tasks", "from", path, *mapping, "--json", "--strict")
     assert json.loads(failed.stdout)["error"]["code"] == "invalid_request"
-    assert "rows.jsonl, row 4: a row of preset 'math': answer" in failed.stdout
+    (left,) = json.loads(gangline("tasks", "from", path, *mapping, "--json").stdout)["left_out"]
+    assert "rows.jsonl, row 4: answer: is null" in left
     some = json.loads(gangline("tasks", "from", path, *mapping, "--limit", "2", "--json").stdout)
     assert [task["metadata"]["instance"] for task in some["tasks"]] == ROWS[:2]
     assert some["left_out"] == some["notes"] == []

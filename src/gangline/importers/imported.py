@@ -1,14 +1,16 @@
-"""An importer's options, its result, and the metadata that it keeps."""
+"""An importer's options, its results, and the metadata that it keeps."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import NetworkPolicy
 
-__all__ = ["Choices", "Imported", "plain"]
+__all__ = ["Choices", "Imported", "LeftOut", "plain"]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,53 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """Differences from the task's source."""
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A row or task of the source that no task could be made of."""
+
+    why: str
+    """With its file, row and column."""
+
+
 def plain(instance: Any) -> dict[str, Any]:
-    """A row or a task's file as JSON has it: dates become texts, bytes base 64, infinite numbers null."""
-    return msgspec.json.decode(msgspec.json.encode(instance))
+    """A row or a task's file as JSON has it: dates become texts, bytes base 64, infinite numbers null.
+
+    Raises: InvalidRequest, naming the column that JSON cannot hold.
+    """
+    try:
+        return _plain(instance)
+    except _NOT_JSON as error:
+        raise InvalidRequest(_why_not(instance, error)) from error
+
+
+_NOT_JSON = (UnicodeEncodeError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_of_library))
+
+
+def _of_library(value: Any) -> Any:
+    """The value of a NumPy or pandas object."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _why_not(instance: Any, error: Exception) -> str:
+    for column, value in cast("Mapping[Any, Any]", instance).items() if isinstance(instance, Mapping) else ():
+        try:
+            _plain({column: value})
+        except _NOT_JSON as found:
+            return f"{ascii(column)[1:-1]}: {_told(found)}"
+    return _told(error)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if not isinstance(error, UnicodeEncodeError):
+        return f"has no form in JSON: {error}"
+    code = ord(error.object[error.start])
+    if 0xDC80 <= code <= 0xDCFF:  # as Python reads a byte that is no UTF-8
+        return f"is not UTF-8 (byte 0x{code - 0xDC00:02x}): save the file as UTF-8"
+    return f"has half of a character (the lone surrogate U+{code:04X}), which no file can hold"

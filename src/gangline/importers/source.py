@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.dataset import name_of_row, read_plain_row, read_preset_row
 from gangline.importers.harbor.config import read_toml
 from gangline.importers.harbor.registry import registered_folders
 from gangline.importers.harbor.task import is_harbor_task, read_harbor_task
-from gangline.importers.imported import Choices, Imported
+from gangline.importers.imported import Choices, Imported, LeftOut
 from gangline.importers.inspect_tasks import PREFIX as INSPECT
 from gangline.importers.inspect_tasks import read_inspect_sample, read_inspect_task
-from gangline.importers.mapping import column_of
+from gangline.importers.plain.dataset import name_of_row, read_plain_row, read_preset_row
+from gangline.importers.plain.mapping import column_of
 from gangline.importers.rows import read_rows
 from gangline.importers.swe import InstanceChoices, read_instance
 from gangline.importers.tau2_tasks import PREFIX as TAU2
@@ -27,14 +28,14 @@ from gangline.importers.terminal_bench import is_terminal_bench_task, read_termi
 from gangline.importers.verifiers_tasks import PREFIX as VERIFIERS
 from gangline.importers.verifiers_tasks import name_of_task, read_verifiers_task, read_verifiers_taskset
 from gangline.presets.preset import Preset
-from gangline.presets.rows.unsuitable import RowUnsuitable
 
 __all__ = ["FORMATS", "Format", "Wanted", "read_source"]
 
 Format = Literal["harbor", "terminal-bench", "swe", "rows"]
 FORMATS: tuple[Format, ...] = ("harbor", "terminal-bench", "swe", "rows")
-_SWE_COLUMNS = ({"problem_statement", "FAIL_TO_PASS"}, {"problem_statement", "docker_image"}, {"instance"})
-"""A row with one of these sets of columns is of the SWE family."""
+_SWE_COLUMNS = ({"problem_statement", "fail_to_pass"}, {"problem_statement", "docker_image"}, {"instance"})
+"""A row with one of these sets of columns, in capitals or not, is of the SWE family."""
+_MOST_SHOWN = 3
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +60,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class _Candidate(NamedTuple):
     name: str
     """For filters, before the task is read."""
-    instance: Mapping[str, Any]
+    instance: Mapping[str, Any] | None
+    """None: cannot be read."""
     read: Callable[[], Imported]
+    where: str = ""
+    """Place of a row, for its errors."""
 
 
 class _Folders(NamedTuple):
@@ -83,36 +87,57 @@ _FOLDERS: dict[Format, _Folders] = {
 }
 
 
-def read_source(path: Path, wanted: Wanted) -> Generator[Imported | RowUnsuitable]:
-    """The tasks in the order of the source; a row that cannot be graded is its error.
+def read_source(
+    path: Path, wanted: Wanted, check: Callable[[Imported], object] = lambda one: None
+) -> Generator[Imported | LeftOut]:
+    """The tasks in the order of the source; a row that no task can be made of is left out.
 
-    Raises: InvalidRequest, naming the file, the row and the field; also when nothing is found.
+    check: raises InvalidRequest for a task that is to be left out as well.
+
+    Raises: InvalidRequest, naming the file and the field; also when there is no task.
     """
     if wanted.registry is None and not path.exists() and not str(path).startswith((INSPECT, VERIFIERS, TAU2)):
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
-    num_seen = num_read = num_tasks = 0
+    num_seen = num_tasks = 0
+    left_out: list[str] = []
     for candidate in _candidates(path, wanted):
         num_seen += 1
         if not _matches(candidate, wanted.filters):
             continue
-        one = _read(candidate)
-        num_read, num_tasks = num_read + 1, num_tasks + isinstance(one, Imported)
+        one = _read(candidate, check)
+        if isinstance(one, Imported):
+            num_tasks += 1
+        else:
+            left_out.append(one.why)
         yield one
         if num_tasks == wanted.limit:
             return
-    if not num_read:
-        filtered = f" that matches {' and '.join(map(repr, wanted.filters))}" if num_seen else ""
-        raise InvalidRequest(f"{path}: holds no task{filtered}.")
+    if not num_tasks:
+        raise InvalidRequest(_no_task(path, wanted, left_out, is_empty=not num_seen))
 
 
-def _read(candidate: _Candidate) -> Imported | RowUnsuitable:
+def _no_task(path: Path, wanted: Wanted, left_out: list[str], *, is_empty: bool) -> str:
+    if left_out:
+        more = f" ... and {len(left_out) - _MOST_SHOWN} more" if len(left_out) > _MOST_SHOWN else ""
+        return f"{'; '.join(left_out[:_MOST_SHOWN])}{more}"
+    filtered = "" if is_empty else f" that matches {' and '.join(map(repr, wanted.filters))}"
+    return f"{path}: holds no task{filtered}."
+
+
+def _read(candidate: _Candidate, check: Callable[[Imported], object]) -> Imported | LeftOut:
     try:
-        return candidate.read()
-    except RowUnsuitable as error:
-        return error
+        one = candidate.read()
+        check(one)
+    except InvalidRequest as error:
+        is_placed = error.message.startswith(candidate.where)
+        return LeftOut(error.message if is_placed else f"{candidate.where}: {error.message}")
+    return one
 
 
 def _matches(candidate: _Candidate, filters: tuple[str, ...]) -> bool:
+    """Also a row that cannot be read: nobody knows what it is."""
+    if candidate.instance is None:
+        return True
     for one in filters:
         field, equals, pattern = one.partition("=")
         value = str(column_of(candidate.instance, field, "")) if equals else candidate.name
@@ -141,11 +166,8 @@ def _candidates(path: Path, wanted: Wanted) -> Generator[_Candidate]:
     if kind in _FOLDERS:
         yield from _of_folders(path, kind, wanted)
         return
-    reader = _swe_row if kind == "swe" else _row
-    for number, (where, row) in enumerate(read_rows(path, wanted.split), 1):
-        if not isinstance(row, Mapping):
-            raise InvalidRequest(f"{where}: is no object")
-        yield reader(cast("Mapping[str, Any]", row), number, where, wanted)
+    rows = _Rows(path, wanted, kind)
+    yield from rows.candidates()
 
 
 def _format_of(path: Path, wanted: Wanted) -> Format:
@@ -155,9 +177,10 @@ def _format_of(path: Path, wanted: Wanted) -> Format:
             return kind
     if wanted.preset is not None or wanted.mapping:
         return "rows"
-    where, row = next(read_rows(path, wanted.split), (str(path), None))
-    columns = set(cast("Mapping[str, Any]", row)) if isinstance(row, Mapping) else set[str]()
-    if any(names <= columns for names in _SWE_COLUMNS):
+    rows = read_rows(path, wanted.split)
+    where, row = next((one for one in rows if isinstance(one[1], Mapping)), (str(path), None))
+    columns = set[str](row or ())
+    if any(names <= {name.casefold() for name in columns} for names in _SWE_COLUMNS):
         return "swe"
     if row is not None and "instruction" not in columns:
         raise InvalidRequest(
@@ -206,21 +229,42 @@ def _reading(read: Callable[[Path, Choices], Imported], folder: Path, choices: C
     return lambda: read(folder, choices)
 
 
-def _swe_row(row: Mapping[str, Any], number: int, where: str, wanted: Wanted) -> _Candidate:
-    inner = column_of(row, "instance.instance_id", None) if "instance" in row else None
-    name = str(inner) if inner is not None else name_of_row(row, number)
-    return _Candidate(name, row, lambda: read_instance(row, where, wanted.choices, wanted.instances))
+class _Rows:
+    """The rows of one source."""
 
+    def __init__(self, path: Path, wanted: Wanted, kind: Format) -> None:
+        self._path = path
+        self._wanted = wanted
+        self._read = self._swe if kind == "swe" else self._plain
+        self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).strip("-._") or "row"
 
-def _row(row: Mapping[str, Any], number: int, where: str, wanted: Wanted) -> _Candidate:
-    name = name_of_row(row, number)
+    def candidates(self) -> Generator[_Candidate]:
+        for number, (where, row) in enumerate(read_rows(self._path, self._wanted.split), 1):
+            if not isinstance(row, Mapping):
+                why = row.message if isinstance(row, InvalidRequest) else "is no object"
+                yield _Candidate(where, None, partial(_refuse, why), where)
+                continue
+            fields = cast("Mapping[str, Any]", row)
+            inner = column_of(fields, "instance.instance_id", None) if self._read == self._swe else None
+            name = str(inner) if inner is not None else name_of_row(fields, number, self._name)
+            yield _Candidate(name, fields, partial(self._read, fields, name, where), where)
 
-    def read() -> Imported:
-        try:
-            if wanted.preset is None:
-                return read_plain_row(row, name, wanted.mapping, wanted.choices)
+    def _swe(self, row: Mapping[str, Any], name: str, where: str) -> Imported:
+        return read_instance(row, where, self._wanted.choices, self._wanted.instances)
+
+    def _plain(self, row: Mapping[str, Any], name: str, where: str) -> Imported:
+        wanted = self._wanted
+        if wanted.preset is not None:
             return read_preset_row(row, name, wanted.preset, wanted.mapping, wanted.choices)
-        except InvalidRequest as error:
-            raise type(error)(f"{where}: {error.message}") from error
+        is_answered = "answer" in wanted.mapping or "answer" in row or self._are_answered
+        return read_plain_row(row, name, wanted.mapping, wanted.choices, is_answered=is_answered)
 
-    return _Candidate(name, row, read)
+    @cached_property
+    def _are_answered(self) -> bool:
+        """Whether any row has an answer: then one without cannot be graded."""
+        rows = (row for _, row in read_rows(self._path, self._wanted.split))
+        return any("answer" in row for row in rows if isinstance(row, Mapping))
+
+
+def _refuse(why: str) -> Imported:
+    raise InvalidRequest(why)

@@ -49,6 +49,7 @@ class InstanceChoices(msgspec.Struct, frozen=True, kw_only=True):
 def read_instance(row: Mapping[str, Any], where: str, choices: Choices, how: InstanceChoices) -> Imported:
     """Raises: InvalidRequest, naming the row and the field; RowUnsuitable for a row that cannot be graded."""
     try:
+        kept = plain(row)
         instance = swe_instance(row)
         grading = grading_of(instance, test_command=how.test_command, log_parser=how.log_parser)
         runtime = _runtime(instance, choices, how)
@@ -62,7 +63,7 @@ def read_instance(row: Mapping[str, Any], where: str, choices: Choices, how: Ins
         "evaluator": {"strategy": "swe_bench", "refresh_runtime": True, "config": grading},
         "init_timeout_seconds": _PREPARE_TIMEOUT_S,
         "evaluation_timeout_seconds": TEST_TIMEOUT_S + GRADING_MARGIN_S,
-        "metadata": {"source": "swe", "task": instance.instance_id, "instance": plain(row)},
+        "metadata": {"source": "swe", "task": instance.instance_id, "instance": kept},
     }
     if solved := _solution(instance):
         body["solution"] = solved

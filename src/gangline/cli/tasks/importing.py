@@ -27,6 +27,7 @@ from gangline.cli.tasks.source_options import (
     RuntimeOption,
     SourceArgument,
     SplitOption,
+    StrictOption,
     TestCommandOption,
 )
 from gangline.cli.terminal.output import JsonOption, notes, print_json
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from gangline.importers.source import Wanted
     from gangline.presets.preset import Preset
 
-__all__ = ["found_preset", "from_source"]
+__all__ = ["Made", "found_preset", "from_source"]
 
 _MAX_SHOWN_NOTES = 10
+_LONGEST_ID_CHARS = 100
+"""An id may have 128; evaluations and sessions add to it."""
 
 
 def from_source(
@@ -61,16 +64,17 @@ def from_source(
     repositories: RepositoriesOption = None,
     test_command: TestCommandOption = None,
     log_parser: LogParserOption = None,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make tasks of other systems' tasks and of datasets, one JSON object a line, for `gangline submit` and `vet`.
 
-    Tasks keep their source's fields in their metadata and its solution where it has one. They have no agent yet. Rows
-    without anything to grade by are left out. With --json stdout is one document: `tasks`, or with --out their number,
-    `left_out` and `notes`.
+    Tasks have the names of their source as ids, keep its fields in their metadata, and its solution where it has one.
+    They have no agent yet. Rows that cannot be read or graded are left out and named on stderr; with --strict nothing
+    is written then. With --json stdout is one document: `tasks`, or with --out their number, `left_out` and `notes`.
     """
     from gangline.importers.imported import Choices
-    from gangline.importers.mapping import parsed_mapping
+    from gangline.importers.plain.mapping import parsed_mapping
     from gangline.importers.source import FORMATS, Format, Wanted
     from gangline.importers.swe import InstanceChoices
 
@@ -85,7 +89,9 @@ def from_source(
         filters=tuple(filters or ()),
         limit=limit,
     )
-    made = _Made(source, wanted, prefix)
+    made = Made(source, wanted, prefix)
+    if strict:
+        made.refuse_left_out()
     if out is not None:
         made.write(out)
     if as_json:
@@ -97,7 +103,7 @@ def from_source(
     made.report(out)
 
 
-class _Made:
+class Made:
     """The tasks of one source."""
 
     def __init__(self, source: Path, wanted: Wanted, prefix: str | None) -> None:
@@ -108,17 +114,23 @@ class _Made:
         self.bodies: list[dict[str, Any]] = []
         self._notes: dict[str, None] = {}
         self._left_out: list[str] = []
-        for one in read_source(source, wanted):
+        ids = _Ids(prefix)
+        for one in read_source(source, wanted, _check):
             if isinstance(one, Imported):
-                self._add(one, prefix)
+                self._notes |= dict.fromkeys(one.notes)
+                self.bodies.append({"task_id": ids.of(one.name), **one.body})
             else:
-                self._left_out.append(one.message)
+                self._left_out.append(one.why)
+        if ids.num_renamed:
+            self._notes[f"{ids.num_renamed} tasks have a name that another has too: their ids end in -2, -3, ..."] = (
+                None
+            )
 
-    def _add(self, one: Imported, prefix: str | None) -> None:
-        _check(one)
-        self._notes |= dict.fromkeys(one.notes)
-        given = {} if prefix is None else {"task_id": f"{prefix}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"}
-        self.bodies.append({**given, **one.body})
+    def refuse_left_out(self) -> None:
+        """Raises: InvalidRequest when a row was left out."""
+        if self._left_out:
+            _show_some(self._left_out)
+            raise InvalidRequest(f"--strict: {len(self._left_out)} rows would be left out; nothing was written.")
 
     def write(self, out: Path) -> None:
         """Raises: InvalidRequest."""
@@ -137,8 +149,28 @@ class _Made:
         _show_some(f"left out: {why}" for why in self._left_out)
         told = [f"{len(self.bodies)} tasks{'' if out is None else f' in {out}'}"]
         if self._left_out:
-            told.append(f"{len(self._left_out)} rows left out")
+            told.append(f"{len(self._left_out)} rows left out (--strict refuses them)")
         notes().print(", ".join(told), markup=False, soft_wrap=True, style="dim")
+
+
+class _Ids:
+    """Ids of tasks by their names, each once."""
+
+    def __init__(self, prefix: str | None) -> None:
+        self._prefix = "" if prefix is None else f"{prefix}-"
+        self._taken: set[str] = set()
+        self.num_renamed = 0
+
+    def of(self, name: str) -> str:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self._prefix + name).lstrip("-._")[:_LONGEST_ID_CHARS] or "task"
+        number = 1
+        found = plain
+        while found in self._taken:
+            number += 1
+            found = f"{plain}-{number}"
+        self._taken.add(found)
+        self.num_renamed += number > 1
+        return found
 
 
 def _check(one: Imported) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "RuntimeOption",
     "SourceArgument",
     "SplitOption",
+    "StrictOption",
     "TestCommandOption",
 ]
 
@@ -54,7 +55,7 @@ FilterOption = Annotated[
 OutOption = Annotated[Path | None, typer.Option("--out", help="File for the tasks. Default: stdout.")]
 PrefixOption = Annotated[
     str | None,
-    typer.Option("--prefix", help="Give tasks the ids PREFIX-NAME, which makes submitting them again harmless."),
+    typer.Option("--prefix", help="Give tasks the ids PREFIX-NAME, in place of NAME."),
 ]
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="Preset of the rows: swe, stem, math, code.", rich_help_panel=_ROWS)
@@ -64,12 +65,16 @@ MapOption = Annotated[
     typer.Option(
         "--map",
         metavar="FIELD=COLUMN",
-        help="Column for instruction, answer, files, image or a column of the preset; repeatable.",
+        help="Column for instruction, answer, choices, files, image or a column of the preset; repeatable.",
         show_default=False,
         rich_help_panel=_ROWS,
     ),
 ]
 SplitOption = Annotated[str | None, typer.Option("--split", help="Split of a dataset's folder.", rich_help_panel=_ROWS)]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Write nothing when a row cannot be read or graded, in place of leaving it out."),
+]
 RuntimeOption = Annotated[
     str | None, typer.Option("--runtime", help="Runtime: sandbox, docker, ...", rich_help_panel=_PLACE)
 ]

@@ -1,7 +1,8 @@
 """Columns of Eurus-2-RL-Data, those of its rows with `ability: code`.
 
 `reward_model.ground_truth` is JSON: `inputs` and `outputs`, one pair for each test, and `fn_name` where a function is
-called. Without it they are standard input and output, a text or a list of lines. With it an input is a list of
+called; or an object, also with `input` and `output` (CodeContests), or a list of `{input, output}` (LiveCodeBench).
+Without `fn_name` they are standard input and output, a text or a list of lines. With it an input is a list of
 arguments, or a text with one argument as JSON on each line, and an output is a value or its JSON.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,13 +57,27 @@ def code_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tests(text: str) -> _Tests:
+def _tests(given: Any) -> _Tests:
     try:
-        return _Tests.model_validate(json.loads(text))
+        found: Any = json.loads(given) if isinstance(given, str) else given
+        if isinstance(found, list):  # LiveCodeBench: a test each
+            found = _of_pairs(cast("list[Any]", found))
+        elif isinstance(found, dict) and "input" in found:  # CodeContests
+            named = cast("dict[str, Any]", found)
+            return _Tests.model_validate({"inputs": named["input"], "outputs": named.get("output")})
+        return _Tests.model_validate(found)
     except ValidationError as error:
         raise InvalidRequest(f"{_WHERE}: {explain(error)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{_WHERE}: is no JSON: {error}") from error
+
+
+def _of_pairs(tests: list[Any]) -> dict[str, Any]:
+    if not all(isinstance(one, dict) and {"input", "output"} <= one.keys() for one in tests):
+        raise RowUnsuitable(f"{_WHERE}: is a list, but not of tests with input and output")
+    if any(one.get("testtype") == "functional" for one in tests):
+        raise RowUnsuitable(f"{_WHERE}: calls a function, and does not name it: give `inputs`, `outputs` and `fn_name`")
+    return {f"{name}s": [one[name] for one in tests] for name in ("input", "output")}
 
 
 def _standard_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:

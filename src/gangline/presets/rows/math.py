@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gangline.presets.rows.answers import answers_of
+from gangline.presets.rows.unsuitable import RowUnsuitable
 from gangline.presets.rows.verl import VerlRow, question_of
 
 __all__ = ["math_fields"]
@@ -16,13 +18,18 @@ class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     problem: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
+    answer: Any
 
 
 def math_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`problem` and `answer`. Raises: ValidationError."""
+    """`problem` and `answer`, a list where several are right. Raises: ValidationError, RowUnsuitable."""
     if "prompt" in row:
         verl = VerlRow.model_validate(row)
-        return {"problem": question_of(verl), "answer": verl.reward_model.ground_truth}
-    read = _Row.model_validate(row)
-    return {"problem": read.problem, "answer": read.answer}
+        problem, answer, column = question_of(verl), verl.reward_model.ground_truth, "reward_model.ground_truth"
+    else:
+        read = _Row.model_validate(row)
+        problem, answer, column = read.problem, read.answer, "answer"
+    if isinstance(answer, bool):
+        raise RowUnsuitable(f"{column}: is a truth value, which is no mathematics: import without a preset")
+    found = answers_of(answer, column)
+    return {"problem": problem, "answer": found[0] if len(found) == 1 else list(found)}

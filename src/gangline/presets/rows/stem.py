@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gangline.presets.rows.answers import answers_of, boxes
 from gangline.presets.rows.unsuitable import RowUnsuitable
 from gangline.presets.rows.verl import VerlRow, question_of
 
@@ -29,7 +30,7 @@ class _Row(BaseModel):
 
     problem: str = Field(min_length=1)
     matched_solution: str = ""
-    answer: str | None = Field(default=None, min_length=1)
+    answer: Any = None
     domain: str | None = None
 
 
@@ -40,30 +41,25 @@ def stem_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "prompt" in row:
         verl = VerlRow.model_validate(row)
-        problem, answer = question_of(verl), verl.reward_model.ground_truth
+        problem, found = question_of(verl), answers_of(verl.reward_model.ground_truth, "reward_model.ground_truth")
     else:
         read = _Row.model_validate(row)
         problem = read.problem
-        found = read.answer or _boxed(read.matched_solution) or _stated(read.matched_solution)
-        if found is None:
-            raise RowUnsuitable(r"matched_solution: has no \boxed{...} and states no answer; give a column `answer`")
-        answer = found
+        found = answers_of(read.answer) if read.answer is not None else _of_solution(read.matched_solution)
+    answer = found[0]
     letter = _LETTER.fullmatch(answer.strip())
     choices = sorted(set(_CHOICE.findall(problem))) if letter else []
     if letter and letter[1] in choices:
         answer = letter[1]
-    return {"problem": problem, "answer": answer, "choices": choices}
+        found = (answer,)
+    return {"problem": problem, "answer": answer if len(found) == 1 else list(found), "choices": choices}
 
 
-def _boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}`, with balanced braces."""
-    head, mark, rest = text.rpartition(r"\boxed{")
-    depth = 1
-    for at, char in enumerate(rest if mark else ""):
-        depth += {"{": 1, "}": -1}.get(char, 0)
-        if depth == 0:
-            return rest[:at].strip() or None
-    return _boxed(head) if mark else None
+def _of_solution(text: str) -> tuple[str, ...]:
+    found = (boxes(text) or [None])[-1] or _stated(text)
+    if found is None:
+        raise RowUnsuitable(r"matched_solution: has no \boxed{...} and states no answer; give a column `answer`")
+    return (found,)
 
 
 def _stated(text: str) -> str | None:

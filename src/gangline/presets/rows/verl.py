@@ -18,14 +18,17 @@ class VerlMessage(BaseModel):
 
 
 def _read_json(given: Any) -> Any:
-    """Some files keep the conversation as JSON in a string."""
-    return json.loads(given) if isinstance(given, str) else given
+    """Some files keep the conversation as JSON in a string. Raises: ValueError."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
 
 
 class RewardModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    ground_truth: str = Field(min_length=1)
+    ground_truth: Any
 
 
 class VerlRow(BaseModel):

@@ -1,4 +1,4 @@
-"""Columns of a plain dataset as the fields of a task: `instruction`, `answer`, `files`, `image`, and a preset's own.
+"""Columns of a plain dataset as fields of a task: `instruction`, `answer`, `choices`, `files`, `image`, and a preset's.
 
 A column is a name, or a path into objects: `reward_model.ground_truth`.
 """
@@ -39,13 +39,20 @@ def column_of(row: Mapping[str, Any], path: str, default: Any = _MISSING) -> Any
     value: Any = row
     for name in [path] if path in row else path.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            value = json.loads(value)
+            value = _read(value, path)
         if not isinstance(value, Mapping) or name not in value:
             if default is not _MISSING:
                 return default
             raise InvalidRequest(f"has no column {path!r}; it has {', '.join(map(str, row))}")
         value = cast("Mapping[str, Any]", value)[name]
     return value
+
+
+def _read(text: str, column: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{column}: is no JSON: {error}") from error
 
 
 def mapped(row: Mapping[str, Any], mapping: Mapping[str, str], preset: str | None = None) -> dict[str, Any]:
@@ -64,8 +71,7 @@ def _as_conversation(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "instruction" in fields:
         own["prompt"] = [{"role": "user", "content": fields["instruction"]}]
     if "answer" in fields:
-        tests = fields["answer"]
-        own["reward_model"] = {"ground_truth": tests if isinstance(tests, str) else json.dumps(tests)}
+        own["reward_model"] = {"ground_truth": fields["answer"]}
     return own
 
 
@@ -74,10 +80,7 @@ def written_files(value: Any) -> list[dict[str, Any]]:
 
     Raises: InvalidRequest.
     """
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise InvalidRequest(f"files: is no JSON: {error}") from error
+    given = _read(value, "files") if isinstance(value, str) and value.strip() else value or None
     pairs: list[tuple[Any, Any]] = []
     if isinstance(given, Mapping):
         # Parquet gives every row all paths of the dataset: those of other rows are null.
