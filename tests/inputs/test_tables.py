@@ -55,6 +55,12 @@ CSV: dict[str, tuple[str, bytes, list[str]]] = {
         b"question,answer\n1+1?,2\nWho?,\nWho?,nan\n",
         ["2", "left out: , row 2 (line 3): answer: is null", "left out: , row 3 (line 4): answer: is 'nan'"],
     ),
+    "a separator that is stated": (
+        "a.csv",
+        b"sep=;\nquestion;answer\n1, 2?;3\nWho?\n",
+        ["3", "left out: , row 2 (line 4)"],
+    ),
+    "a line behind blank ones": ("a.csv", b"\n\nquestion,answer\nWho?\n1+1?,2\n", ["left out: , row 1 (line 4)", "2"]),
     "a row too short": (
         "a.csv",
         b"question,answer\nWho?\n1+1?,2\n",

@@ -36,11 +36,14 @@ _LATEX = (
     (re.compile(r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*(?:\^|\*\*)\s*\{?([-+]?\d{1,3})\}?"), r"e\1"),
 )
 _SAID = re.compile(
-    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my)\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|result|solution)"
-    r"(?:\s+is\s*:?|\s*[:=])\s*(?=\S)|#{1,6}\s+",
+    r"(?:\*\*|__)?(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my)\s+)?(?:final\s+|correct\s+|right\s+)?"
+    r"(?:answer|result|solution)(?:\s+is\s*:?|(?:\*\*|__)?\s*[:=])(?:\*\*(?=\s)|__(?=\s))?\s*(?=\S)|#{1,6}\s+",
     re.IGNORECASE,
 )
-_PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("*", "*"), (r"\(", r"\)"), (r"\[", r"\]"))
+_PAIRS = (
+    *(("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("*", "*"), (r"\(", r"\)"), (r"\[", r"\]")),
+    ("<answer>", "</answer>"),
+)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 _LETTER = re.compile(r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\]]?[.):]?", re.IGNORECASE)
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"

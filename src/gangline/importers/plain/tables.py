@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Generator, Iterator
+import itertools
+import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from gangline.domain.errors import InvalidRequest
 __all__ = ["NumberedRow", "opened_text", "rows_of_csv"]
 
 _DELIMITERS = ",;\t|"
+_STATED = re.compile(r"sep=(.)\s*")
+"""First line of some of Excel's files."""
 _LONGEST_FIELD_CHARS = 1 << 30
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -47,19 +51,16 @@ def rows_of_csv(path: Path) -> Generator[NumberedRow]:
     csv.field_size_limit(_LONGEST_FIELD_CHARS)
     with opened_text(path) as file:
         try:
-            lines = iter(file)
-            first = next((line for line in lines if line.strip()), "")
+            lines = enumerate(file, 1)
+            at, first = next(((at, line) for at, line in lines if line.strip()), (1, ""))
             delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter_of(first)
-            reader = csv.reader(_chained(first, lines), delimiter=delimiter, strict=True)
+            if stated := _STATED.fullmatch(first):
+                delimiter, (at, first) = stated[1], next(lines, (1, ""))
+            reader = csv.reader(itertools.chain([first], (line for _, line in lines)), delimiter=delimiter, strict=True)
             columns = _columns(next(iter(reader), list[str]()), path)
-            yield from _rows(reader, columns)
+            yield from _rows(reader, columns, at - 1)
         except (csv.Error, UnicodeError) as error:
             raise InvalidRequest(f"cannot read {path}: {error}") from error
-
-
-def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def _delimiter_of(header: str) -> str:
@@ -76,9 +77,10 @@ def _columns(header: list[str], path: Path) -> list[str]:
     return names
 
 
-def _rows(reader: Any, columns: list[str]) -> Generator[NumberedRow]:
+def _rows(reader: Any, columns: list[str], num_before: int) -> Generator[NumberedRow]:
+    """num_before: lines of the file that the reader has not seen."""
     while True:
-        line = reader.line_num + 1
+        line = num_before + reader.line_num + 1
         try:
             fields: list[str] = next(reader)
         except StopIteration:

@@ -99,8 +99,8 @@ def _of_float32(value: float, exact: Decimal) -> Decimal:
 
 def _of_text(text: str) -> list[str]:
     text = text.strip()
-    if "####" in text and (told := text.rpartition("####")[2].strip()):
-        text = told
+    if marks := list(re.finditer(r"^\s*####", text, re.MULTILINE)):
+        text = text[marks[-1].end() :]
     elif boxed := list(dict.fromkeys(boxes(text))):
         if len(boxed) > 1:
             raise RowUnsuitable(r"has several \boxed{...}: map a column with the answer alone")
@@ -165,7 +165,7 @@ def _of_list(values: list[Any]) -> list[str]:
     if any(isinstance(one, list | tuple | Mapping) or (hasattr(one, "tolist") and one.ndim) for one in given):
         raise RowUnsuitable("is a list of lists or objects: map a column with the answer alone")
     found = [text for one in given for text in _answers(one)]
-    if _are_different(given) and all(_is_numeric(one) for one in given):
+    if _are_different(given) and all(map(_may_be_a_part, given)):
         raise RowUnsuitable(_ONE_OR_SEVERAL)
     return found
 
@@ -174,8 +174,9 @@ def _are_different(values: list[Any]) -> bool:
     return any(not is_same_value(str(values[0]), str(one)) for one in values[1:])
 
 
-def _is_numeric(value: Any) -> bool:
-    if not isinstance(value, str):
+def _may_be_a_part(value: Any) -> bool:
+    """A number or a letter: several may be a list, or all that is right of a question's choices."""
+    if not isinstance(value, str) or re.fullmatch(r"\(?[A-Z]\)?", value.strip()):
         return True
     return without_marks(value).strip("+-$%()").replace(",", "").replace(".", "").replace("/", "").isdigit()
 
