@@ -107,6 +107,26 @@ def test_columns_in_small_letters_are_the_same_row(tmp_path: Path) -> None:
     assert isinstance(first, Imported), "recognized without --format"
 
 
+def test_rows_of_swe_bench_pro_need_the_command_that_they_lack(tmp_path: Path) -> None:
+    small = {name.lower(): value for name, value in ROW.items()} | {
+        "fail_to_pass": str(TESTS),
+        "dockerhub_tag": "a.b-1",
+    }
+    pro = {**small, "before_repo_set_cmd": "git checkout x -- t", "selected_test_files_to_run": "['t']"}
+    left, one = found(write(tmp_path / "rows.jsonl", pro, {**pro, "test_cmd": "pytest {tests}"}))
+    assert isinstance(left, LeftOut)
+    assert "row 1: test_cmd: is missing" in left.why
+    assert isinstance(one, Imported)
+    assert (one.body["runtime"]["image"], one.body["runtime"]["workdir"]) == ("jefzda/sweap-images:a.b-1", "/app")
+
+
+def test_rows_of_swe_bench_live_have_their_own_commands_and_images(tmp_path: Path) -> None:
+    (one,) = found(write(tmp_path / "rows.jsonl", {**ROW, "test_cmds": ["pytest -rA"], "log_parser": "pytest"}))
+    assert isinstance(one, Imported)
+    assert one.body["evaluator"]["config"]["test_command"] == "pytest -rA"
+    assert one.body["runtime"]["image"] == "starryzhang/sweb.eval.x86_64.dogs_1776_kennel-1:latest"
+
+
 def test_two_columns_of_one_name_must_agree(tmp_path: Path) -> None:
     same, differ = {**ROW, "fail_to_pass": TESTS}, {**ROW, "fail_to_pass": ["other"]}
     one, other = found(write(tmp_path / "rows.jsonl", same, differ))

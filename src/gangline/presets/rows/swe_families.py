@@ -7,9 +7,12 @@
 | SWE-smith | `image_name` or `repo` with `swesmith` | the applied `patch` is the bug |
 | OpenSWE | `OPENSWE_EXIT_CODE` in `eval_script` | the script's exit code decides |
 | SWE-rebench | `install_config` | its command and parser; version 2 has the repository in `/NAME` |
+| SWE-bench Pro | `before_repo_set_cmd` | its tests' scripts are not in its rows |
+| SWE-bench-Live | `test_cmds` | the commands of its tests |
 | SWE-bench, Verified, SWE-Gym | all else | lists as JSON in a text, or as lists (SWE-Gym) |
 
-Sources: SkyRL a956457, R2E-Gym 69bc953, SWE-smith cf2e649, OpenSWE c2294ce, SWE-rebench-V2 c71902a, verifiers a60a606.
+Sources: SkyRL a956457, R2E-Gym 69bc953, SWE-smith cf2e649, OpenSWE c2294ce, SWE-rebench-V2 c71902a, verifiers a60a606,
+SWE-bench_Pro-os 0875a8a.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ __all__ = ["SweInstance", "swe_instance"]
 _SWE_BENCH_IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
 _SWE_GYM_IMAGE = "xingyaoww/sweb.eval.x86_64.{id}:latest"
 _REBENCH_IMAGE = "swerebench/sweb.eval.x86_64.{id}:latest"
+_LIVE_IMAGE = "starryzhang/sweb.eval.x86_64.{id}:latest"
+_PRO_IMAGE = "jefzda/sweap-images:{tag}"
 _OPENSWE_MARK = "OPENSWE_EXIT_CODE"
 _STATUSES: dict[str, Status] = {"PASSED": "passed", "FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped"}
 
@@ -214,6 +219,28 @@ def _of_rebench(row: Row) -> Row:
     return own | {"workdir": f"/{str(row.get('repo')).rpartition('/')[2]}", "ignore_timings": True}
 
 
+def _of_pro(row: Row) -> Row:
+    if row.get("test_cmd") is None:
+        raise RowUnsuitable(
+            "test_cmd: is missing. SWE-bench Pro runs a script for each instance that is not in its rows. Give the row "
+            "`test_cmd` and `log_parser`."
+        )
+    return {"image": _PRO_IMAGE.format(tag=row.get("dockerhub_tag")), "workdir": "/app", **row}
+
+
+def _of_live(row: Row) -> Row:
+    commands = "\n".join(_names(row, "test_cmds"))
+    return {"image_pattern": _LIVE_IMAGE, "test_cmd": commands or None, **row}
+
+
+def _is_of_pro(row: Row) -> bool:
+    return row.get("before_repo_set_cmd") is not None
+
+
+def _is_of_live(row: Row) -> bool:
+    return row.get("test_cmds") is not None
+
+
 def _is_of_r2e(row: Row) -> bool:
     return "expected_output_json" in row
 
@@ -231,4 +258,6 @@ _FAMILIES = (
     _Family(_is_of_smith, _of_smith),
     _Family(_is_of_openswe, _of_openswe),
     _Family(_is_of_rebench, _of_rebench),
+    _Family(_is_of_pro, _of_pro),
+    _Family(_is_of_live, _of_live),
 )
