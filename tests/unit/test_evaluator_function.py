@@ -74,6 +74,27 @@ async def test_a_function_that_fails_or_is_slow_gives_no_reward(tmp_path: Path) 
         await graded(tmp_path, f"{__name__}:slow", timeout_seconds=0.05)
 
 
+def needing(session: dict[str, Any]) -> float:
+    return float(session["traces"][0]["response_messages"].pop()["content"] == "42")
+
+
+async def test_a_control_of_a_function_is_what_it_graded_before(tmp_path: Path) -> None:
+    """Without a session that was graded well nobody knows whether the function works."""
+    memory: dict[bytes, bytes] = {}
+    evaluator = plugins.make_evaluator("function", {"function": f"{__name__}:needing"})
+    good = a_context(FolderRuntime(tmp_path / "r"), traces=(a_trace(said("assistant", "42")),))
+    good = msgspec.structs.replace(good, functions=frozenset([f"{__name__}:needing"]), graded_before=memory)
+    control = msgspec.structs.replace(
+        good, is_control=True, trajectory=msgspec.structs.replace(good.trajectory, traces=())
+    )
+    with pytest.raises(EvaluatorError, match="IndexError"):
+        await evaluator.evaluate(control)
+    assert (await evaluator.evaluate(good)).reward == 1.0
+    assert (await evaluator.evaluate(control)).reward == 1.0
+    with pytest.raises(EvaluatorError, match="IndexError"):
+        await evaluator.evaluate(msgspec.structs.replace(control, task_digest="another task's"))
+
+
 async def test_a_function_that_the_operator_did_not_list_is_not_imported(tmp_path: Path) -> None:
     with pytest.raises(EvaluatorError, match="'os:system' is not on the node's list `reward_functions`; it has: a:b"):
         await graded(tmp_path, "os:system", allowed="a:b")

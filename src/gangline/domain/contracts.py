@@ -580,7 +580,8 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     services_of: Callable[[RuntimeHandle], SideServices | None] = lambda _: None
     """Services beside a runtime of the agent's specification, such as `runtime`, that still run; None: it has none."""
     is_control: bool = False
-    """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there."""
+    """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there. An evaluator
+    that fails without an agent's work may take what `graded_before` has."""
     artifacts: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Name -> content, for the evaluator to fill: kept with the session's artifacts however grading ends, bounded by
     the node."""
@@ -598,6 +599,10 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     """The environments, still running. Empty where a recorded session is graded again."""
     verdicts: MutableMapping[bytes, bytes] = msgspec.field(default_factory=dict[bytes, bytes])
     """Answers of models, by digests of the questions: a cache that the node's sessions share. It forgets."""
+    task_digest: str = ""
+    """The same for all sessions of a task: a grader that works for one of them is not broken for another."""
+    graded_before: MutableMapping[bytes, bytes] = msgspec.field(default_factory=dict[bytes, bytes])
+    """What sessions left that graders gave a reward, for the controls of others: a cache like `verdicts`."""
     child_work: ChildWork | None = None
     """Runs work on untrusted text in child processes; None where nobody keeps any ready."""
 

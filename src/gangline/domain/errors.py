@@ -42,7 +42,8 @@
     │   └── GradingSpoiled     the agent's files prevent its grading
     ├── BuilderError
     ├── EvaluatorError
-    │   └── GraderUnavailable  a grader's own service failed: no doing of the agent's
+    │   ├── GraderUnavailable  a grader's own service failed: no doing of the agent's
+    │   └── TaskAtFault        how the task is graded is a mistake: no doing of the agent's
     ├── StoreError             retryable: database, journal, disk
     │   └── DiskFull
     └── NodeError              ours
@@ -111,6 +112,7 @@ __all__ = [
     "ServerUnavailable",
     "SessionOver",
     "StoreError",
+    "TaskAtFault",
     "TooMany",
     "TooManyFiles",
     "ToolUnavailable",
@@ -412,6 +414,13 @@ class GraderUnavailable(EvaluatorError):
     whether the service works by now."""
 
     code = "grader_unavailable"
+
+
+class TaskAtFault(EvaluatorError):
+    """A mistake in how the task is graded, which shows only with some answers. It is not the agent's: no control is
+    asked."""
+
+    code = "task_at_fault"
 
 
 class StoreError(GanglineError):

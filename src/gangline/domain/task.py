@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import re
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gangline.domain.ids import ID_PATTERN, ROLE_PATTERN
 from gangline.domain.network import NetworkRule
+from gangline.domain.patterns import checked_pattern
 from gangline.domain.seeds import derived_seed
 from gangline.domain.services import MAX_SERVICES, ServiceName, ServiceSpec, checked_services
 from gangline.domain.vetting import TaskVerdict
@@ -363,10 +363,7 @@ class CaptureSpec(_Spec):
     @classmethod
     def _are_expressions(cls, rules: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for rule in rules or ():
-            try:
-                re.compile(rule)
-            except re.error as error:
-                raise ValueError(f"{rule!r} is no regular expression: {error}") from error
+            checked_pattern(rule)
         return rules
 
     def session_seed(self, sample_index: int) -> int | None:
@@ -400,8 +397,9 @@ class EvaluatorSpec(_Spec):
     """Keep the agent's working folder with the session, so that an evaluator which reads it can grade the session
     again. It is the artifact `files.tar`, of at most 8 MiB."""
     on_failure: Literal["none"] | float = "none"
-    """Reward of a session whose grading the agent's files or actions made fail; `none` gives it no reward, which keeps
-    it out of its group. A grader that fails for another reason never gives one."""
+    """Reward of a session whose grading failed although the grader works: its work made it fail, such as by an error of
+    syntax. `none` gives it no reward, which keeps it out of its group. A grader that fails for another reason never
+    gives one."""
 
     @model_validator(mode="after")
     def _has_a_use_for_its_runtime(self) -> EvaluatorSpec:

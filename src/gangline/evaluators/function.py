@@ -24,6 +24,7 @@ from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import CallerError, EvaluatorError
 from gangline.evaluators.transcript import transcript
+from gangline.evaluators.untrusted.graded_before import GradedBefore
 
 __all__ = ["FunctionConfig", "FunctionEvaluator"]
 
@@ -56,15 +57,37 @@ class FunctionEvaluator:
 
     name: ClassVar[str] = "function"
     Config: ClassVar[type[BaseModel]] = FunctionConfig
+    is_controlled: ClassVar[bool] = True
 
     def __init__(self, config: FunctionConfig) -> None:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when the function is not allowed, fails, is too slow or returns no reward."""
-        name, arguments = self._config.function, self._config.arguments
-        function = self._function(context)
+        before = GradedBefore(context, self._config)
+        if context.is_control:
+            return await self._controlled(context, before)
         session = transcript(context)
+        data = None if before else msgspec.json.encode(session)  # the function may change it
+        reward = await self._called(context, session)
+        if data is not None:
+            before.keep(data)
+        return reward
+
+    async def _controlled(self, context: EvaluationContext, before: GradedBefore) -> Reward:
+        """Grade what another session left, or else nothing. Raises: EvaluatorError."""
+        remembered = before.get()
+        try:
+            return await self._called(
+                context, transcript(context) if remembered is None else msgspec.json.decode(remembered)
+            )
+        except EvaluatorError:
+            before.forget()
+            raise
+
+    async def _called(self, context: EvaluationContext, session: dict[str, Any]) -> Reward:
+        """Raises: EvaluatorError."""
+        name, arguments, function = self._config.function, self._config.arguments, self._function(context)
         try:
             async with asyncio.timeout(self._config.timeout_seconds):
                 if inspect.iscoroutinefunction(function):

@@ -5,12 +5,12 @@ Missing output (no such file, no answer) fails every check; it is the agent's do
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.patterns import checked_pattern
 from gangline.evaluators.answers import AnswerSource, answer_of, without_thoughts
 from gangline.evaluators.untrusted.patterns import matches
 from gangline.evaluators.untrusted.same_value import is_same_value
@@ -38,10 +38,7 @@ class Check(BaseModel):
     @model_validator(mode="after")
     def _compiles(self) -> Self:
         if self.kind == "regex":
-            try:
-                re.compile(self.value)
-            except re.error as error:
-                raise ValueError(f"not a regular expression: {error}") from error
+            checked_pattern(self.value)
         if self.others and self.kind != "answer":
             raise ValueError("`others` goes with `kind: answer`")
         return self
@@ -90,7 +87,7 @@ class TestOnOutputEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when a regular expression does not come to an end."""
+        """Raises: TaskAtFault when a regular expression does not come to an end."""
         output, missing = await answer_of(context, self._config)
         if output is None:
             return Reward(reward=0.0, details={"source": self._config.source, "missing": missing})

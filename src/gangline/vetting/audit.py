@@ -78,10 +78,10 @@ class Audit:
         subject, solution = self._subject, self._subject.solution
         if subject.blocked:
             return Audited(checks=not_checked(subject.blocked), evidence=())
-        first = [scripted(subject, "floor", "exit 0")]
+        # Doing nothing comes first: a grader that has graded the solution is known to work, and this asks without.
+        await self._all([scripted(subject, "floor", "exit 0")])
         if solution is not None:
-            first.append(solving(subject, solution, "oracle", num_samples=self._num_runs))
-        await self._all(first)
+            await self._all([solving(subject, solution, "oracle", num_samples=self._num_runs)])
         if any((one.reward or 0.0) > subject.floor for one in self._tried["floor"]):
             return self._audited()
         oracle = self._tried.get("oracle", [])

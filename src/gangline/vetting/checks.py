@@ -21,6 +21,7 @@ __all__ = ["CHECKS", "CheckResult", "Tried", "checked", "is_top", "not_checked",
 CHECKS: dict[str, str] = {
     "oracle": "The reference solution earns the top reward.",
     "floor": "Doing nothing earns the floor.",
+    "grader": "A missing solution, and one that does not run, earn a reward.",
     "flakes": "Repeated grading of the same work gives the same reward.",
     "budget": "The reference solution fits the agent's time.",
     "tests": "Tests ran and were not all skipped.",
@@ -61,6 +62,7 @@ def checked(subject: Subject, tried: Tried) -> dict[str, CheckResult]:
     return {
         "oracle": _oracle(subject, tried),
         "floor": _floor(subject, tried),
+        "grader": _grader(tried),
         "flakes": _flakes(tried),
         "budget": _budget(subject, tried),
         "tests": _tests(tried),
@@ -121,6 +123,24 @@ def _floor(subject: Subject, tried: Tried) -> CheckResult:
     if wrong:
         return _failed(f"doing nothing earns {wrong[0].described()} instead of {subject.floor:g}", wrong)
     return PASSED if sessions else CheckResult(status="not_checked")
+
+
+def _grader(tried: Tried) -> CheckResult:
+    """Whether the grader's own failure can be told from those of solutions."""
+    bad = [one for name, mine in tried.items() if name == "floor" or name.startswith(f"{BREAKING}.") for one in mine]
+    for one in bad:
+        if one.reward is not None or one.code not in ("evaluator_error", "grading_spoiled"):
+            continue
+        what = "a missing" if one.trial == "floor" else f"the {one.trial.rpartition('.')[2]}"
+        if one.code == "grading_spoiled":
+            remedy = "its session has no reward: set `on_failure` in the evaluator, or let the grader catch the failure"
+        else:
+            remedy = (
+                "nobody can tell it from a broken grader: let the grader catch the failure and give the reward of one, "
+                "or name the solution's files in `collect` and set `on_failure`"
+            )
+        return _failed(f"{what} solution makes the grader fail, and {remedy} ({one.message})", [one])
+    return PASSED if bad else CheckResult(status="not_checked")
 
 
 def _flakes(tried: Tried) -> CheckResult:

@@ -19,10 +19,10 @@ PRESERVING = "mutants.preserving"
 BREAKING = "mutants.breaking"
 POINTS = "mutants.point"
 _NUM_POINTS = 3
-_EMPTY = f"""
+_REPLACE = f"""
 changed > "$V/list"
 while IFS= read -r path; do
-  [ -s "$path" ] && : > "$path" && printf '%s\\n' "{REPORT} mutated $path" >&2
+  [ -s "$path" ] && printf TEXT > "$path" && printf '%s\\n' "{REPORT} mutated $path" >&2
 done < "$V/list"
 """
 _MUTATE = """
@@ -50,7 +50,8 @@ def mutants(subject: Subject, solution: Solution) -> Iterator[Trial]:
         yield from _answers(subject, solution)
         return
     yield solving(subject, solution, PRESERVING, after=_mutation("preserve"))
-    yield solving(subject, solution, f"{BREAKING}.emptied", after=_EMPTY)
+    yield solving(subject, solution, f"{BREAKING}.emptied", after=_REPLACE.replace("TEXT", "''"))
+    yield solving(subject, solution, f"{BREAKING}.garbled", after=_REPLACE.replace("TEXT", "')(\\n'"))
     yield solving(subject, solution, f"{BREAKING}.hollow", after=_mutation("hollow"))
     if solution.kind != "patch":  # a patch changes a few lines of files that its tests are not about
         for at in range(_NUM_POINTS):

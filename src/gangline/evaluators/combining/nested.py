@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from gangline import plugins
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, GradesClean, Reward
-from gangline.domain.errors import CallerError, EvaluatorError, GraderUnavailable
+from gangline.domain.errors import CallerError, EvaluatorError, GraderUnavailable, TaskAtFault
 
 __all__ = ["AroundOne", "Nested", "NestedEvaluator", "any_controlled", "any_grades_clean", "names_are_unique"]
 
@@ -83,8 +83,8 @@ class Nested:
             return await self.evaluator.evaluate(
                 msgspec.structs.replace(context, artifacts=own, kept=self._kept(context))
             )
-        except GraderUnavailable as error:
-            raise GraderUnavailable(f"{self.label}: {error.message}") from error
+        except (GraderUnavailable, TaskAtFault) as error:
+            raise type(error)(f"{self.label}: {error.message}") from error
         except EvaluatorError as error:
             kind = EvaluatorError if self.is_controlled else GraderUnavailable
             raise kind(f"{self.label}: {error.message}") from error

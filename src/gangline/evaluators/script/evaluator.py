@@ -5,8 +5,8 @@ files of `collect` come over. Hidden files arrive after the agent's processes ar
 place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
 
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, the session has no reward: EvaluatorError, never 0. Its HOME is empty and its own: the agent's
-HOME may hold files that programs read at their start.
+file. If it does not, that is an EvaluatorError, never 0: a control (`controls.py`) tells whose failure it is. Its HOME
+is empty and its own: the agent's HOME may hold files that programs read at their start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,17 @@ from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, Run
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
 from gangline.domain.services import ServiceName
 from gangline.domain.task import TextEncoding, decoded
-from gangline.evaluators.script.collecting import CollectCommand, collected, collected_of_services, run_commands
+from gangline.evaluators.script.collecting import (
+    CollectCommand,
+    Collected,
+    collected,
+    collected_of_services,
+    run_commands,
+)
+from gangline.evaluators.script.controls import stand_ins, working_folder
 from gangline.evaluators.solution_user import serving_solution
 from gangline.evaluators.transcript import transcript
+from gangline.evaluators.untrusted.graded_before import GradedBefore
 
 __all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
 
@@ -62,8 +70,8 @@ class ScriptConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
-    """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a broken grader, not a low
-    reward."""
+    """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a grading that failed, not a low
+    reward: see `on_failure`."""
     separate: bool = False
     """Run the command as a user of its own, in its own HOME; relative paths of `files`, `clear` and `reward_file` are
     there. Nothing that runs as the solution's user can read it, write the reward or end the command, and
@@ -75,7 +83,9 @@ class ScriptConfig(BaseModel):
     """Folders that are emptied first, even if the agent filled them: the targets of hidden files, and the folder for
     the command's findings."""
     collect: tuple[str, ...] = ()
-    """Files of the agent's runtime that are copied into the clean one; those that do not exist are left out."""
+    """The solution's files, which are copied from the agent's runtime into the clean one; those that do not exist are
+    left out. Name them also where the runtime is the agent's own: when grading fails, a control puts stand-ins there,
+    which shows that the grader works."""
     collect_folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
     them. Both runtimes need `tar`."""
@@ -141,7 +151,43 @@ class ScriptEvaluator:
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when the command fails, is not done in time, or leaves no finite number."""
-        runtime, lacks = await self._grading_runtime(context)
+        runtime, found, lacks = await self._grading_runtime(context)
+        before = GradedBefore(context, self._config)
+        if context.is_control:
+            return await self._controlled(context, runtime, found, before)
+        reward = await self._graded(context, runtime, lacks)
+        if not before and (graded := found or await working_folder(runtime)) is not None:
+            before.keep(msgspec.msgpack.encode(graded))
+        return reward
+
+    async def _controlled(
+        self, context: EvaluationContext, runtime: RuntimeHandle, found: Collected | None, before: GradedBefore
+    ) -> Reward:
+        """Grade nothing, then what another session left, then stand-ins, until one of them gets a reward.
+
+        Raises: EvaluatorError when none does.
+        """
+        data = before.get()
+        remembered = None if data is None else msgspec.msgpack.decode(data, type=Collected)
+        here = {} if found is None else found.files
+        missing = [path for path in self._config.collect if path not in here]
+        failure: EvaluatorError | None = None
+        for material in (Collected(), remembered, stand_ins(missing) if missing else None):
+            if material is None:
+                continue
+            await runtime.kill()
+            await material.bring(runtime)
+            try:
+                return await self._graded(context, runtime, {})
+            except EvaluatorError as error:
+                failure = failure or error
+            if material is remembered:
+                before.forget()
+        assert failure is not None
+        raise failure
+
+    async def _graded(self, context: EvaluationContext, runtime: RuntimeHandle, lacks: dict[str, list[str]]) -> Reward:
+        """Raises: EvaluatorError."""
         place = self._place(runtime)
         await self._write_inputs(place, context)
         result = await self._run(place)
@@ -162,8 +208,13 @@ class ScriptEvaluator:
         for path in (f"{runtime.workdir}/{_FOLDER}", *self._own_paths()):
             await place.clear(path)
 
-    async def _grading_runtime(self, context: EvaluationContext) -> tuple[RuntimeHandle, dict[str, list[str]]]:
-        """The runtime to grade in, with the collected files, and details about those that could not be collected."""
+    async def _grading_runtime(
+        self, context: EvaluationContext
+    ) -> tuple[RuntimeHandle, Collected | None, dict[str, list[str]]]:
+        """The runtime to grade in, the files that were brought there, and details about those that could not be.
+
+        The files are None where the runtime is the agent's.
+        """
         config = self._config
         if not context.refresh_runtime:
             await context.runtime.kill()  # nothing of the agent's may watch hidden files arrive
@@ -171,12 +222,12 @@ class ScriptEvaluator:
         commands = config.collect_commands
         failed = await run_commands(context.runtime, commands, services) if commands else []
         if not context.refresh_runtime:
-            return context.runtime, _given(failed_commands=failed)
+            return context.runtime, None, _given(failed_commands=failed)
         found = await collected(context.runtime, config.collect, config.collect_folders, config.max_collect_bytes)
         await collected_of_services(services, config.collect_services, config.max_collect_bytes, found)
         runtime = await context.fresh_runtime()
         missing = found.missing + await found.bring(runtime)
-        return runtime, _given(failed_commands=failed, missing_files=missing)
+        return runtime, found, _given(failed_commands=failed, missing_files=missing)
 
     def _place(self, runtime: RuntimeHandle) -> _Place:
         """Raises: EvaluatorError when the runtime has no user for a grader."""

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from gangline.domain.errors import EvaluatorError
+from gangline.domain.errors import EvaluatorError, TaskAtFault
 from gangline.evaluators.untrusted.isolated import ENVIRONMENT
 
 __all__ = ["matches"]
@@ -26,7 +26,7 @@ json.dump([bool(re.search(pattern, job["text"], flags[ignore])) for pattern, ign
 async def matches(patterns: list[tuple[str, bool]], text: str, *, timeout_s: float) -> list[bool]:
     """Whether each pattern is found in `text`. A pattern comes with whether it ignores case.
 
-    Raises: EvaluatorError when it takes longer than `timeout_s`.
+    Raises: TaskAtFault when it takes longer than `timeout_s`; EvaluatorError.
     """
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", _CHILD),
@@ -39,8 +39,9 @@ async def matches(patterns: list[tuple[str, bool]], text: str, *, timeout_s: flo
         async with asyncio.timeout(timeout_s):
             stdout, _ = await child.communicate(json.dumps({"patterns": patterns, "text": text}).encode())
     except TimeoutError:
-        raise EvaluatorError(
-            f"matching took longer than {timeout_s:g} s: make the regular expression simpler (no nested repeats)"
+        raise TaskAtFault(
+            f"the task's regular expressions took longer than {timeout_s:g} s on the agent's output: make them simpler "
+            "(no repeats inside repeats), or anchor them"
         ) from None
     finally:
         if child.returncode is None:

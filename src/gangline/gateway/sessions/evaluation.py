@@ -1,8 +1,9 @@
 """Grading of one session, and the attribution of its failure.
 
 An evaluator that fails may be broken, or an agent may have left files that break it. A control decides: the same
-evaluator grades a session in which no agent acted, in another clean runtime. It fails there too: the failure is ours.
-It gives a reward there: the agent spoiled its grading. Only evaluators that declare it (`Controlled`) are asked so.
+evaluator grades a session in which no agent acted, in another clean runtime. It gives a reward there: the agent spoiled
+its grading. It fails there too: the failure is ours. An evaluator that needs an agent's work takes what it has graded
+before, or stand-ins. Only evaluators that declare it (`Controlled`) are asked so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward, RuntimeHandle
-from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavailable, GradingSpoiled
+from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavailable, GradingSpoiled, TaskAtFault
 from gangline.domain.session import HarnessExit
 
 __all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
@@ -24,6 +25,11 @@ log = logging.getLogger("gangline.node")
 
 MAX_ARTIFACT_BYTES = 8 << 20
 """Bytes of all artifacts of an evaluator for one session."""
+
+_UNDECIDED = (
+    "without an agent's work grading fails too: the grader is broken, or needs a solution. Let it give the reward of "
+    "a failure where the solution is missing or does not run; `gangline vet` tries that"
+)
 
 _T = TypeVar("_T")
 
@@ -44,7 +50,7 @@ async def graded(
     """
     try:
         return await _reward(evaluator, context, budget_s)
-    except GraderUnavailable:
+    except (GraderUnavailable, TaskAtFault):
         raise
     except EvaluatorError as error:
         if not (isinstance(evaluator, Controlled) and evaluator.is_controlled):
@@ -53,7 +59,7 @@ async def graded(
         try:
             await _reward(evaluator, _without_agent(context, *await start_control()), budget_s)
         except EvaluatorError:
-            raise error from None
+            raise EvaluatorError(f"{error.message}; {_UNDECIDED}") from error
         raise GradingSpoiled(f"{error.message}; without what the agent left, grading works") from error
 
 

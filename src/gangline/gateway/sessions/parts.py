@@ -66,6 +66,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     allowed: Allowed = Allowed()
     """Runtimes and networks that tasks may use, by the operator's word."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
+    graded_before: Verdicts = msgspec.field(default_factory=Verdicts)
+    """See `EvaluationContext.graded_before`."""
     child_work: ChildWork | None = None
     """Where graders read what agents wrote; None: each in processes of its own."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)

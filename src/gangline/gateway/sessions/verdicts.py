@@ -1,4 +1,4 @@
-"""Answers that graders' models gave, kept in memory for the node's sessions: the oldest unused ones go first."""
+"""What graders remember for the node's other sessions, such as answers of models: the oldest unused ones go first."""
 
 from __future__ import annotations
 

@@ -178,6 +178,8 @@ class Postrun:
             environment_calls=recorded_calls(end.artifacts),
             environments=self._worlds,
             verdicts=self._parts.verdicts,
+            task_digest=vetted_digest(self._task),
+            graded_before=self._parts.graded_before,
             child_work=self._parts.child_work,
         )
 
