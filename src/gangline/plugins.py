@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from gangline.domain.contracts import (
     Builder,
     Capability,
+    ChecksSpec,
     Evaluator,
     GradesClean,
     Harness,
@@ -296,6 +297,8 @@ def _check_steps(task: TaskRequest) -> None:
     next step begins."""
     for number, step in enumerate(task.steps, start=1):
         try:
+            prepare = (*task.runtime.prepare, *step.prepare)
+            _check_runtime(task.runtime.model_copy(update={"prepare": prepare}), "runtime")
             make_harness(task.agent.harness, task.agent.settings | step.settings)
             check_evaluator(step.evaluator)
             evaluator = make_evaluator(step.evaluator.strategy, step.evaluator.config)
@@ -318,6 +321,11 @@ def _check_runtime(spec: RuntimeSpec, field: str) -> None:
             f"{field}.services: runtime `{spec.backend}` starts no services ({', '.join(spec.services)}): use `docker` "
             "or `podman`."
         )
+    if isinstance(runtime, ChecksSpec):
+        try:
+            runtime.check_spec(spec)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}{error.message.removeprefix('runtime')}") from error
 
 
 def check_evaluator(spec: EvaluatorSpec) -> None:

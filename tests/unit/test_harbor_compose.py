@@ -234,7 +234,7 @@ def test_a_task_with_services_is_refused_where_none_are_started(backend: str) ->
     }
     with pytest.raises(InvalidRequest, match=rf"runtime\.services: runtime `{backend}` starts no services \(store\)"):
         check_task(TaskRequest.model_validate(request))
-    request["runtime"]["backend"] = "docker"
+    request["runtime"] |= {"backend": "docker", "image": "debian:12"}
     check_task(TaskRequest.model_validate(request))
 
 

@@ -385,6 +385,17 @@ class HasServices(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksSpec(Protocol):
+    """A runtime that knows of some specifications, on any machine, that no node could start a sandbox of."""
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Called at submit. Raises: InvalidRequest, which begins with the field (`runtime.workdir`) and has the
+        remedy."""
+        ...
+
+
 class SideServices(Protocol):
     """The services beside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
 

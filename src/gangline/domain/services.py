@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from gangline.domain.task_values import Argv, Command, Environment, Image, Line
+
 __all__ = ["MAX_SERVICES", "ServiceCondition", "ServiceHealthcheck", "ServiceName", "ServiceSpec", "checked_services"]
 
 MAX_SERVICES = 16
@@ -30,7 +32,7 @@ class _Spec(BaseModel):
 class ServiceHealthcheck(_Spec):
     """A command in the service's container that exits with 0 once the service works."""
 
-    command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    command: Line | Argv
     """A string goes to `sh -c`."""
     timeout_seconds: float = Field(default=30, gt=0, le=120)
     """Time of one try; it is repeated each second."""
@@ -41,13 +43,13 @@ class ServiceHealthcheck(_Spec):
 class ServiceSpec(_Spec):
     """One service. It has the limits of the agent's container once more for itself."""
 
-    image: str = Field(min_length=1, max_length=512)
+    image: Annotated[Image, Field(max_length=512)]
     """Name of an image, which must be on the node's machine."""
-    entrypoint: tuple[str, ...] | None = Field(default=None, min_length=1)
+    entrypoint: Argv | None = None
     """Replaces the image's entry point, and its command with it."""
-    command: tuple[str, ...] | None = None
+    command: tuple[Command, ...] | None = None
     """Arguments of the entry point; None is the image's own."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_:.-]{0,64}$")
     """User, with or without `:group`; None is the image's own, which may be root."""
     workdir: str | None = Field(default=None, pattern=r"^/[^\x00]*$")
@@ -67,8 +69,6 @@ class ServiceSpec(_Spec):
     def _can_be_given(self) -> ServiceSpec:
         if self.completes and self.healthcheck is not None:
             raise ValueError("a service that completes has no healthcheck")
-        if bad := [name for name in self.env if not name or "=" in name or "\0" in name + self.env[name]]:
-            raise ValueError(f"env: {bad[0]!r} is no variable")
         return self
 
 

@@ -18,6 +18,7 @@ from gangline.domain.network import NetworkRule
 from gangline.domain.patterns import checked_pattern
 from gangline.domain.seeds import derived_seed
 from gangline.domain.services import MAX_SERVICES, ServiceName, ServiceSpec, checked_services
+from gangline.domain.task_values import Argv, Command, Environment, FilePath, FolderPath, Image, Line, Seconds, Size
 from gangline.domain.vetting import TaskVerdict
 
 __all__ = [
@@ -71,16 +72,16 @@ class ExecAction(_Spec):
     """Run a shell command in the runtime before the harness starts."""
 
     type: Literal["exec"]
-    command: str
+    command: Command
     """Given to `sh -c` in `workdir`; a non-zero exit fails INIT."""
-    timeout_seconds: float = Field(default=300, gt=0)
+    timeout_seconds: Seconds = 300
 
 
 class WriteAction(_Spec):
     """Write a file into the runtime before the harness starts."""
 
     type: Literal["write"]
-    path: str = Field(min_length=1)
+    path: FilePath
     """Relative to `workdir`, or absolute inside the runtime."""
     content: str
     encoding: TextEncoding = "utf-8"
@@ -99,15 +100,15 @@ PrepareAction = Annotated[ExecAction | WriteAction, Field(discriminator="type")]
 class LimitsSpec(_Spec):
     """Resource limits of a sandbox; None is no limit. A runtime reports which of these it enforces, and how."""
 
-    memory_bytes: int | None = Field(default=4 << 30, gt=0)
+    memory_bytes: Size | None = 4 << 30
     """Memory of all its processes together, where control groups enforce it; else of each process."""
-    cpus: float | None = Field(default=2.0, gt=0)
-    max_pids: int | None = Field(default=512, gt=0)
-    max_file_bytes: int | None = Field(default=None, gt=0)
+    cpus: float | None = Field(default=2.0, gt=0, le=65_536)
+    max_pids: int | None = Field(default=512, gt=0, le=4_194_304)
+    max_file_bytes: Size | None = None
     """Size of one file; None is as much as `disk_bytes`."""
-    disk_bytes: int | None = Field(default=10 << 30, gt=0)
+    disk_bytes: Size | None = 10 << 30
     """Total size of its files. An agent that exceeds it is ended: outcome `agent_error`, code `disk_limit`."""
-    max_files: int | None = Field(default=1_000_000, gt=0)
+    max_files: Size | None = 1_000_000
     """Files and folders, empty ones too. An agent that has more is ended in the same way."""
 
 
@@ -116,7 +117,7 @@ class RuntimeSpec(_Spec):
 
     backend: str = "sandbox"
     """Name of a runtime plug-in: `sandbox`, `docker`, `podman`, or `process` (no isolation)."""
-    image: str | None = None
+    image: Image | None = None
     """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None is the host's,
     read-only)."""
     python: str | None = Field(default=None, pattern=r"^/[^\x00]+$")
@@ -137,12 +138,12 @@ class RuntimeSpec(_Spec):
     system_calls_allow: tuple[SystemCall, ...] = ()
     """Interfaces to the kernel that the agent gets beside the usual ones: browsers need `user_namespaces` for sandboxes
     of their own. Where an engine or the machine refuses one itself, asking for it changes nothing."""
-    workdir: str = "/workspace"
+    workdir: FolderPath = "/workspace"
     """Where the harness starts."""
-    folders: tuple[str, ...] = ()
+    folders: tuple[FolderPath, ...] = ()
     """More folders that are the session's own, writable and empty at first, such as `/logs`: for programs that have
     their paths built in."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     prepare: tuple[PrepareAction, ...] = ()
     limits: LimitsSpec = LimitsSpec()
     services: Annotated[dict[ServiceName, ServiceSpec], AfterValidator(checked_services)] = Field(
@@ -190,8 +191,8 @@ class EnvironmentSpec(_Spec):
     """Tools that the agent is not offered and cannot call; the grader can. A kind may hide more."""
     show_instructions: bool = True
     """Whether the server's own instructions, such as a game's first observation, follow the task's."""
-    start_timeout_seconds: float = Field(default=60, gt=0)
-    call_timeout_seconds: float = Field(default=60, gt=0)
+    start_timeout_seconds: Seconds = 60
+    call_timeout_seconds: Seconds = 60
 
     @model_validator(mode="after")
     def _has_one_sandbox(self) -> EnvironmentSpec:
@@ -203,9 +204,9 @@ class EnvironmentSpec(_Spec):
 class McpServer(_Spec):
     """A server that gives the agent tools over the Model Context Protocol: a command, or a URL."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[Command, ...] = ()
     """A program in the runtime and its arguments, which talks over its standard streams."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     """Environment of the command."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
     """URL of a server that speaks streamable HTTP. The runtime's network policy must let the agent reach it; for an
@@ -246,7 +247,7 @@ class AgentSpec(_Spec):
     """Model name given to the harness; None is the engine's served model."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Checked against the harness's own configuration type at submit."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     max_turns: int | None = Field(default=None, gt=0)
     """Model calls before the session is ended with outcome `turn_limit`; None is no limit."""
     max_sampled_tokens: int | None = Field(default=None, gt=0)
@@ -411,13 +412,13 @@ class EvaluatorSpec(_Spec):
 class SolutionSpec(_Spec):
     """A task's reference solution, for `gangline vet` and `gangline submit --oracle`. No other agent sees it."""
 
-    command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    command: Line | Argv | None = None
     """Solves the task in the working folder; a string goes to `sh -c`."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     """Environment of `command`."""
     prepare: tuple[PrepareAction, ...] = ()
     """Actions behind the task's own, such as those that write the files of `command`."""
-    files: dict[str, str] = Field(default_factory=dict)
+    files: dict[FilePath, str] = Field(default_factory=dict)
     """Path in the working folder -> content of the finished file."""
     patch: str | None = None
     """A patch for `git apply` in the working folder."""
@@ -448,9 +449,9 @@ class StepSpec(_Spec):
     """The agent's instruction in this step."""
     prepare: tuple[PrepareAction, ...] = ()
     """Actions in the agent's sandbox before the agent starts. Clean runtimes of graders do without them."""
-    timeout_seconds: float | None = Field(default=None, gt=0)
+    timeout_seconds: Seconds | None = None
     """RUN's budget of this step; None is the task's."""
-    evaluation_timeout_seconds: float | None = Field(default=None, gt=0)
+    evaluation_timeout_seconds: Seconds | None = None
     """None is the task's."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the harness for this step, over the task's."""
@@ -491,10 +492,10 @@ class TaskRequest(_Spec):
     """With `steps`, agents are given those of the steps instead; this one is for people."""
     num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions in the group."""
-    timeout_seconds: float = Field(default=1200, gt=0)
+    timeout_seconds: Seconds = 1200
     """RUN's budget: the harness's own time, without queues and gates."""
-    init_timeout_seconds: float = Field(default=300, gt=0)
-    evaluation_timeout_seconds: float = Field(default=300, gt=0)
+    init_timeout_seconds: Seconds = 300
+    evaluation_timeout_seconds: Seconds = 300
     max_attempts: int = Field(default=3, ge=1, le=100)
     """How often a session is started again after an infrastructure fault."""
     runtime: RuntimeSpec = RuntimeSpec()
@@ -518,7 +519,7 @@ class TaskRequest(_Spec):
     """`polar`: the callback's body is the answer of `GET /rollout/task/{task_id}`. Polar's route submits such tasks."""
     callback_secret: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
-    callback_expiry_seconds: float | None = Field(default=None, gt=0)
+    callback_expiry_seconds: Seconds | None = None
     """How long the callback is tried; None is as long as the server does usually."""
     held_out: bool = False
     """The task measures, and is never trained on: collectors refuse it, and `gangline data` and `gangline export` leave

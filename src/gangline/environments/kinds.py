@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from gangline.domain.task_values import Environment
 from gangline.environments.program import command, opening
 
 __all__ = [
@@ -47,7 +48,7 @@ class McpConfig(_Config):
     command: _Command
     """A program in the environment's sandbox and its arguments: an MCP server on its standard streams. Every process of
     that sandbox can read the arguments."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
 
 
 class McpKind:

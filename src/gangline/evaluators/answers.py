@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext
 from gangline.domain.errors import CallerError
+from gangline.domain.task_values import FilePath
 from gangline.evaluators.transcript import last_answer
 
 __all__ = ["AnswerSource", "answer_of", "without_thoughts"]
@@ -22,7 +23,7 @@ class AnswerSource(BaseModel):
 
     source: Literal["stdout", "file", "last_message"] = "last_message"
     """The agent's standard output, a file it left in its runtime, or the model's last answer."""
-    path: str | None = None
+    path: FilePath | None = None
     """The file, with `source: file`."""
     max_bytes: int = Field(default=1 << 20, gt=0)
     """A file larger than this is no answer."""

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.task_values import Seconds
 from gangline.evaluators.transcript import transcript
 from gangline.evaluators.untrusted.graded_before import GradedBefore
 
@@ -38,7 +39,7 @@ class FunctionConfig(BaseModel):
     """Name of an entry point of the group `gangline.rewards`, or `module:function` on the node's list."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments beside the session."""
-    timeout_seconds: float = Field(default=60, gt=0)
+    timeout_seconds: Seconds = 60
     """Time that the function may take. A thread cannot be ended: a function that goes on keeps its thread."""
 
     @field_validator("function")

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
 from gangline.domain.errors import EvaluatorError
+from gangline.domain.task_values import Seconds
 from gangline.evaluators.agent_patch import (
     GIT_ENV,
     NO_CONFIG,
@@ -99,7 +100,7 @@ class SweBenchConfig(BaseModel):
     """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
     log_parser: str = "pytest"
     """`pytest`, `unittest`, `r2e`, or the name of one of the `swebench` package, which the node must then have."""
-    timeout_seconds: float = Field(default=1800, gt=0)
+    timeout_seconds: Seconds = 1800
     """Seconds that the tests may take."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
     protected: tuple[str, ...] = PROTECTED

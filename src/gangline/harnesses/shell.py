@@ -7,13 +7,13 @@ The command finds all it needs in its environment (`harnesses/shared/environment
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
+from gangline.domain.task_values import Argv, FilePath, Line
 from gangline.harnesses.shared.environment import fits_argument, provider_environment, values_of
 from gangline.harnesses.shared.evidence import describe_exit
 from gangline.harnesses.shared.missing_module import advice_on_import
@@ -23,8 +23,7 @@ __all__ = ["ShellConfig", "ShellHarness"]
 
 
 def _inside_workdir(name: str) -> str:
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts:
+    if name.startswith("/"):
         raise ValueError(f"{name!r} is not a path inside the working folder")
     return name
 
@@ -34,9 +33,8 @@ def _shell_checked(command: str) -> str:
     return command
 
 
-_FileName = Annotated[str, AfterValidator(_inside_workdir)]
-_ShellCommand = Annotated[str, Field(min_length=1), AfterValidator(_shell_checked)]
-_Argv = Annotated[tuple[str, ...], Field(min_length=1)]
+_FileName = Annotated[FilePath, AfterValidator(_inside_workdir)]
+_ShellCommand = Annotated[Line, AfterValidator(_shell_checked)]
 
 
 class ShellConfig(BaseModel):
@@ -48,7 +46,7 @@ class ShellConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    command: _ShellCommand | _Argv
+    command: _ShellCommand | Argv
     """A string goes to `sh -c` (placeholders are quoted for you); a list is a program and its arguments."""
     stdin: str | None = None
     """Text given to the command's standard input; None is an empty input."""

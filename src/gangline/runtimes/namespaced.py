@@ -16,7 +16,7 @@ from typing import Protocol
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id, validated_id
-from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.holder import Holder, Launch
@@ -41,6 +41,9 @@ __all__ = [
     "HOME",
     "Enclosure",
     "can_give_users",
+    "check_image_path",
+    "check_spec",
+    "check_written",
     "checked_folders",
     "grader_folder",
     "held_user",
@@ -87,6 +90,35 @@ class Enclosure(Protocol):
     def close(self) -> None:
         """Release its resources; nothing lives in it any more."""
         ...
+
+
+def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
+    """reserved: where no folder of the session's can be. Raises: InvalidRequest."""
+    own = ["/tmp", HOME, _checked_folder(spec.workdir, "runtime.workdir", reserved)]
+    own += [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
+    check_image_path(spec.image)
+    check_written(spec, own)
+
+
+def check_image_path(image: str | None) -> None:
+    """Raises: InvalidRequest."""
+    if image is not None and not PurePosixPath(image).is_absolute():
+        raise InvalidRequest(
+            f"runtime.image must be an absolute path on the node's machine, got {image!r}; names of images, such as "
+            "debian:12, are for `docker` and `podman`."
+        )
+
+
+def check_written(spec: RuntimeSpec, folders: Sequence[str]) -> None:
+    """Raises: InvalidRequest where an action writes a file outside the session's own folders."""
+    for number, action in enumerate(spec.prepare):
+        if isinstance(action, WriteAction):
+            path = PurePosixPath(spec.workdir) / action.path
+            if not any(path.is_relative_to(folder) for folder in folders):
+                raise InvalidRequest(
+                    f"runtime.prepare.{number}.path: {action.path!r} is outside the session's own folders, which are "
+                    f"{', '.join(sorted(set(folders)))}: add its folder to runtime.folders."
+                )
 
 
 def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, Path]:

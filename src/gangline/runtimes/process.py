@@ -17,6 +17,7 @@ import msgspec
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.domain.task import RuntimeSpec, WriteAction
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.sandbox import Entry, begun
@@ -47,15 +48,26 @@ class ProcessRuntime:
     async def check(self) -> None:
         """Always possible."""
 
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        if spec.image is not None:
+            raise InvalidRequest("runtime.image: runtime `process` has no images; use `sandbox`.")
+        if spec.folders:
+            raise InvalidRequest("runtime.folders: runtime `process` cannot give them at their paths; use `sandbox`.")
+        for number, action in enumerate(spec.prepare):
+            if isinstance(action, WriteAction) and action.path.startswith("/"):
+                raise InvalidRequest(
+                    f"runtime.prepare.{number}.path: runtime `process` writes into its working folder alone, and "
+                    f"{action.path!r} is absolute; make it relative, or use `sandbox`."
+                )
+
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
         refuse_services(start.spec, self.name)
-        if start.spec.image is not None:
-            raise InvalidRequest("runtime `process` has no images; use `sandbox`.")
-        if start.spec.folders:
-            raise InvalidRequest("runtime `process` cannot give folders at paths of their own; use `sandbox`.")
+        self.check_spec(start.spec)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         return await begun(_ProcessLife(start, mark, self._expose))
 

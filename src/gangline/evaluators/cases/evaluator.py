@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.task_values import Argv, FilePath, Seconds
 from gangline.evaluators.cases.comparing import Rule, same_output, same_value
 
 __all__ = ["Case", "CasesConfig", "CasesEvaluator"]
@@ -75,13 +76,13 @@ class CasesConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=10_000)]
-    solution: str = Field(default="solution.py", min_length=1)
+    solution: FilePath = "solution.py"
     """File of the agent's that is the program, relative to its working folder."""
-    collect: tuple[str, ...] = ()
+    collect: tuple[FilePath, ...] = ()
     """More files of the agent's that the program needs; those that do not exist are left out."""
-    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    command: Argv | None = None
     """Runs the program in the working folder. None: `python3` and the solution."""
-    build: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    build: Argv | None = None
     """Runs once before the cases, such as a compiler; its failure fails all cases."""
     function: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of a Python function of the solution, or of a method of its class `Solution`. None: cases are standard input
@@ -93,10 +94,10 @@ class CasesConfig(BaseModel):
     partial: bool = False
     """The reward is the weight of the passed cases over that of all; else 1 when all pass, 0 when one fails, and the
     cases after the first failure do not run."""
-    case_timeout_seconds: float = Field(default=10, gt=0)
-    case_memory_bytes: int = Field(default=1 << 30, ge=16 << 20)
+    case_timeout_seconds: Seconds = 10
+    case_memory_bytes: int = Field(default=1 << 30, ge=16 << 20, lt=2**63)
     """Address space of each process of a case."""
-    timeout_seconds: float = Field(default=240, gt=0)
+    timeout_seconds: Seconds = 240
     """Time for the build and all cases; cases that are left then have failed."""
     max_output_bytes: int = Field(default=1 << 20, gt=0)
     """Output of one case; more fails it."""

@@ -10,11 +10,12 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from gangline.domain.contracts import RuntimeHandle, SideServices
 from gangline.domain.errors import CallerError, EvaluatorError
 from gangline.domain.services import ServiceName
+from gangline.domain.task_values import Line, Seconds
 
 __all__ = ["CollectCommand", "Collected", "collected", "collected_of_services", "run_commands"]
 
@@ -28,13 +29,13 @@ class CollectCommand(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    command: str = Field(min_length=1)
+    command: Line
     """Given to `sh -c` in the working folder."""
     service: ServiceName | None = None
     """One of the runtime's services, in whose container the command runs; None is the agent's."""
     user: str | None = None
     """In a service: another user than the service's own."""
-    timeout_seconds: float = Field(default=60, gt=0)
+    timeout_seconds: Seconds = 60
 
     @model_validator(mode="after")
     def _has_users_in_services(self) -> CollectCommand:

@@ -26,6 +26,7 @@ from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, Run
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
 from gangline.domain.services import ServiceName
 from gangline.domain.task import TextEncoding, decoded
+from gangline.domain.task_values import AnyPath, Argv, Environment, FilePath, Line, Seconds, Size
 from gangline.evaluators.script.collecting import (
     CollectCommand,
     Collected,
@@ -69,7 +70,7 @@ class ScriptConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    command: Line | Argv
     """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a grading that failed, not a low
     reward: see `on_failure`."""
     separate: bool = False
@@ -77,16 +78,16 @@ class ScriptConfig(BaseModel):
     there. Nothing that runs as the solution's user can read it, write the reward or end the command, and
     `$GANGLINE_SOLUTION COMMAND...` runs a command as that user, in `$GANGLINE_WORKDIR`. Code that the command imports
     itself is not kept apart. Needs a runtime with such a user, and `python3` in it."""
-    files: dict[str, str | HiddenFile] = Field(default_factory=dict)
+    files: dict[FilePath, str | HiddenFile] = Field(default_factory=dict)
     """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
-    clear: tuple[str, ...] = ()
+    clear: tuple[AnyPath, ...] = ()
     """Folders that are emptied first, even if the agent filled them: the targets of hidden files, and the folder for
     the command's findings."""
-    collect: tuple[str, ...] = ()
+    collect: tuple[FilePath, ...] = ()
     """The solution's files, which are copied from the agent's runtime into the clean one; those that do not exist are
     left out. Name them also where the runtime is the agent's own: when grading fails, a control puts stand-ins there,
     which shows that the grader works."""
-    collect_folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    collect_folders: dict[AnyPath, tuple[str, ...]] = Field(default_factory=dict)
     """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
     them. Both runtimes need `tar`."""
     collect_services: dict[ServiceName, dict[Annotated[str, Field(pattern=r"^/[^\x00]+$")], tuple[str, ...]]] = Field(
@@ -97,13 +98,13 @@ class ScriptConfig(BaseModel):
     collect_commands: tuple[CollectCommand, ...] = ()
     """Run first, in the agent's runtime, when its processes are gone: they write what is to be collected. One that
     fails is told in the reward's details."""
-    reward_file: str | Annotated[tuple[str, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
+    reward_file: FilePath | Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
     """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details, but
     for `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first
     that exists counts."""
-    env: dict[str, str] = Field(default_factory=dict)
-    timeout_seconds: float = Field(default=120, gt=0)
-    max_collect_bytes: int = Field(default=16 << 20, gt=0)
+    env: Environment = Field(default_factory=dict)
+    timeout_seconds: Seconds = 120
+    max_collect_bytes: Size = 16 << 20
     """For each collected file and folder."""
 
 

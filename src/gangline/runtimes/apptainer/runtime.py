@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.apptainer.command_line import (
     ApptainerLaunch,
     View,
@@ -43,6 +44,7 @@ from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
     can_give_users,
+    check_spec,
     checked_folders,
     grader_folder,
     held_user,
@@ -105,6 +107,11 @@ class ApptainerRuntime:
             raise RuntimeUnavailable(
                 "GANGLINE_APPTAINER_FAKEROOT is for nodes of ordinary users: a root node's would be root indeed."
             )
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, _RESERVED)
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
+from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.bubblewrap.command_line import (
     HOST_NAME,
     RESERVED,
@@ -42,6 +43,7 @@ from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
     can_give_users,
+    check_spec,
     checked_folders,
     grader_folder,
     held_user,
@@ -74,6 +76,11 @@ class SandboxRuntime:
 
     async def images(self) -> Mapping[str, Collection[str]]:
         return await images_in(self._settings)
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, RESERVED)
 
     async def check(self) -> None:
         """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""

@@ -201,7 +201,7 @@ def _environment() -> dict[str, str]:
 def checked_image(image: str | None, engine: str) -> str:
     """Raises: InvalidRequest when there is none, or it is no name of an image."""
     if image is None:
-        raise InvalidRequest(f"runtime `{engine}` needs an image: set runtime.image, such as debian:12.")
+        raise InvalidRequest(f"runtime.image: runtime `{engine}` needs an image; set one, such as debian:12.")
     if not _IMAGE.fullmatch(image):
         raise InvalidRequest(f"runtime.image must be the name of an image, such as debian:12; got {image[:200]!r}.")
     return image

@@ -32,7 +32,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import validated_id
 from gangline.domain.image_names import engine_names
-from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.event_loop import to_end
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
@@ -66,7 +66,7 @@ from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser, grader_uid
 from gangline.settings import Settings
 
-__all__ = ["DockerRuntime", "PodmanRuntime", "checked_folder"]
+__all__ = ["DockerRuntime", "PodmanRuntime", "check_spec", "checked_folder"]
 
 _OURS = 2
 """Processes of the container that are not the agent's."""
@@ -139,15 +139,19 @@ class _ContainerRuntime:
     def _user_options(self) -> list[str]:
         return []
 
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, cls.name)
+
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         self._refuse_user()
+        self.check_spec(start.spec)
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
         if start.spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
-        if start.spec.python is not None:
-            raise InvalidRequest(f"runtime `{self.name}` has no runtime.python: install the packages into its image.")
         if start.spec.gpus > len(self._gpus):
             raise RuntimeUnavailable(
                 f"{start.spec.gpus} GPUs are asked for, and GANGLINE_GPUS names {len(self._gpus)} of this machine."
@@ -483,6 +487,22 @@ def _parents(paths: Sequence[str]) -> list[str]:
     """All folders above, the outermost first."""
     found = {parent for path in paths for parent in PurePosixPath(path).parents}
     return [str(path) for path in sorted(found, key=lambda path: len(path.parts))]
+
+
+def check_spec(spec: RuntimeSpec, runtime: str) -> None:
+    """Raises: InvalidRequest where no container of `runtime` could be made of it."""
+    if spec.python is not None:
+        raise InvalidRequest(f"runtime.python: runtime `{runtime}` has none: install the packages into its image.")
+    checked_image(spec.image, runtime)
+    checked_folder(spec.workdir, "runtime.workdir")
+    for path in spec.folders:
+        checked_folder(path, "runtime.folders")
+    for number, action in enumerate(spec.prepare):
+        if isinstance(action, WriteAction):
+            place = f"runtime.prepare.{number}.path"
+            path = PurePosixPath(spec.workdir) / action.path
+            if any(path.is_relative_to(closed) for closed in _CLOSED):
+                raise InvalidRequest(f"{place}: no files can be written to {action.path!r}.")
 
 
 def checked_folder(named: str, field: str) -> str:

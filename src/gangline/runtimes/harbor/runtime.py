@@ -37,8 +37,7 @@ from gangline.runtimes.confinement.limits import (
     refuse_grader,
 )
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
-from gangline.runtimes.containers.engine import checked_image
-from gangline.runtimes.containers.runtime import checked_folder
+from gangline.runtimes.containers.runtime import check_spec, checked_folder
 from gangline.runtimes.harbor.bridge import INSTALL, Bridge, Bridges
 from gangline.runtimes.harbor.link import Link
 from gangline.runtimes.harbor.streams import RemoteForeman
@@ -79,6 +78,11 @@ class HarborRuntime:
         async with self._bridges.bridge():
             pass
 
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, cls.name)
+
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
@@ -91,9 +95,7 @@ class HarborRuntime:
                 "network `full` is refused: the operator of this node has closed the network of Harbor's environments "
                 "(`harbor_network`)."
             )
-        if spec.python is not None:
-            raise InvalidRequest("runtime `harbor` has no runtime.python: install the packages into its image.")
-        checked_image(spec.image, self.name)
+        self.check_spec(spec)
         return await begun(_Environment(start, self._bridges, self._settings), HarborHandle)
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:

@@ -190,6 +190,8 @@ class HarnessRun:
             return "agent_timeout", None
         if session.failures.node is not None:
             return "infra_error", session.failures.node  # it gave up on the call that died with us
+        if not session.tree and _did_not_begin(result):
+            return "infra_error", _unbegun(result)
         reason = verdict.reason or f"the harness {describe_end(result)}"
         if refused := session.failures.refusals:
             reason = f"{reason}; its last requests to the model were refused: {refused}"
@@ -225,6 +227,22 @@ def over_limit(usage: Usage, limits: LimitsSpec) -> str | None:
 
 def _disk_limit(why: str) -> Failure:
     return Failure(boundary="harness", code="disk_limit", message=why, retryable=False)
+
+
+def _did_not_begin(result: ExecResult) -> bool:
+    """Whether the runtime's own helper said so. A program could say it, too, and so this is asked only of a session
+    without a model call: until then no model has acted."""
+    return result.exit_code in (126, 127) and result.stderr.startswith(b"gangline: ")
+
+
+def _unbegun(result: ExecResult) -> Failure:
+    """A mistake of the task, such as a PATH without the program, or of the node, where the program is not there."""
+    said = result.stderr[:1000].decode(errors="replace").removeprefix("gangline: ").strip()
+    message = (
+        f"the agent's program could not be started: {said}. Compare its command, runtime.env, runtime.limits, "
+        "runtime.workdir and the programs of the image"
+    )
+    return Failure(boundary="runtime", code="command_not_started", message=message, retryable=False)
 
 
 def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:

@@ -118,7 +118,9 @@ def _confine(order: dict[str, Any]) -> None:
     if order["uid"] is not None:
         become_user(order["uid"])
     for kind, value in order["rlimits"].items():
-        resource.setrlimit(kind, (value, value))
+        hard = resource.getrlimit(kind)[1]
+        kept = value if hard == resource.RLIM_INFINITY else min(value, hard)  # the machine's own limit may be lower
+        resource.setrlimit(kind, (kept, kept))
     if order["own_namespace"]:
         make_user_namespace()  # the limit on processes set above holds for the sandbox as a whole
     for program in order["filters"]:

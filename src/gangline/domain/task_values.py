@@ -1,0 +1,116 @@
+"""Values of a task that reach a kernel: what no machine could take is refused at submit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+__all__ = [
+    "MAX_SECONDS",
+    "AnyPath",
+    "Argv",
+    "Command",
+    "Environment",
+    "FilePath",
+    "FolderPath",
+    "Image",
+    "Line",
+    "Seconds",
+    "Size",
+]
+
+MAX_SECONDS = 366 * 24 * 3600
+MAX_VARIABLE_BYTES = 128 << 10
+"""What Linux takes of one variable, its name included, or of one argument (MAX_ARG_STRLEN)."""
+MAX_ENVIRONMENT_BYTES = 1 << 20
+_NAME = re.compile(r"[^=\x00-\x20\x7f]+")
+_UNEXPANDED = re.compile(r"\$\{?PATH\b")
+
+
+def _environment(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:200]!r} is not a valid name of a variable: leave out `=`, blanks and controls")
+        if "\0" in value:
+            raise ValueError(
+                f"{name[:200]} has a NUL character, which no variable can hold: write it to a file in prepare"
+            )
+        if len(f"{name}={value}".encode()) >= MAX_VARIABLE_BYTES:
+            raise ValueError(
+                f"{name[:200]} is longer than the {MAX_VARIABLE_BYTES} bytes of a variable: write it to a file"
+            )
+    if sum(len(f"{name}={value}".encode()) for name, value in env.items()) > MAX_ENVIRONMENT_BYTES:
+        raise ValueError(f"all variables together take more than {MAX_ENVIRONMENT_BYTES} bytes: write some to a file")
+    if (path := env.get("PATH")) is not None:
+        _check_search_path(path)
+    return env
+
+
+def _check_search_path(path: str) -> None:
+    """Raises: ValueError."""
+    if _UNEXPANDED.search(path):
+        raise ValueError("PATH is taken as it is, and $PATH is not expanded in it: write all folders out")
+    if not {"/bin", "/usr/bin"} & {folder.rstrip("/") for folder in path.split(":")}:
+        raise ValueError("PATH has neither /usr/bin nor /bin, so that no sh is found: add /usr/local/bin:/usr/bin:/bin")
+
+
+def _path(path: str) -> str:
+    if not path or "\0" in path or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path[:200]!r} is not a path in the sandbox: leave out `..` and NUL, and name something")
+    return path
+
+
+def _file_path(path: str) -> str:
+    if _path(path).endswith(("/", "/.")) or path == ".":
+        raise ValueError(f"{path[:200]!r} is a folder: name the file")
+    return path
+
+
+def _folder_path(path: str) -> str:
+    if not _path(path).startswith("/") or not PurePosixPath(path).name:
+        raise ValueError(f"{path[:200]!r} must be an absolute path, and not /: write one such as /workspace")
+    return path
+
+
+def _command(line: str) -> str:
+    if "\0" in line:
+        raise ValueError("a command cannot have a NUL character: write it to a file")
+    if len(line.encode()) >= MAX_VARIABLE_BYTES:
+        raise ValueError(f"a command is at most {MAX_VARIABLE_BYTES - 1} bytes long: write a file, and run that")
+    return line
+
+
+def _argv(words: tuple[str, ...]) -> tuple[str, ...]:
+    if not words[0]:
+        raise ValueError("the first word of a command names its program, and is empty")
+    return words
+
+
+def _image(image: str) -> str:
+    if image != image.strip() or not image.isprintable():
+        raise ValueError(f"{image[:200]!r} is not an image: leave out blanks around it, and control characters")
+    return image
+
+
+Command = Annotated[str, AfterValidator(_command)]
+"""A line for `sh -c`, or one argument of a program."""
+Line = Annotated[Command, Field(min_length=1)]
+"""A line for `sh -c` that says something."""
+Argv = Annotated[tuple[Command, ...], Field(min_length=1), AfterValidator(_argv)]
+"""A program and its arguments."""
+Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+"""Variables of a command."""
+FilePath = Annotated[str, AfterValidator(_file_path)]
+"""A file in a sandbox, relative to the working folder or absolute."""
+AnyPath = Annotated[str, AfterValidator(_path)]
+"""A file or folder in a sandbox, relative to the working folder or absolute."""
+FolderPath = Annotated[str, AfterValidator(_folder_path)]
+"""An absolute folder in a sandbox."""
+Image = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_image)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+"""A time that a clock of a machine can measure."""
+Size = Annotated[int, Field(gt=0, lt=2**63)]
+"""A number of bytes, or of other things, that a kernel can count."""
