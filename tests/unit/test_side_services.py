@@ -23,7 +23,7 @@ NEVER_START: list[tuple[dict[str, dict[str, Any]], str]] = [
     ({"a": {"depends_on": {"b": "ready"}}, "b": {}}, "'b' is never ready: it has no healthcheck"),
     ({"a": {"depends_on": {"b": "started"}}, "b": {"depends_on": {"a": "started"}}}, "wait for each other: "),
     ({"a": {"completes": True, "healthcheck": CHECK}}, "completes has no healthcheck"),
-    ({"a": {"env": {"A=B": "c"}}}, "'A=B' is no variable"),
+    ({"a": {"env": {"A=B": "c"}}}, "'A=B' is not a valid name of a variable"),
     ({"a": {"user": "--privileged"}}, "should match pattern"),
     ({f"s{number}": {} for number in range(17)}, "at most 16"),
 ]

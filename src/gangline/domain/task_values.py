@@ -20,6 +20,7 @@ __all__ = [
     "Line",
     "Seconds",
     "Size",
+    "file_path",
 ]
 
 MAX_SECONDS = 366 * 24 * 3600
@@ -63,7 +64,8 @@ def _path(path: str) -> str:
     return path
 
 
-def _file_path(path: str) -> str:
+def file_path(path: str) -> str:
+    """Raises: ValueError where it cannot be a file in a sandbox."""
     if _path(path).endswith(("/", "/.")) or path == ".":
         raise ValueError(f"{path[:200]!r} is a folder: name the file")
     return path
@@ -103,7 +105,7 @@ Argv = Annotated[tuple[Command, ...], Field(min_length=1), AfterValidator(_argv)
 """A program and its arguments."""
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 """Variables of a command."""
-FilePath = Annotated[str, AfterValidator(_file_path)]
+FilePath = Annotated[str, AfterValidator(file_path)]
 """A file in a sandbox, relative to the working folder or absolute."""
 AnyPath = Annotated[str, AfterValidator(_path)]
 """A file or folder in a sandbox, relative to the working folder or absolute."""

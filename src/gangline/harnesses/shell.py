@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
-from gangline.domain.task_values import Argv, FilePath, Line
+from gangline.domain.task_values import Argv, Line, file_path
 from gangline.harnesses.shared.environment import fits_argument, provider_environment, values_of
 from gangline.harnesses.shared.evidence import describe_exit
 from gangline.harnesses.shared.missing_module import advice_on_import
@@ -23,7 +23,7 @@ __all__ = ["ShellConfig", "ShellHarness"]
 
 
 def _inside_workdir(name: str) -> str:
-    if name.startswith("/"):
+    if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name!r} is not a path inside the working folder")
     return name
 
@@ -33,7 +33,7 @@ def _shell_checked(command: str) -> str:
     return command
 
 
-_FileName = Annotated[FilePath, AfterValidator(_inside_workdir)]
+_FileName = Annotated[str, AfterValidator(_inside_workdir), AfterValidator(file_path)]
 _ShellCommand = Annotated[Line, AfterValidator(_shell_checked)]
 
 
