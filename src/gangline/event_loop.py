@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Share", "Turn", "call_all", "to_end"]
+__all__ = ["Share", "Turn", "call_all", "is_cancelled", "to_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +65,12 @@ async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Result
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancels the present task. A CancelledError may also come out of the work of a plug-in."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def to_end(

@@ -58,10 +58,11 @@ async def test_a_function_sees_the_recorded_session(tmp_path: Path) -> None:
     result = await graded(tmp_path, HERE, arguments={"kind": "dict"})
     assert result == Reward(reward=1.0, trace_rewards={"t0": 0.25}, details={"note": "x"})
     assert (await graded(tmp_path, HERE, arguments={"kind": "reward"})).reward == 2.0
+    assert (await graded(tmp_path, HERE, arguments={"kind": "boolean"})).reward == 1.0
     assert (await graded(tmp_path, f"{__name__}:waiting")).reward == 1.0
 
 
-@pytest.mark.parametrize("kind", ["none", "text", "infinite", "boolean", "without"])
+@pytest.mark.parametrize("kind", ["none", "text", "infinite", "without"])
 async def test_a_function_that_returns_no_reward_gives_none(tmp_path: Path, kind: str) -> None:
     with pytest.raises(EvaluatorError, match="rewarding returned"):
         await graded(tmp_path, HERE, arguments={"kind": kind})

@@ -65,6 +65,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from gangline.domain.plain import plain_text
+
 __all__ = [
     "ActionRefused",
     "ActionServerFailed",
@@ -146,8 +148,8 @@ class GanglineError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, **details: str | int | float | None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = plain_text(message)
+        super().__init__(self.message)
         self.details = details
 
     def failure(self) -> Failure:

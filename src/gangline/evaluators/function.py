@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar, cast
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.plain_reward import plain_reward
 from gangline.domain.task_values import Seconds
 from gangline.evaluators.transcript import transcript
 from gangline.evaluators.untrusted.graded_before import GradedBefore
@@ -131,9 +130,6 @@ def _reward(name: str, found: Any) -> Reward:
         fields = {field: given.pop(field) for field in ("reward", "trace_rewards", "turn_scores") if field in given}
         fields["details"] = given
     try:
-        reward = msgspec.convert(fields, Reward)
-    except (msgspec.ValidationError, TypeError) as error:
+        return plain_reward(Reward(**fields))
+    except (EvaluatorError, TypeError) as error:
         raise EvaluatorError(f"the reward function {name} returned no reward: {error}") from error
-    if not math.isfinite(reward.reward):
-        raise EvaluatorError(f"the reward function {name} returned {reward.reward}, which is not finite")
-    return reward

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from gangline.domain.errors import NodeError
+from gangline.domain.plain import plain
 from gangline.handlers.contract import AgentHandler, JobDetails
 
 __all__ = ["Job", "as_json", "job_of", "keep_job"]
@@ -42,5 +41,5 @@ def job_of(session_id: str) -> Job:
 
 
 def as_json(result: dict[str, Any]) -> dict[str, Any]:
-    """A handler's result with objects that have no form in JSON written as their `repr`."""
-    return msgspec.to_builtins(result, enc_hook=repr, str_keys=True)
+    """A handler's result as plain data."""
+    return plain(result)

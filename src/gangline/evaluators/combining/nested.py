@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from gangline import plugins
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, GradesClean, Reward
 from gangline.domain.errors import CallerError, EvaluatorError, GraderUnavailable, TaskAtFault
+from gangline.domain.plain_reward import plain_reward
 
 __all__ = ["AroundOne", "Nested", "NestedEvaluator", "any_controlled", "any_grades_clean", "names_are_unique"]
 
@@ -80,9 +81,8 @@ class Nested:
             return Reward(reward=0.0)
         own: dict[str, bytes] = {}
         try:
-            return await self.evaluator.evaluate(
-                msgspec.structs.replace(context, artifacts=own, kept=self._kept(context))
-            )
+            context_of_part = msgspec.structs.replace(context, artifacts=own, kept=self._kept(context))
+            return plain_reward(await self.evaluator.evaluate(context_of_part))
         except (GraderUnavailable, TaskAtFault) as error:
             raise type(error)(f"{self.label}: {error.message}") from error
         except EvaluatorError as error:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward, RuntimeHandle
 from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavailable, GradingSpoiled, TaskAtFault
+from gangline.domain.plain import plain, plain_text
+from gangline.domain.plain_reward import plain_reward
 from gangline.domain.session import HarnessExit
+from gangline.event_loop import is_cancelled
 
 __all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
 
@@ -64,9 +67,14 @@ async def graded(
 
 
 async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: float) -> Reward:
-    return await within(
-        budget_s, evaluator.evaluate(context), EvaluatorError(f"no reward within its budget of {budget_s:g} s")
-    )
+    """Raises: EvaluatorError, also where what came back is not a reward."""
+    out_of_time = EvaluatorError(f"no reward within its budget of {budget_s:g} s")
+    try:
+        return plain_reward(await within(budget_s, evaluator.evaluate(context), out_of_time))
+    except (asyncio.CancelledError, SystemExit) as error:
+        if is_cancelled():
+            raise
+        raise EvaluatorError(f"the evaluator ended itself: {type(error).__name__} {error}") from error
 
 
 def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: RuntimeHandle) -> EvaluationContext:
@@ -89,11 +97,12 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: 
     )
 
 
-def bounded(artifacts: dict[str, bytes]) -> dict[str, bytes]:
+def bounded(artifacts: Mapping[str, object]) -> dict[str, bytes]:
     """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note beside it, `NAME.cut`."""
     kept: dict[str, bytes] = {}
     room = MAX_ARTIFACT_BYTES
-    for name, data in artifacts.items():
+    for told, given in artifacts.items():
+        name, data = plain_text(told), given if isinstance(given, bytes) else str(plain(given)).encode()
         kept[name] = data[:room]
         if len(data) > room:
             kept[f"{name}.cut"] = f"The first {room} of {len(data)} bytes are kept.\n".encode()

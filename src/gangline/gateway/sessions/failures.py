@@ -7,6 +7,7 @@ import logging
 from gangline.domain.errors import Failure, GanglineError
 from gangline.domain.lifecycle import Stage
 from gangline.domain.open_files import out_of_files
+from gangline.domain.plain import plain
 from gangline.store.journal.log import AttemptKey
 
 __all__ = ["failure_of", "log_failed"]
@@ -20,8 +21,7 @@ def failure_of(error: Exception, session_id: str) -> Failure:
     if isinstance(known, GanglineError):
         return known.failure()
     log.error("session.internal_error session=%s", session_id, exc_info=error)
-    message = f"{type(error).__name__}: {error}"
-    return Failure(boundary="node", code="internal_error", message=message, retryable=True)
+    return Failure(boundary="node", code="internal_error", message=plain(error), retryable=True)
 
 
 def log_failed(key: AttemptKey, stage: Stage, failure: Failure) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.plain import plain_text
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.domain.usage import Usage
@@ -195,7 +196,8 @@ class HarnessRun:
         reason = verdict.reason or f"the harness {describe_end(result)}"
         if refused := session.failures.refusals:
             reason = f"{reason}; its last requests to the model were refused: {refused}"
-        return "agent_error", Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
+        failure = Failure(boundary="harness", code="harness_failed", message=plain_text(reason), retryable=False)
+        return "agent_error", failure
 
     def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
         """`broken`: our failure, where the last calls met one."""

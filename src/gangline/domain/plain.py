@@ -1,0 +1,147 @@
+"""Values from graders, agents and plug-ins as plain data, which MessagePack and JSON both hold.
+
+Numbers of NumPy, torch, `decimal` and `fractions` become Python's; arrays, sets, dataclasses, structs and models become
+lists and dicts. A value without a plain form becomes text: a number that is not finite or needs more than 64 bits, a
+value that is nested too deep, any other object. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Set
+from decimal import Decimal
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, cast
+
+import msgspec
+from pydantic import BaseModel
+
+__all__ = ["plain", "plain_number", "plain_text"]
+
+_MAX_DEPTH = 100
+_MAX_BYTES = 4 << 20
+"""For all texts and values together. The rest is left out, with a note."""
+_VALUE_BYTES = 32
+_LEFT_OUT = "(the rest is left out: there is too much)"
+
+
+def plain(value: object) -> Any:
+    return _Plain().of(value, _MAX_DEPTH)
+
+
+def plain_text(text: str) -> str:
+    """The text, with a lone surrogate, as cut texts and file names that are not UTF-8 have it, as `\\udXXX`."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def plain_number(value: object) -> float | None:
+    """The finite number that a value is, whoever's type it has; None where it is not one."""
+    try:
+        # Arrays and tensors have it: their number, where they hold one.
+        item = getattr(value, "item", None)
+        held = item() if callable(item) else value
+        number = float(held) if isinstance(held, (Real, Decimal)) else math.nan
+    except Exception:
+        return None
+    return number if math.isfinite(number) else None
+
+
+class _Plain:
+    """One value's way, with the room that is left for it."""
+
+    def __init__(self) -> None:
+        self._room_bytes = _MAX_BYTES
+        self._inside: set[int] = set()
+        """Ids of the values around the present one."""
+
+    def of(self, value: object, depth: int) -> Any:
+        """`depth`: how many levels more may be nested."""
+        self._room_bytes -= _VALUE_BYTES
+        try:
+            return self._simple(value, depth)
+        except Exception:  # a stranger's methods, and the recursion limit
+            return self._shown(value)
+
+    def _simple(self, value: object, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, Integral):
+            whole = int(value)
+            return whole if -(1 << 63) <= whole < 1 << 64 else self._text(str(whole))
+        if isinstance(value, (Real, Decimal)):
+            number = plain_number(value)
+            return self._shown(value) if number is None else number
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self._text(bytes(cast("bytes", value)).decode("utf-8", "backslashreplace"))
+        return self._holding(value, depth)
+
+    def _holding(self, value: object, depth: int) -> Any:
+        if depth == 0 or id(value) in self._inside:
+            return f"({type(value).__name__}, nested too deep)" if depth == 0 else "(a value that is around this one)"
+        self._inside.add(id(value))
+        try:
+            return self._opened(value, depth - 1)
+        finally:
+            self._inside.discard(id(value))
+
+    def _opened(self, value: object, depth: int) -> Any:
+        if (fields := _fields(value)) is not None:
+            return self._mapping(fields, depth)
+        if isinstance(value, Enum):
+            return self.of(value.value, depth)
+        to_list = None if isinstance(value, type) else getattr(value, "tolist", None)
+        if callable(to_list):
+            return self.of(to_list(), depth) if getattr(value, "nbytes", 0) <= _MAX_BYTES else self._shown(value)
+        if isinstance(value, Set):
+            return sorted(self._several(cast("Set[object]", value), depth), key=repr)
+        if isinstance(value, Collection):
+            return self._several(cast("Collection[object]", value), depth)
+        return self._shown(value)
+
+    def _several(self, values: Iterable[object], depth: int) -> list[Any]:
+        found: list[Any] = []
+        for value in values:
+            if self._room_bytes <= 0:
+                return [*found, _LEFT_OUT]
+            found.append(self.of(value, depth))
+        return found
+
+    def _mapping(self, fields: Mapping[object, object], depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in fields.items():
+            if self._room_bytes <= 0:
+                return found | {"...": _LEFT_OUT}
+            key = self._text(name) if isinstance(name, str) else self._shown(name)
+            while key in found:  # 1 and "1" are two keys
+                key += "'"
+            found[key] = self.of(value, depth)
+        return found
+
+    def _text(self, text: str) -> str:
+        room, self._room_bytes = max(self._room_bytes, 0), self._room_bytes - len(text)
+        return plain_text(text) if len(text) <= room else plain_text(text[:room]) + " (cut)"
+
+    def _shown(self, value: object) -> str:
+        """An object as its author shows it."""
+        try:
+            if isinstance(value, BaseException):
+                return self._text(f"{type(value).__name__}: {value}")
+            iso = None if isinstance(value, type) else getattr(value, "isoformat", None)
+            return self._text(str(iso()) if callable(iso) else str(value))
+        except Exception:
+            return f"({type(value).__name__}, which cannot be shown)"
+
+
+def _fields(value: object) -> Mapping[object, object] | None:
+    """The fields of a mapping or a record; None for other values."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[object, object]", value)
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, BaseModel) else None
