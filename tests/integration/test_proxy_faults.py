@@ -329,6 +329,23 @@ async def test_the_turn_limit_refuses_the_call_beyond_it_and_says_so() -> None:
         assert running.session.num_calls == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_agent_hung_up_on_is_a_turn(stream: bool) -> None:
+    """Else an agent passes its limit of turns by hanging up when it has seen enough."""
+    engine = HeldEngine()
+    async with proxied_engine(engine, max_turns=1) as running:
+        async with running.client() as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=stream))
+            await engine.asked(1)
+            await _disconnected(asked)
+        await _recorded(running.journal)
+        assert [one.status for one in running.journal.completions] == ["aborted"]
+        assert running.session.num_calls == 1
+        status, answer, _ = await _post(running, json=_body())
+        assert (status, answer["error"]["code"]) == (403, "session_over")
+        assert running.session.limit == "turn_limit"
+
+
 async def test_the_token_limit_refuses_the_call_after_it_was_reached() -> None:
     async with proxied({}, max_sampled_tokens=2) as running:
         assert (await _post(running, json=_body()))[0] == 200
