@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Share", "Turn", "call_all", "is_cancelled", "to_end"]
+__all__ = ["Share", "Turn", "call_all", "is_cancelled", "is_fault", "to_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -71,6 +71,12 @@ def is_cancelled() -> bool:
     """Whether somebody cancels the present task. A CancelledError may also come out of the work of a plug-in."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an error is to be dealt with here, as a plug-in's SystemExit is: not the end of the present task, nor of
+    the process."""
+    return not is_cancelled() and not isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
 async def to_end(

@@ -260,7 +260,8 @@ def test_a_node_gives_its_sessions_back_at_the_first_ctrl_c(tmp_path: Path) -> N
         assert nothing_left_of(tmp_path / "node")
         view = json.loads(gangline("status", "sleeper", "--server", url, "--json", env=KEY).stdout)
         assert view["states"] == {"queued": 1}
-        assert view["sessions"][0]["attempt"] == 1, "the attempt is not spent"
+        assert view["sessions"][0]["attempt"] == 2, "its agent had started"
+        assert view["sessions"][0]["failure"]["code"] == "given_back"
 
 
 def test_a_second_ctrl_c_ends_a_node_that_waits_and_leaves_nothing(tmp_path: Path) -> None:

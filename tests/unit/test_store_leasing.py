@@ -67,6 +67,26 @@ def test_giving_back_costs_no_attempt():
         leasing.release(back, node_id="n1", fence=1)
 
 
+def test_giving_back_a_session_whose_agent_has_started_costs_an_attempt_and_the_last_one_ends_it():
+    back = leasing.release(leased(), node_id="n1", fence=1, has_run=True)
+    assert back.failure is not None
+    assert (back.state, back.attempt, back.failure.code) == ("queued", 2, "given_back")
+    held = leasing.lease(back, node_id="n1", now=0.0, lease_s=1.0)
+    over = leasing.release(held, node_id="n1", fence=2, has_run=True)
+    assert over.failure is not None
+    assert (over.state, over.outcome, over.failure.code) == ("ended", "infra_error", "given_back")
+
+
+def test_a_node_that_loses_its_sessions_is_believed_once():
+    standing, num_leases = Standing(max_attempts=3), 0
+    while standing.state == "queued":
+        standing = leasing.unheard(leasing.lease(standing, node_id="n1", now=0.0, lease_s=1.0))
+        num_leases += 1
+    assert standing.failure is not None
+    assert (standing.outcome, standing.failure.code) == ("infra_error", "lease_unheard")
+    assert num_leases == 4
+
+
 def test_a_retryable_infrastructure_fault_goes_round_again_and_then_ends():
     again = leasing.report(leased(), fence=1, outcome="infra_error", failure=BROKEN)
     assert (again.state, again.attempt, again.failure) == ("queued", 2, BROKEN)

@@ -278,9 +278,9 @@ class ServerClient(CallerSessions):
         path = f"/v1/nodes/{beat.node_id}/heartbeat"
         return await self.request_json("POST", path, HeartbeatReply, body=msgspec.json.encode(beat))
 
-    async def release(self, node_id: str, *, session_id: str, fence: int) -> None:
-        """Give a session back unharmed; its attempt is not spent. Raises: NotFound, LeaseLost."""
-        body = msgspec.json.encode({"session_id": session_id, "fence": fence})
+    async def release(self, node_id: str, *, session_id: str, fence: int, has_run: bool = False) -> None:
+        """Give a session back; its attempt is spent where its agent has started. Raises: NotFound, LeaseLost."""
+        body = msgspec.json.encode({"session_id": session_id, "fence": fence, "has_run": has_run})
         await self.request_json("POST", f"/v1/nodes/{node_id}/release", dict[str, Any], body=body)
 
     async def post_result(self, result: SessionResult, data: bytes | None = None) -> ResultReceipt:

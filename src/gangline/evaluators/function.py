@@ -16,6 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar, cast
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline import plugins

@@ -206,7 +206,7 @@ class PureServer:
             here = row.standing
             given = here.state == "leased" and here.node_id == beat.node_id and here.stage is None
             if given and session_id not in beat.sessions and (here.leased_at or 0.0) < now - self._lease_s / 3:
-                self._move(session_id, leasing.release(here, node_id=beat.node_id, fence=here.fence))
+                self._move(session_id, leasing.unheard(here))
         renewed: list[str] = []
         lost: list[str] = []
         for session_id, (fence, stage) in beat.sessions.items():

@@ -83,7 +83,15 @@ def _standing(attempt: Watched, overdue_s: float) -> Stuck:
 
 def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
     """Start a task of a session under a name by which `where_tasks_wait` finds it."""
-    return asyncio.create_task(work, name=f"session.{session_id} {work_name}")
+    return asyncio.create_task(_contained(work), name=f"session.{session_id} {work_name}")
+
+
+async def _contained(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result. A plug-in's SystemExit would end the node from a task of its own."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def where_tasks_wait(name: str) -> dict[str, list[str]]:

@@ -27,13 +27,13 @@ from gangline.domain.lifecycle import UNGRADED, Stage
 from gangline.domain.session import Lease, SessionResult, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.usage import Usage
-from gangline.event_loop import to_end
+from gangline.event_loop import is_fault, to_end
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
 from gangline.gateway.sessions.evaluation import within
-from gangline.gateway.sessions.failures import failure_of, log_failed
+from gangline.gateway.sessions.failures import failure_of, log_failed, unfinished
 from gangline.gateway.sessions.grading.postrun import Graded, Postrun
 from gangline.gateway.sessions.grading.steps import Steps
 from gangline.gateway.sessions.harness.run import HarnessRun, Prepared, over_limit
@@ -83,6 +83,8 @@ class Attempt:
         self._worlds = Worlds(self._task, self._sandboxes.start_beside)
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
+        self.has_run = adopted is not None
+        """Whether its agent has started: then it is not given back before its start."""
 
     @classmethod
     async def adopted(cls, note: AttemptNote, handle: LastingHandle, parts: NodeParts) -> Attempt:
@@ -98,7 +100,7 @@ class Attempt:
         return attempt
 
     async def live(self) -> SessionResult:
-        """All four stages, once for each step. Raises only CancelledError."""
+        """All four stages, once for each step. Raises only what nobody expects: see `broken`."""
         try:
             end, graded = await self._graded_run()
             while self._steps.goes_on(graded):
@@ -106,9 +108,19 @@ class Attempt:
                 end, graded = await self._graded_run()
             return await self._result(end, self._steps.combined(graded))
         finally:
-            self.stages.move("postrun", _STOP_S)
-            await to_end(self._clean())
-            self.stages.move("postrun")
+            await self._end()
+
+    async def broken(self, error: BaseException) -> SessionResult:
+        """The result of an attempt that an unexpected error ended: its cause, and the calls that were answered."""
+        failure = failure_of(error, self.lease.session_id)
+        log_failed(self.key, self.stage, failure)
+        try:
+            completions = await self._parts.journal.read(self.key)
+        except Exception as unread:
+            log.error("session.calls_not_read session=%s attempt=%d message=%s", *self.key, unread)
+            completions = ()
+        held_out = self._task.held_out
+        return unfinished(self.lease, self._parts.node_id, failure, completions, held_out=held_out)
 
     async def _graded_run(self) -> tuple[RunEnd, Graded]:
         """All four stages, once. Raises only CancelledError."""
@@ -208,17 +220,12 @@ class Attempt:
                 out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
                 return await within(budget_s, self._prepared(), out_of_time)
 
-    async def _begin(self) -> None:
-        """Raises: NodeError: another node may still take the lease; StoreError."""
-        if self._parts.serves(self.lease.session_id):
-            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
-        await self._parts.journal.open_attempt(self._opened)
-
     async def run(self, prepared: Prepared) -> RunEnd:
         """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
         budget_s = self._task.timeout_seconds - prepared.spent_s
         with self.stages.within("run", budget_s, prepared.since):
             self._sandboxes.prewarm()
+            self.has_run = True
             self._run = HarnessRun(prepared, self._task, self._note, self.stages.now)
             end = await self._run.ended()
         await self._worlds.fence()
@@ -347,15 +354,28 @@ class Attempt:
             held_out=self._task.held_out,
         )
 
+    async def _end(self) -> None:
+        """Leave nothing behind. A failure here takes no result away. Raises only CancelledError."""
+        try:
+            self.stages.move("postrun", _STOP_S)
+            await to_end(self._clean())
+            self.stages.move("postrun")
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            log.error("session.not_cleaned session=%s attempt=%d", *self.key, exc_info=error)
+
     async def _clean(self) -> None:
-        if self._session is not None:
-            await self._session.fence("the session has ended")
-            self._parts.close_session(self.lease.session_id)
-        if self._parts.turns is not None:
-            self._parts.turns.leave(self.key)
-        await self._worlds.close()
-        await self._sandboxes.stop()
+        """All of it, whichever part fails."""
         self._run = None  # it knows this attempt: a cycle that would keep all of the session in memory
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self._sandboxes.stop)
+            parts.push_async_callback(self._worlds.close)
+            if self._parts.turns is not None:
+                parts.callback(self._parts.turns.leave, self.key)
+            if self._session is not None:
+                parts.callback(self._parts.close_session, self.lease.session_id)
+                await self._session.fence("the session has ended")
 
 
 def session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:

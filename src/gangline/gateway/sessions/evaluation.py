@@ -20,7 +20,7 @@ from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavaila
 from gangline.domain.plain import plain, plain_text
 from gangline.domain.plain_reward import plain_reward
 from gangline.domain.session import HarnessExit
-from gangline.event_loop import is_cancelled
+from gangline.event_loop import is_fault
 
 __all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
 
@@ -72,7 +72,7 @@ async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: fl
     try:
         return plain_reward(await within(budget_s, evaluator.evaluate(context), out_of_time))
     except (asyncio.CancelledError, SystemExit) as error:
-        if is_cancelled():
+        if not is_fault(error):
             raise
         raise EvaluatorError(f"the evaluator ended itself: {type(error).__name__} {error}") from error
 

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from gangline.domain.errors import Failure, GanglineError
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
-from gangline.domain.session import Lease
+from gangline.domain.session import Lease, SessionResult
+from gangline.event_loop import is_cancelled, is_fault
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
 from gangline.gateway.health.metrics import NodeNow
@@ -45,8 +46,11 @@ async def one_error() -> AsyncGenerator[None]:
 
 
 class Pipeline:
-    """`run()` until cancelled, then `close()`: running sessions go back to the server at no cost of an attempt. After
-    `drain()`, `run` returns when the last session has ended."""
+    """`run()` until cancelled, then `close()`: sessions go back to the server, where those whose agent has started use
+    their attempt. After `drain()`, `run` returns when the last session has ended.
+
+    Long because it has everything that happens to a lease.
+    """
 
     def __init__(
         self,
@@ -80,6 +84,8 @@ class Pipeline:
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
+        self._lost: dict[str, int] = {}
+        """session id -> fence, of sessions whose end the server could not be told."""
         self._room = asyncio.Event()
         self._disk.on_change = self._room.set
         self._num_ended = 0
@@ -223,40 +229,52 @@ class Pipeline:
         self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
 
     async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
-        """One lease to its end. `older`: tasks still running under lost leases of the session; they end first."""
+        """One lease to its end, of which the server hears whatever happens.
+
+        older: tasks still running under lost leases of the session; they end first.
+        """
         stays_session_in_logs(attempt.lease.session_id)
         try:
             for task in older:
                 task.cancel()
             await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
-        except asyncio.CancelledError:
-            if await self._link.release(attempt.lease):
-                await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
-            raise
-        self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
-        if result.failure is not None and await _goes_back(result.failure, attempt.lease, self._parts, self._offers):
-            await self._give_back(attempt)
-            return
-        self._parts.metrics.attempt_ended(result)
-        if self._parts.on_result is not None:
-            self._parts.on_result(result)
+            if await _goes_back(result.failure, attempt.lease, self._parts, self._offers):
+                await self._beat_once()  # the server hears first of what this node offers no more
+                log.warning("session.given_back session=%s attempt=%d", *attempt.key)
+                await self._give_back(attempt)
+            else:
+                await self._report(attempt, result)
+        except BaseException as error:
+            if is_cancelled() and not attempt.is_done:
+                await self._give_back(attempt)
+            if attempt.is_done or not is_fault(error):
+                raise
+            await self._report(attempt, await attempt.broken(error))
+
+    async def _report(self, attempt: Attempt, result: SessionResult) -> None:
         attempt.is_done = True
+        self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
+        self._parts.metrics.attempt_ended(result)
+        try:
+            if self._parts.on_result is not None:
+                self._parts.on_result(result)
+        except Exception:  # the operator's
+            log.exception("result.callback_failed session=%s attempt=%d", *attempt.key)
         await self._delivery.deliver(result)
 
     async def _give_back(self, attempt: Attempt) -> None:
-        """Unharmed; the attempt is not spent. The server hears first of what this node offers no more."""
-        await self._beat_once()
-        log.warning("session.given_back session=%s attempt=%d", *attempt.key)
-        if await self._link.release(attempt.lease):
-            await self._parts.journal.close_attempt(attempt.key)
+        if await self._link.release(attempt.lease, has_run=attempt.has_run):
+            await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
 
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]
         self._num_ended += 1
         self._breaker.ended(key, None)  # where it has not heard of a result
         self._room.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelling() else asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._lost[key[0]] = key[1]
             log.error("session.lost session=%s", key[0], exc_info=error)
 
     # -- leases kept ---------------------------------------------------------------------------------------------
@@ -273,6 +291,9 @@ class Pipeline:
 
     async def _beat_once(self) -> None:
         held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
+        # Named once more, for a lease that was never heard of costs no attempt. Then it runs out.
+        held |= {session_id: (fence, "postrun") for session_id, fence in self._lost.items()}
+        self._lost.clear()
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
         draining, offer = self._draining.is_set(), self._offers.offer
         for session_id in await self._link.beat(held, self.now(), draining=draining, offer=offer):
@@ -296,6 +317,6 @@ class Pipeline:
         await self._pull()
 
 
-async def _goes_back(failure: Failure, lease: Lease, parts: NodeParts, offers: Offers) -> bool:
+async def _goes_back(failure: Failure | None, lease: Lease, parts: NodeParts, offers: Offers) -> bool:
     """Whether a session failed for no doing of its own, and runs better anew, or elsewhere."""
-    return await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease)
+    return failure is not None and (await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease))

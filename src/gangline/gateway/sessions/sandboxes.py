@@ -197,7 +197,7 @@ class Sandboxes:
         for handle in (*self._started, *self._beside):
             try:
                 await handle.stop()
-            except GanglineError as error:
+            except Exception as error:  # the others are stopped all the same
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
 
 

@@ -41,6 +41,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session_id: str
     fence: int
+    has_run: bool = False
+    """Whether the session's agent has started: then its attempt is spent."""
 
 
 class NodeRoutes:
@@ -79,7 +81,7 @@ class NodeRoutes:
 
     async def release(self, request: web.Request) -> web.Response:
         body = await read_record(request, ReleaseRequest)
-        await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
+        await self._service.release(path_id(request, "node_id"), body.session_id, body.fence, has_run=body.has_run)
         return answer(request, {})
 
     async def keep_turns(self, request: web.Request) -> web.Response:
@@ -114,7 +116,7 @@ class NodeRoutes:
                   body=LeaseRequest, answer=list[Lease], errors=(400, 401, 409), routine=True),
             Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; the answer lists lost ones.",
                   body=Heartbeat, answer=HeartbeatReply, errors=(400, 401, 409), routine=True),
-            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Return a session at no cost of an attempt.",
+            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Return a session: before its start, unharmed.",
                   body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
             Route("POST", "/v1/nodes/{node_id}/turns", self.keep_turns, "Keep records of sessions that run there.",
                   body=list[Turns], body_type=MSGPACK, answer=TurnsReceipt, errors=(400, 401, 413, 507), routine=True),

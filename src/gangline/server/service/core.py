@@ -268,9 +268,9 @@ class RolloutService:
         self._lease_turns.heard(beat)
         return msgspec.structs.replace(reply, every_s=self._heartbeats.every_s(beat.node_id, reply.lease_s))
 
-    async def release(self, node_id: str, session_id: str, fence: int) -> None:
+    async def release(self, node_id: str, session_id: str, fence: int, *, has_run: bool = False) -> None:
         """Raises: NotFound, LeaseLost."""
-        await self.store.run(self.store.release, node_id, session_id, fence)
+        await self.store.run(self.store.release, node_id, session_id, fence, has_run)
 
     async def report(self, session_id: str, data: bytes) -> ResultReceipt:
         """Store a node's result (MessagePack of a SessionResult), then let it count.

@@ -3,7 +3,8 @@
 Laws, which hold under lost, duplicated and late messages:
 - A session ends once; nothing moves it afterwards.
 - Each lease has a higher fence than any before it; only the holder of the latest one is accepted.
-- An infrastructure fault or an expired lease costs an attempt; a node that gives a session back does not.
+- A lease under which the agent started costs an attempt, whatever ended it. A node that gives a session back before
+  that costs none, so that a session's agent starts at most `max_attempts` times.
 - A report that was accepted is accepted again (its answer may have been lost), and changes nothing.
 """
 
@@ -15,7 +16,7 @@ from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
 
-__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report", "retry_pause_s"]
+__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report", "retry_pause_s", "unheard"]
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,24 +92,33 @@ def renew(standing: Standing, *, node_id: str, fence: int, stage: Stage, now: fl
     return msgspec.structs.replace(standing, stage=stage, stage_at=stage_at, expires_at=now + lease_s)
 
 
-def release(standing: Standing, *, node_id: str, fence: int) -> Standing:
-    """Put back unharmed: the attempt is not spent. Raises: LeaseLost."""
+def release(standing: Standing, *, node_id: str, fence: int, has_run: bool = False) -> Standing:
+    """Put back, unharmed unless its agent has started: then the attempt is spent. Raises: LeaseLost."""
     if not holds(standing, fence=fence, node_id=node_id):
         raise _lost(standing, fence)
+    if has_run:
+        why = f"node {node_id} gave the session back while it ran (attempt {standing.attempt})"
+        return _again_or(standing, "infra_error", _of_node("given_back", why))
     return standing.moved("queued", **_NO_LEASE)
+
+
+def unheard(standing: Standing) -> Standing:
+    """Put back a lease that its node has never named, as one whose answer was lost.
+
+    That is believed once: from a node that loses what it is given, a session would come back without end.
+    """
+    if standing.fence == standing.attempt:  # no lease of it was free yet
+        return standing.moved("queued", **_NO_LEASE)
+    why = f"node {standing.node_id} never named the session that it was given (attempt {standing.attempt})"
+    return _again_or(standing, "infra_error", _of_node("lease_unheard", why))
 
 
 def expire(standing: Standing, *, now: float) -> Standing | None:
     """Take back a lease that ran out; past the last attempt the session ends. None: nothing ran out."""
     if standing.state != "leased" or standing.expires_at is None or standing.expires_at > now:
         return None
-    failure = Failure(
-        boundary="node",
-        code="lease_expired",
-        message=f"node {standing.node_id} stopped renewing its lease (attempt {standing.attempt})",
-        retryable=True,
-    )
-    return _again_or(standing, "infra_error", failure)
+    why = f"node {standing.node_id} stopped renewing its lease (attempt {standing.attempt})"
+    return _again_or(standing, "infra_error", _of_node("lease_expired", why))
 
 
 def report(
@@ -141,6 +151,10 @@ def _again_or(standing: Standing, outcome: Outcome, failure: Failure, ready_at: 
         attempt = standing.attempt + 1
         return standing.moved("queued", attempt=attempt, failure=failure, ready_at=ready_at, **_NO_LEASE)
     return standing.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
+
+
+def _of_node(code: str, message: str) -> Failure:
+    return Failure(boundary="node", code=code, message=message, retryable=True)
 
 
 def _lost(standing: Standing, fence: int) -> LeaseLost:

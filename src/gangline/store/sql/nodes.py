@@ -126,8 +126,9 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
     reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
     for row in found:
         if row["session_id"] not in beat.sessions:
-            after = leasing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
-            move(unit, row, after, kind="session.released")
+            before = standing_of(row)
+            after = leasing.unheard(before)
+            move(unit, row, after, kind="session.released" if after.attempt == before.attempt else "session.requeued")
     lost = set(beat.sessions) - renewed - reported
     return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=lease_s)
 

@@ -173,11 +173,12 @@ class TaskStore(TaskReader):
             return renew(unit, beat, lease_s=self.lease_s)
 
     @repeated
-    def release(self, node_id: str, session_id: str, fence: int) -> None:
-        """Put a session back unharmed; its attempt is not spent. Raises: NotFound, LeaseLost."""
+    def release(self, node_id: str, session_id: str, fence: int, has_run: bool = False) -> None:
+        """Put a session back; its attempt is spent where its agent has started. Raises: NotFound, LeaseLost."""
         with self._unit() as unit:
             row = one_row(unit, session_id)
-            move(unit, row, leasing.release(standing_of(row), node_id=node_id, fence=fence), kind="session.released")
+            after = leasing.release(standing_of(row), node_id=node_id, fence=fence, has_run=has_run)
+            move(unit, row, after, kind="session.requeued" if has_run else "session.released")
 
     @repeated
     def report(self, result: SessionResult, keep: Callable[[], object], num_bytes: int = 0) -> ResultReceipt:

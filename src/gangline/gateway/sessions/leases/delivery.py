@@ -2,7 +2,8 @@
 
 A node that dies between finishing a session and reporting it reports it after its restart. A server that is down, or
 whose disk is full, is asked again until it answers. A result that comes too late (its lease was lost) stays
-in `refused/`.
+in `refused/`. So does one that the server does not take, such as one that is too large: the server hears of an attempt
+that failed for that reason, since a session of which it hears nothing would be leased again.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from gangline.domain.errors import GanglineError, LeaseLost, NotFound
+from gangline.domain.errors import Failure, ForeignRequest, GanglineError, LeaseLost, NotFound, StoreError, Unauthorized
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import remove_unfinished, write_whole
+from gangline.event_loop import is_fault
+from gangline.gateway.sessions.failures import failure_of, unfinished
 from gangline.gateway.sessions.leases.hooks import Hooks
 from gangline.gateway.sessions.leases.rollout_server import ResultTaker
 from gangline.private import make_private_folder
@@ -37,21 +40,43 @@ class Delivery:
         self._journal = journal
 
     async def deliver(self, result: SessionResult) -> None:
-        """Returns when the server has stored the result, or has said that it wants it no more."""
-        path = self._folder / f"{result.session_id}.{result.attempt}.msgpack"
+        """Returns when the server has stored the result, or has said that it wants it no more.
+
+        Raises only what nobody expects, such as an error for the result of an attempt that failed so.
+        """
+        try:
+            await self._deliver(result)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            await self._deliver(_undelivered(result, error))
+
+    async def _deliver(self, result: SessionResult) -> None:
+        """Raises: what its encoding does; GanglineError when the server does not take it."""
+        path = self._path(self._of(result))
         data = await asyncio.to_thread(_saved, path, result)
         await self._hooks.run(result)
         await self._post(result, data, path)
+
+    def _path(self, key: AttemptKey) -> Path:
+        return self._folder / f"{key.session_id}.{key.attempt}.msgpack"
+
+    @staticmethod
+    def _of(result: SessionResult) -> AttemptKey:
+        return AttemptKey(result.session_id, result.attempt)
 
     def leftover(self) -> list[AttemptKey]:
         """Attempts whose finished results an earlier life of this node did not deliver."""
         return [self._key(path) for path in sorted(self._folder.glob("*.msgpack"))]
 
     async def deliver_leftover(self, key: AttemptKey) -> None:
-        path = self._folder / f"{key.session_id}.{key.attempt}.msgpack"
+        path = self._path(key)
         data = await asyncio.to_thread(path.read_bytes)
         result = decode_msgpack(data, SessionResult)
-        await self._post(result, data, path)  # first: its lease runs out
+        try:
+            await self._post(result, data, path)  # first: its lease runs out
+        except GanglineError as error:
+            await self._deliver(_undelivered(result, error))
         await self._hooks.run(result)
 
     @staticmethod
@@ -70,15 +95,30 @@ class Delivery:
                 log.warning("result.refused session=%s attempt=%d message=%s", result.session_id, result.attempt, error)
                 await asyncio.to_thread(_set_aside, path)
                 break
+            except (Unauthorized, ForeignRequest) as error:  # that is not about the result
+                log.error("result.kept file=%s message=%s", path, error)
+                return
             except GanglineError as error:
                 if not error.retryable:
-                    log.error("result.kept file=%s message=%s", path, error)
-                    return
+                    await asyncio.to_thread(_set_aside, path)
+                    raise
                 log.warning("result.retried session=%s in_s=%.1f message=%s", result.session_id, wait_s, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
-        await self._journal.close_attempt(AttemptKey(result.session_id, result.attempt))
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        try:
+            await self._journal.close_attempt(self._of(result))
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except (StoreError, OSError) as error:  # then the node's next life delivers it again, which changes nothing
+            log.error("result.not_forgotten file=%s message=%s", path, error)
+
+
+def _undelivered(result: SessionResult, error: BaseException) -> SessionResult:
+    """The attempt is not tried again, for it would most likely leave such a result again."""
+    found = failure_of(error, result.session_id)
+    log.error("result.not_delivered session=%s attempt=%d message=%s", result.session_id, result.attempt, found.message)
+    message = f"the attempt ended as {result.outcome}, but its result could not be delivered: {found.message}"
+    failure = Failure(boundary="node", code="result_not_delivered", message=message, retryable=False)
+    return unfinished(result, result.node_id, failure, held_out=result.held_out)
 
 
 def _set_aside(path: Path) -> None:

@@ -22,6 +22,7 @@ import signal
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 
+from gangline.domain.plain import plain
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
 from gangline.programs import program
@@ -52,10 +53,13 @@ class Hooks:
         if not self._commands:
             return
         async with self._places:
-            document = await asyncio.to_thread(encode_json, result)
-            for command in self._commands:
-                if why := await self._why_failed(command, result, document):
-                    log.error("hook.failed session=%s attempt=%d message=%s", result.session_id, result.attempt, why)
+            try:
+                document = await asyncio.to_thread(encode_json, result)
+                whys = [why for command in self._commands if (why := await self._why_failed(command, result, document))]
+            except Exception as error:
+                whys = [plain(error)]
+            for why in whys:
+                log.error("hook.failed session=%s attempt=%d message=%s", result.session_id, result.attempt, why)
 
     async def _why_failed(self, command: str, result: SessionResult, document: bytes) -> str | None:
         # `timeout` ends the hook's whole process group, also where the node was killed meanwhile.

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from gangline.domain.session import SessionResult
 from gangline.gateway.external.sessions import is_external
 from gangline.gateway.sessions.adoption import RESTARTED
+from gangline.gateway.sessions.failures import unfinished
 from gangline.gateway.sessions.leases.delivery import Delivery
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
@@ -44,14 +45,4 @@ class Recovery:
     async def _interrupted(self, opened: AttemptOpened) -> SessionResult:
         """The completed calls of an attempt that died with the node, so that they are kept with the session."""
         completions = await self._journal.read(AttemptKey(opened.session_id, opened.attempt))
-        return SessionResult(
-            session_id=opened.session_id,
-            task_id=opened.task_id,
-            node_id=self._node_id,
-            attempt=opened.attempt,
-            fence=opened.fence,
-            outcome="infra_error",
-            failure=RESTARTED,
-            completions=tuple(completions),
-            held_out=opened.held_out,
-        )
+        return unfinished(opened, self._node_id, RESTARTED, completions, held_out=opened.held_out)

@@ -28,8 +28,11 @@ class LeaseGiver(HeartbeatTaker, Protocol):
         """Up to `max_sessions` sessions. Raises: NodeIdTaken, and as a connection does."""
         ...
 
-    async def release(self, node_id: str, *, session_id: str, fence: int) -> None:
-        """Give a session back; its attempt is not spent. Raises: NotFound, LeaseLost, and as a connection does."""
+    async def release(self, node_id: str, *, session_id: str, fence: int, has_run: bool = False) -> None:
+        """Give a session back; its attempt is spent where its agent has started.
+
+        Raises: NotFound, LeaseLost, and as a connection does.
+        """
         ...
 
 

@@ -49,10 +49,14 @@ class ServerLink:
             node_id, url=self._url, max_sessions=max_sessions, wait_s=wait_s, identity=self._identity
         )
 
-    async def release(self, lease: Lease) -> bool:
-        """Give a session back. Returns whether this node does not hold it any more."""
+    async def release(self, lease: Lease, *, has_run: bool = False) -> bool:
+        """Give a session back. Returns whether this node does not hold it any more.
+
+        has_run: whether its agent has started.
+        """
+        session_id, fence = lease.session_id, lease.fence
         try:
-            await self._server.release(self._parts.node_id, session_id=lease.session_id, fence=lease.fence)
+            await self._server.release(self._parts.node_id, session_id=session_id, fence=fence, has_run=has_run)
         except (LeaseLost, NotFound):
             return True
         except GanglineError as error:  # then the lease runs out by itself
