@@ -87,6 +87,18 @@ class PooledEngine:
         backend = await self._pool.backend_of(self._assignment)
         await backend.engine.check_health(timeout_s)
 
+    async def failed_since(self, at: float) -> EngineUnavailable | None:
+        """Why a call that began at `at` (Unix time, UTC, seconds) had no answer, where its backend failed meanwhile."""
+        backend = self._assignment.backend
+        if backend is None:
+            return EngineUnavailable("the agent gave up on a call for which no engine was healthy")
+        if backend.failed_at < at and backend.state == "healthy" and not await self._pool.is_lost(backend):
+            return None
+        why = "" if backend.error is None else f": {backend.error}"
+        return EngineUnavailable(
+            f"the agent gave up on a call while engine {backend.url} did not answer its health checks{why}"
+        )
+
     async def close(self) -> None:
         """Nothing: the pool owns the backends, and `BackendPool.release` ends the session's part."""
 

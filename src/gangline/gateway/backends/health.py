@@ -28,6 +28,7 @@ class HealthChecks:
         every_s: float,
         timeout_s: float,
         max_failures: int,
+        clock: Callable[[], float],
     ) -> None:
         """backends: the pool's own, by id. set_state: of a backend, with its error.
 
@@ -39,6 +40,7 @@ class HealthChecks:
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._max_failures = max_failures
+        self._clock = clock
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,6 +74,7 @@ class HealthChecks:
         try:
             await backend.engine.check_health(self._timeout_s)
         except EngineError as error:
+            backend.failed_at = self._clock()
             self._set_state(backend, "unhealthy", error.message)
 
     async def _check(self, backend: Backend) -> None:
@@ -85,6 +88,7 @@ class HealthChecks:
             return  # this node's fault: the backend may be as it was
         except GanglineError as error:
             backend.num_failures += 1
+            backend.failed_at = self._clock()
             if backend.state == "unhealthy" or backend.num_failures >= self._max_failures:
                 self._set_state(backend, "unhealthy", error.message)
         else:

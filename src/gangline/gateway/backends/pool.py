@@ -77,6 +77,7 @@ class BackendPool:
             every_s=probe_interval_s,
             timeout_s=check_timeout_s,
             max_failures=max_failures,
+            clock=clock,
         )
         self._role = role
         self._numbers = count(1) if numbers is None else numbers

@@ -51,6 +51,8 @@ class Backend:
     num_assigned: int = 0
     num_calls: int = 0
     num_failures: int = 0
+    failed_at: float = 0.0
+    """When its last failed health check ended. Unix time, UTC, seconds; 0.0: none failed."""
     error: str | None = None
     weights_known: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event)

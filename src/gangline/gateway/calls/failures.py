@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError
 from gangline.domain.open_files import out_of_files
+from gangline.engines.contract import Engine
+from gangline.gateway.backends.engine import PooledEngine
 
 __all__ = ["SessionFailures"]
 
@@ -23,6 +25,9 @@ class SessionFailures:
         """The journal's, likewise."""
         self.node: Failure | None = None
         """This node died, and took calls in flight along."""
+        self.given_up: tuple[Engine, float] | None = None
+        """The engine and the begin (Unix time, UTC, seconds) of the first call without an answer whose client had left,
+        or whose session's time was over."""
         self.context: Failure | None = None
         """The model's context is full: a call was refused for it. Not ours, but none of the harness's faults either."""
         self._refusals: dict[str, int] = {}
@@ -35,7 +40,7 @@ class SessionFailures:
 
     def clear(self) -> None:
         """A call was answered."""
-        self.engine = self.store = self.node = self.context = None
+        self.engine = self.store = self.node = self.context = self.given_up = None
         self._refusals.clear()
 
     def note_refusal(self, dialect: str, status: int, message: str) -> None:
@@ -62,6 +67,14 @@ class SessionFailures:
                 f"key that it was given. {_NEEDS_NONE}"
             )
         return Failure(boundary="harness", code="no_model_call", message=message, retryable=False)
+
+    async def found(self) -> Failure | None:
+        """`broken`, or that of an engine that failed while the agent waited for it in vain."""
+        if self.broken is None and self.given_up is not None:
+            engine, since = self.given_up
+            gone = await engine.failed_since(since) if isinstance(engine, PooledEngine) else None
+            return None if gone is None else gone.failure()
+        return self.broken
 
     def note(self, error: BaseException) -> None:
         """A call ended by this error."""

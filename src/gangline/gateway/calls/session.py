@@ -127,8 +127,8 @@ class ModelSession:
             for of_environment in (False, True)
         )
         self._fence_message: str | None = None
-        self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int]] = {}
-        """With the call's number."""
+        self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int, Engine]] = {}
+        """With the call's number, and its engine."""
 
     @property
     def session_id(self) -> str:
@@ -210,7 +210,7 @@ class ModelSession:
             flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
         else:
             flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
-        self._in_flight[flight] = numbers, number
+        self._in_flight[flight] = numbers, number, parts.engine
         flight.start(self._ended)
         return flight
 
@@ -243,7 +243,7 @@ class ModelSession:
         used = self._sampling.used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
         flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
-        self._in_flight[flight] = self._numbers, number
+        self._in_flight[flight] = self._numbers, number, self._parts.policy.engine
         flight.start(self._ended)
         return flight
 
@@ -284,13 +284,15 @@ class ModelSession:
             await flight.ended()
 
     def _ended(self, flight: Flight[Any, Any]) -> None:
-        numbers, number = self._in_flight.pop(flight)
+        numbers, number, engine = self._in_flight.pop(flight)
         error = flight.error
         if flight.answered:
             self.failures.clear()
         elif error is not None and not isinstance(error, SessionOver):
             numbers.give_back(number)
             self.failures.note(error)
+        elif self.failures.given_up is None:
+            self.failures.given_up = engine, flight.created_at
 
 
 class _CallNumbers:

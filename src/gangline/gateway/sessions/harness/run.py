@@ -83,7 +83,7 @@ class HarnessRun:
         logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
         replay = self._prepared.session.replay
         lineage = {} if replay is None else replay.record()
-        verdict = self._verdict(result)
+        verdict = self._verdict(result, await self._prepared.session.failures.found())
         end = RunEnd(
             outcome=verdict.outcome,
             failure=verdict.failure,
@@ -156,8 +156,11 @@ class HarnessRun:
         if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
             self._evicted = _disk_limit(why)
 
-    def _verdict(self, result: ExecResult) -> _Verdict:
-        """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call."""
+    def _verdict(self, result: ExecResult, broken: Failure | None) -> _Verdict:
+        """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call.
+
+        broken: our failure, where the last calls met one.
+        """
         if self._evicted is not None:
             ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
             return _Verdict("agent_error", self._evicted, ended)
@@ -166,11 +169,11 @@ class HarnessRun:
             return _Verdict("infra_error", replay.diverged, HarnessExit(exit_code=None))
         if self._prepared.session.limit is not None:
             return _Verdict(self._prepared.session.limit, None, HarnessExit(exit_code=None))
-        outcome, failure = self._judged(result)
+        outcome, failure = self._judged(result, broken)
         ended = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
         return _Verdict(outcome, failure, ended)
 
-    def _judged(self, result: ExecResult) -> tuple[Outcome, Failure | None]:
+    def _judged(self, result: ExecResult, broken: Failure | None) -> tuple[Outcome, Failure | None]:
         session = self._prepared.session
         if result.memory_kill:
             message = f"the agent was {result.memory_kill} (limits.memory_bytes)"
@@ -179,14 +182,13 @@ class HarnessRun:
             verdict = self._prepared.harness.judge(result)
         except Exception as error:  # a plug-in's
             return "infra_error", failure_of(error, session.session_id)
-        broken = session.failures.broken
         never_fitted = verdict.ok and self._lacks_a_call and not self._num_before
         if session.failures.context is not None and broken is None and not result.timed_out and not never_fitted:
             return "token_limit", session.failures.context
-        if verdict.ok and not result.timed_out:
-            return self._ended_well(broken)
         if broken is not None:
             return "infra_error", broken  # the harness could not work: we failed it
+        if verdict.ok and not result.timed_out:
+            return self._ended_well()
         if result.timed_out:
             return "agent_timeout", None
         if session.failures.node is not None:
@@ -199,12 +201,10 @@ class HarnessRun:
         failure = Failure(boundary="harness", code="harness_failed", message=plain_text(reason), retryable=False)
         return "agent_error", failure
 
-    def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
-        """`broken`: our failure, where the last calls met one."""
+    def _ended_well(self) -> tuple[Outcome, Failure | None]:
         if not self._lacks_a_call:
             return "completed", None
-        no_call = self._prepared.session.failures.no_model_call()
-        return ("no_model_call", no_call) if broken is None else ("infra_error", broken)
+        return "no_model_call", self._prepared.session.failures.no_model_call()
 
     @property
     def _lacks_a_call(self) -> bool:
