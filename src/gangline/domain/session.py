@@ -25,6 +25,7 @@ __all__ = [
     "SessionResult",
     "StageTiming",
     "Turns",
+    "made_no_call",
 ]
 
 
@@ -90,6 +91,12 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of the attempt's sandboxes; None where it had none."""
     held_out: bool = False
     """It measures, and is never trained on: its task's own mark, which stays where nobody knows the task any more."""
+
+
+def made_no_call(session: SessionResult) -> bool:
+    """Whether none of its model calls was answered: it says nothing of how good the model is."""
+    has_traces = session.trajectory is not None and bool(session.trajectory.traces)
+    return not has_traces and not any(one.status == "complete" for one in session.completions)
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gangline.domain.lifecycle import UNGRADED
 from gangline.domain.session import SessionResult
+from gangline.training.collecting.groups import why_not_measured
 
 __all__ = ["SessionRecord", "record_of"]
 
@@ -22,7 +22,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     outcome: str
     reward: float | None
-    """None where the session says nothing of the agent: an infrastructure fault, a cancelled or ungraded session."""
+    """None where the session says nothing of the model: an infrastructure fault, a cancelled or ungraded session, an
+    agent that failed before a model call was answered."""
     boundary: str | None = None
     """Where it failed, if it did."""
     code: str | None = None
@@ -37,7 +38,10 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The task's own."""
 
 
-def record_of(result: SessionResult, task: str, sample: int, metadata: Mapping[str, Any]) -> SessionRecord:
+def record_of(
+    result: SessionResult, task: str, sample: int, metadata: Mapping[str, Any], *, needs_model: bool = True
+) -> SessionRecord:
+    """needs_model: False for an agent with `allow_no_model_call`."""
     complete = [one for one in result.completions if one.status == "complete"]
     failure = result.failure
     return SessionRecord(
@@ -45,7 +49,7 @@ def record_of(result: SessionResult, task: str, sample: int, metadata: Mapping[s
         task=task,
         sample=sample,
         outcome=str(result.outcome),
-        reward=None if result.outcome in UNGRADED else result.reward,
+        reward=None if why_not_measured(result, needs_model=needs_model) is not None else result.reward,
         boundary=None if failure is None else failure.boundary,
         code=None if failure is None else failure.code,
         turns=len({one.completion_id.partition(".")[0] for one in complete}),

@@ -24,6 +24,7 @@ from gangline.durable import append, write_whole
 from gangline.evals.records import SessionRecord, record_of
 from gangline.evals.report import Prices, cost_of
 from gangline.private import make_private_folder
+from gangline.training.collecting.groups import needs_model
 from gangline.training.collecting.service import RolloutClient, answered
 
 __all__ = ["Budget", "EvaluationRun", "EvaluationSpec", "Prediction", "read_predictions", "read_sessions", "read_spec"]
@@ -137,7 +138,10 @@ class EvaluationRun:
                 return
             sessions = await self._sessions(f"{self._spec.name}-{self._spec.digest}-{at:06d}", body, asked)
         metadata = cast("dict[str, Any]", body.get("metadata") or {})
-        records = [record_of(one, self._spec.names[at], sample, metadata) for sample, one in enumerate(sessions)]
+        records = [
+            record_of(one, self._spec.names[at], sample, metadata, needs_model=needs_model(body))
+            for sample, one in enumerate(sessions)
+        ]
         await asyncio.to_thread(self._write, sessions, records)
         self._records += records
         self._cost += sum(map(self._cost_of, records))

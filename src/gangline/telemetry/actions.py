@@ -213,6 +213,8 @@ ACTIONS: dict[str, str] = {
     "trl.group_left_out": "A group has tokens older than TRL's `max_staleness` allows, or of unknown version; another "
     "is collected.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
+    "tasks.came_to_nothing": "No session of some tasks in a row made a model call, or all failed by one fault of the "
+    "infrastructure; at `limit` tasks collecting ends with an error.",
     "weights.updated": "All engines sample from a trainer's new weights.",
     "weights.push_again": "Engines, nodes or server did not take a trainer's new weights; they are pushed again.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",

@@ -22,7 +22,7 @@ from gangline.domain.session import SessionResult
 from gangline.trainers.contract import TrainerRow, rows_of
 from gangline.trainers.verl.prompts import Prompt
 from gangline.training.collecting.admission import version_spans
-from gangline.training.collecting.groups import Group, why_without_reward
+from gangline.training.collecting.groups import Group, why_not_measured
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = ["QueueRows", "training_rows", "validation_rows"]
@@ -64,7 +64,7 @@ def training_rows(
 
 def validation_rows(prompt: Prompt, sessions: Sequence[SessionResult], order: Sequence[str]) -> QueueRows:
     """Rows of the sessions that have a reward, with all that they sampled: validation does not train."""
-    graded = [session for session in sessions if why_without_reward(session) is None]
+    graded = [session for session in sessions if why_not_measured(session) is None]
     return _queued(prompt, [row for session in graded for row in _all_traces(session)], graded, order)
 
 

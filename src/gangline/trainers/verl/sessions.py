@@ -17,7 +17,7 @@ from gangline.domain.session import SessionResult
 from gangline.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.trainers.verl.rows import QueueRows, training_rows, validation_rows
 from gangline.trainers.verl.settings import Sampling
-from gangline.training.collecting.groups import ValiditySettings, judge_group, why_without_reward
+from gangline.training.collecting.groups import ValiditySettings, judge_group, why_not_measured
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, answered
 
 __all__ = ["PromptRunner", "Queue"]
@@ -114,7 +114,7 @@ class PromptRunner:
         """Rows of the sessions that have a reward; verl knows how many it expects."""
         results = await self._results(prompt, 1)
         rows = validation_rows(prompt, results, [result.session_id for result in results])
-        missing = {result.session_id: why for result in results if (why := why_without_reward(result)) is not None}
+        missing = {result.session_id: why for result in results if (why := why_not_measured(result)) is not None}
         for session_id, reason in missing.items():
             _log.warning("verl.session_left_out uid=%s session=%s reason=%s", prompt.uid, session_id, reason)
         return rows, "failure" if missing or len(results) < self._num_sessions(prompt) else "finished"

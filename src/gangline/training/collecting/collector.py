@@ -7,7 +7,7 @@ the next call, or cancels it. Source: ProRL Agent, 3.4.
 Laws: a group is handed out once. A group that is not whole is rejected, shrunk or rerun, as the settings say, never
 passed on silently. A failure loses nothing: groups found before it come with the next call. Requests to a server that
 does not answer are retried until it does: every task has an id, so nothing runs twice. Every task still in flight when
-a collector is left is cancelled at the service.
+a collector is left is cancelled at the service. It gives up where no task can run: see `giving_up.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Literal, Self
 from gangline.domain.errors import GanglineError, OutOfTasks
 from gangline.domain.ids import new_id
 from gangline.training.collecting.beside.tasks import Beside, BesideTask
+from gangline.training.collecting.giving_up import Patience
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named, refuse_held_out
 
@@ -96,6 +97,7 @@ class _Rollouts:
         self._tasks = tasks
         self._validity = validity or ValiditySettings()
         self._admit = admit or _everything
+        self._patience = Patience()
         self._running: dict[asyncio.Task[_Ended], _Rollout] = {}
         self.counts = CollectionCounts()
 
@@ -183,6 +185,7 @@ class _Rollouts:
                 await rollout.beside.submit()
             await self._service.wait(task_id)
             sessions = await answered(self._service.result, task_id, self._retry_s)
+            self._patience.note(id_of(rollout.task), sessions)
             verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
             if verdict.action == "keep":
                 return verdict.group

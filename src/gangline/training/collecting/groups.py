@@ -15,7 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -23,9 +23,9 @@ from pydantic import Field
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.image_files import placed_images
-from gangline.domain.lifecycle import UNGRADED, is_infrastructure_fault
+from gangline.domain.lifecycle import UNGRADED, Outcome, is_infrastructure_fault
 from gangline.domain.row_masks import is_masked
-from gangline.domain.session import SessionResult
+from gangline.domain.session import SessionResult, made_no_call
 from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.training.options import TrainingOptions
 from gangline.trajectories.comparability import why_not_trainable
@@ -41,15 +41,19 @@ __all__ = [
     "Verdict",
     "early_ends",
     "judge_group",
+    "needs_model",
     "require_no_images",
     "require_no_masks",
     "tokens_left_out",
     "trainable_traces",
     "why_invalid",
+    "why_not_measured",
     "why_without_reward",
 ]
 
 _log = logging.getLogger(__name__)
+
+_FAILED: tuple[Outcome, ...] = ("agent_error", "agent_timeout", "memory_limit")
 
 LOW_DEVIATION = 1e-5
 """Standard deviation of a group's rewards below which comparing them teaches nothing."""
@@ -203,6 +207,12 @@ def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
     return dict(found)
 
 
+def needs_model(task: Mapping[str, Any]) -> bool:
+    """Whether a session of the task without a model call says nothing. task: the body of `POST /v1/tasks`."""
+    agent = task.get("agent")
+    return not (isinstance(agent, Mapping) and cast("Mapping[str, Any]", agent).get("allow_no_model_call"))
+
+
 def why_without_reward(session: SessionResult) -> str | None:
     """Why a session says nothing of how good its policy is; None when it does."""
     failure = session.failure
@@ -215,11 +225,21 @@ def why_without_reward(session: SessionResult) -> str | None:
     return None
 
 
+def why_not_measured(session: SessionResult, *, needs_model: bool = True) -> str | None:
+    """As `why_without_reward`; a session whose agent failed before a model call was answered says nothing, either.
+
+    needs_model: False for an agent with `allow_no_model_call`."""
+    if needs_model and session.outcome in _FAILED and made_no_call(session):
+        why = session.outcome if session.failure is None else session.failure.message
+        return f"its agent failed before a model call was answered: {why}"
+    return why_without_reward(session)
+
+
 def why_invalid(session: SessionResult) -> str | None:
     """Why a session cannot be compared; None when it can."""
     if session.held_out:
         return "it is held out: it measures, and is not trained on"
-    if (why := why_without_reward(session)) is not None or trainable_traces(session):
+    if (why := why_not_measured(session)) is not None or trainable_traces(session):
         return why
     if reasons := tokens_left_out([session]):
         return f"none of its tokens can be trained on: {'; '.join(reasons)}"

@@ -6,7 +6,8 @@ Laws
 - A session counts only if all of its tokens were sampled by the weights that are measured. One that a killed trainer
   left at the service may have been run by an engine that had not got them yet.
 - Sessions requested before the trainer's restart are used when they are whole, else requested again under another id.
-- A session without a reward is left out of the mean and counted; it is never 0.
+- A session without a reward, or whose agent failed without an answered model call, is left out of the mean and counted;
+  it is never 0.
 
 Source: Miller, Adding error bars to evals (arXiv 2411.00640): errors clustered by task.
 """
@@ -34,7 +35,8 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.runs.records import EvaluationRecord
 from gangline.training.collecting.admission import lag_of
-from gangline.training.collecting.groups import early_ends, why_without_reward
+from gangline.training.collecting.giving_up import end_of_session
+from gangline.training.collecting.groups import early_ends, needs_model, why_not_measured
 from gangline.training.collecting.service import RolloutClient, answered, named, refuse_held_out
 from gangline.training.collecting.task_stream import seeded_task
 from gangline.training.options import TrainingOptions
@@ -65,6 +67,8 @@ class _Judged(NamedTuple):
     """session id -> why it does not count."""
     early_ends: dict[str, int]
     """See `EvaluationRecord`."""
+    not_counted: SessionResult | None
+    """One of those that do not count."""
 
 
 class Evaluation:
@@ -164,7 +168,7 @@ class Evaluation:
             await self._service.wait(run_id)
             sessions = await answered(self._service.result, run_id, self._retry_s)
             asked.remove(run_id)
-            judged = _judged(sessions, version)
+            judged = _judged(sessions, version, needs_model(task))
             if len(judged.rewards) == self._num_samples:
                 return judged
             _log.warning("evaluation.not_whole task_id=%s reasons=%s", run_id, judged.reasons)
@@ -205,15 +209,18 @@ def _content(task: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(found, order="deterministic")).digest()
 
 
-def _judged(sessions: Sequence[SessionResult], version: int) -> _Judged:
-    reasons = {one.session_id: why for one in sessions if (why := _why_not_counted(one, version)) is not None}
+def _judged(sessions: Sequence[SessionResult], version: int, wants_model: bool) -> _Judged:
+    reasons = {
+        one.session_id: why for one in sessions if (why := _why_not_counted(one, version, wants_model)) is not None
+    }
     rewards = [one.reward for one in sessions if one.session_id not in reasons and one.reward is not None]
-    return _Judged(rewards, reasons, early_ends(sessions))
+    not_counted = next((one for one in sessions if one.session_id in reasons), None)
+    return _Judged(rewards, reasons, early_ends(sessions), not_counted)
 
 
-def _why_not_counted(session: SessionResult, version: int) -> str | None:
+def _why_not_counted(session: SessionResult, version: int, wants_model: bool) -> str | None:
     traces = () if session.trajectory is None else session.trajectory.traces
-    if (why := why_without_reward(session)) is not None:
+    if (why := why_not_measured(session, needs_model=wants_model)) is not None:
         return why
     return None if lag_of(traces, version) == 0 else f"its tokens are not all of policy version {version}"
 
@@ -222,7 +229,8 @@ def _why_none(step: int, judged: Sequence[_Judged]) -> str:
     reasons = {session_id: why for one in judged for session_id, why in one.reasons.items()}
     shown = "; ".join(f"{session_id}: {why}" for session_id, why in itertools.islice(reasons.items(), 3))
     more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    look = next((f" {end_of_session(one.not_counted)}" for one in judged if one.not_counted is not None), "")
     return (
-        f"the evaluation after step {step} has no session with a reward ({shown or 'none has a result'}{more}). Look "
-        "at them with `gangline show`; started again, the run evaluates again and goes on."
+        f"the evaluation after step {step} has no session with a reward ({shown or 'none has a result'}{more}).{look}\n"
+        "Started again, the run evaluates again and goes on."
     )

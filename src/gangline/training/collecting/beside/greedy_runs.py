@@ -16,7 +16,7 @@ from gangline.domain.errors import GanglineError, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.training.collecting.degenerates import num_sampled
-from gangline.training.collecting.groups import Greedy, ValiditySettings, why_without_reward
+from gangline.training.collecting.groups import Greedy, ValiditySettings, why_not_measured
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of
 
 __all__ = ["GreedyOfTask", "GreedyRuns", "greedy_task"]
@@ -57,7 +57,7 @@ class GreedyRuns:
         if not sessions:
             return "it has no result"
         (session,) = sessions
-        if (why := why_without_reward(session)) is not None:
+        if (why := why_not_measured(session)) is not None:
             return why
         reward = session.reward if self._reward is None else float(self._reward(session))
         assert reward is not None, "a session without a reward was left out"
