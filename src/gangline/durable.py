@@ -10,21 +10,25 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gangline.domain.contracts import in_binary_units
 from gangline.domain.errors import DiskFull
 
 __all__ = [
     "acquire",
     "append",
+    "disk_full_at",
     "disk_full_error",
     "is_disk_full",
     "is_locked",
     "locked",
     "make_folder",
+    "making",
     "remove_unfinished",
     "replacing",
     "sync",
@@ -118,6 +122,19 @@ def make_folder(folder: Path, mode: int | None = None) -> None:
     sync(folder.parent)
 
 
+@contextmanager
+def making(unfinished: Path) -> Generator[None]:
+    """Write a new folder in the block; when that fails, nothing of it stays. Raises: DiskFull."""
+    try:
+        yield
+    except BaseException as error:
+        full = disk_full_at(error, unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if full is None:
+            raise
+        raise full from error
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes, or a folder's names, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -180,3 +197,22 @@ def disk_full_error(error: BaseException, what: str) -> DiskFull | None:
     if not is_disk_full(error):
         return None
     return DiskFull(f"the disk that holds {what} is full; free some space, then try again. Nothing was lost.")
+
+
+_LIBRARIES_SAY = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", "inline_container.cc")
+"""Errors of libraries that write files themselves, and raise no OSError. The last two do not say why."""
+_NO_ROOM_BYTES = 16 << 20
+
+
+def disk_full_at(error: BaseException, path: Path) -> DiskFull | None:
+    """The error to raise where `error` came from a full disk while something was written below `path`; else None."""
+    while not path.exists():
+        path = path.parent
+    free_bytes = shutil.disk_usage(path).free
+    says = [number for number, text in enumerate(_LIBRARIES_SAY) if text in str(error)]
+    if not is_disk_full(error) and (not says or (min(says) >= 2 and free_bytes > _NO_ROOM_BYTES)):
+        return None
+    return DiskFull(
+        f"the disk of {path} is full ({in_binary_units(free_bytes)} free): what was being written is lost, what was "
+        "finished before is whole. Free some space there, or choose a folder on another disk, then start again."
+    )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,8 @@ from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.terminal.output import notes
 from gangline.client.running import find_service
-from gangline.domain.errors import Conflict
-from gangline.durable import acquire
+from gangline.domain.errors import Conflict, GanglineError
+from gangline.durable import acquire, disk_full_at, is_disk_full
 from gangline.private import close_files, close_to_others, make_private_file
 from gangline.telemetry.logs import LineFormatter
 
@@ -84,7 +85,7 @@ async def train_through(
 ) -> Ran:
     """All steps of an experiment that are not done yet.
 
-    Raises: Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
+    Raises: DiskFull; Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
     """
     from gangline.training.run.evaluation import require_disjoint
     from gangline.training.run.lineage import key_of
@@ -97,7 +98,7 @@ async def train_through(
         require_vetted(tasks, "tasks")
         require_vetted(held_out, "held-out tasks")
     folder = data_dir / "runs" / experiment.name
-    with _held(folder), _logged(folder / "trainer.log"):
+    with _full_disk_told(folder), _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
         masks = await asyncio.to_thread(_masks, experiment, model_folder)
         key = key_of(folder)
@@ -247,7 +248,7 @@ def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, s
     from gangline.training.run.checkpoint import Checkpoints
     from gangline.training.run.lineage import begin_life
 
-    found = Checkpoints(folder / "checkpoints").latest()
+    found = Checkpoints(folder / "checkpoints").latest(_warn)
     num_done = 0 if found is None else found[1].step
     begin_life(
         folder,
@@ -259,6 +260,10 @@ def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, s
         first_step=num_done + 1,
     )
     return num_done
+
+
+def _warn(line: str) -> None:
+    notes().print(f"Warning: {line}", markup=False, soft_wrap=True, style="yellow")
 
 
 def _finish(
@@ -284,6 +289,25 @@ def _finish(
 
 
 @contextlib.contextmanager
+def _full_disk_told(folder: Path) -> Generator[None]:
+    """Raises: DiskFull for whatever the run could not write."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, GanglineError) and (full := disk_full_at(error, folder)) is not None:
+            raise full from error
+        raise
+
+
+class _LogFile(logging.FileHandler):
+    """A full disk is told once, by the run's own error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not is_disk_full(sys.exc_info()[1] or Exception()):
+            super().handleError(record)
+
+
+@contextlib.contextmanager
 def _held(folder: Path) -> Generator[None]:
     close_to_others(folder)
     try:
@@ -300,7 +324,7 @@ def _held(folder: Path) -> Generator[None]:
 def _logged(path: Path) -> Generator[None]:
     """The trainer's messages about single groups go to a file, not to the terminal."""
     make_private_file(path)
-    handler, log = logging.FileHandler(path), logging.getLogger("gangline")
+    handler, log = _LogFile(path), logging.getLogger("gangline")
     handler.setFormatter(LineFormatter("text"))
     propagated, level = log.propagate, log.level
     log.addHandler(handler)

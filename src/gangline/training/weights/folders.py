@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
+from gangline.durable import making
 
 __all__ = ["WeightFolders"]
 
@@ -28,16 +29,18 @@ class WeightFolders:
         """A new folder with the files that `save` writes; a second one of a version does not change the first.
         Blocking.
 
-        Raises: InvalidRequest when there are no safetensors: vLLM 0.32 takes such a folder, and dies at its next call.
+        Raises: DiskFull; InvalidRequest when there are no safetensors: vLLM 0.32 takes such a folder, and dies at its
+            next call.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._free(version)
         partial = path.with_name(f".{path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        save(partial)
-        if not any(partial.glob("*.safetensors")):
-            raise InvalidRequest(f"`save` wrote no *.safetensors into {partial}: engines load nothing else.")
+        with making(partial):
+            partial.mkdir()
+            save(partial)
+            if not any(partial.glob("*.safetensors")):
+                raise InvalidRequest(f"`save` wrote no *.safetensors into {partial}: engines load nothing else.")
         return partial.rename(path)
 
     def prune(self, reading: Collection[Path]) -> None:
