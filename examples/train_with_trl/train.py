@@ -47,6 +47,7 @@ TEMPERATURE = 0.7  # the agent's own: TRL's log-probs must be of the distributio
 def running_service(data: Path) -> Generator[dict[str, Any]]:
     """Engine, server and node; what `gangline up --json` says of them."""
     command = [sys.executable, "-m", "gangline", "up", "--json", "--port", "0", "--data", str(data)]
+    command += ["--parent", str(os.getpid())]  # it ends with us, even when we are killed
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()

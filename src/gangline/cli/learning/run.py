@@ -85,7 +85,8 @@ async def train_through(
 ) -> Ran:
     """All steps of an experiment that are not done yet.
 
-    Raises: DiskFull; Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
+    Raises: DiskFull; Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained
+        on.
     """
     from gangline.training.run.evaluation import require_disjoint
     from gangline.training.run.lineage import key_of

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -233,11 +233,15 @@ def _silently(_line: str) -> None:
 
 
 async def run_service(
-    plan: Plan, body: Callable[[running.Running], Awaitable[T]], say: Callable[[str], None] = _silently
+    plan: Plan,
+    body: Callable[[running.Running], Awaitable[T]],
+    say: Callable[[str], None] = _silently,
+    *,
+    parent: int | None = None,
 ) -> T:
     """Start the service, await `body`, end everything; children that die meanwhile are restarted.
 
-    say: called with messages for people while it starts.
+    say: called with messages for people while it starts. parent: process whose end, however it came, ends the service.
     Raises: errors of `body`; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
     SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
     """
@@ -250,7 +254,7 @@ async def run_service(
         token = running.keep_token(plan.data_dir, plan.control_token)
         live: list[running.Running] = []
         supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor), say=say)
-        async with _ended_by_signals(supervisor, plan):
+        async with _ended_by_signals(supervisor, plan, parent):
             live.append(await bring_up(plan, supervisor, token))
             running.publish(plan.data_dir, live[0])
             return await _first_of(body(live[0]), supervisor.keep())
@@ -288,7 +292,7 @@ def _warn_of_full_disk(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerator[None]:
+async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | None) -> AsyncGenerator[None]:
     """The first signal cancels the current task, later ones hurry; children are stopped on every way out."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -306,11 +310,18 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerato
             notes().print("Stopping; Ctrl-C again to stop at once.")
             task.cancel()
 
+    def on_orphaned() -> None:
+        nonlocal stopping
+        if not stopping:  # without a word: the parent read what is written here
+            stopping = True
+            task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, on_signal)
     try:
-        yield
+        with _watched(parent, on_orphaned):
+            yield
     finally:
         stopping = True
         killed = await supervisor.stop(notes().print if signalled else _silently)
@@ -319,6 +330,34 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerato
         running.forget(plan.data_dir)
     if signalled:
         raise asyncio.CancelledError  # it came after the body was done, and means what would follow
+
+
+@contextlib.contextmanager
+def _watched(pid: int | None, on_end: Callable[[], None]) -> Generator[None]:
+    """Call `on_end` in the event loop when a process has ended, of whomever it is a child. Raises: NodeError."""
+    if pid is None:
+        yield
+        return
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        on_end()
+        yield
+        return
+    except OSError as error:
+        raise NodeError(f"--parent {pid}: this system does not tell when a process ends ({error.strerror}).") from error
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        on_end()
+
+    loop.add_reader(descriptor, ended)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def _reap_after_nodes(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,7 +20,20 @@ __all__ = ["plan_of", "register"]
 
 
 @with_settings(UP)
-def up(settings: Resolved, as_json: JsonOption = False) -> None:
+def up(
+    settings: Resolved,
+    parent: Annotated[
+        int | None,
+        typer.Option(
+            "--parent",
+            metavar="PID",
+            min=1,
+            help="End when the process with this id has ended, even by SIGKILL; for programs that start the service.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
 
     With --nodes several nodes run here, each with slots of its own. With --cluster only the server runs here; the nodes
@@ -43,7 +57,7 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
     nodes = "nodes" if plan.cluster else "a node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes"
     say(f"Starting {plan.engine or 'no engine'}, a server and {nodes}; their logs are in {plan.data_dir / 'logs'}.")
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_service(plan, serve, say))
+        asyncio.run(run_service(plan, serve, say, parent=parent))
 
 
 def plan_of(settings: Resolved) -> Plan:
