@@ -16,7 +16,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gangline.domain.contracts import in_binary_units
 from gangline.domain.errors import DiskFull
 
 __all__ = [
@@ -213,6 +212,6 @@ def disk_full_at(error: BaseException, path: Path) -> DiskFull | None:
     if not is_disk_full(error) and (not says or (min(says) >= 2 and free_bytes > _NO_ROOM_BYTES)):
         return None
     return DiskFull(
-        f"the disk of {path} is full ({in_binary_units(free_bytes)} free): what was being written is lost, what was "
+        f"the disk of {path} is full ({free_bytes / (1 << 20):.1f} MiB free): what was being written is lost, what was "
         "finished before is whole. Free some space there, or choose a folder on another disk, then start again."
     )

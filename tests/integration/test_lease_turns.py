@@ -16,7 +16,7 @@ from gangline.domain.image_names import packed
 from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
 from gangline.server.run import serving
-from gangline.server.service.heartbeat_rate import HeartbeatRate
+from gangline.server.service.heartbeats import HeartbeatRate
 from gangline.server.service.lease_turns import LeaseTurns
 from gangline.store.sql.tasks import TaskStore
 from support.node.attempt import lease_of

@@ -15,6 +15,7 @@ from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 
 __all__ = [
+    "HEARTBEAT_REFUSED",
     "Annotation",
     "AnnotationPage",
     "Event",
@@ -37,6 +38,9 @@ __all__ = [
 
 
 Verdict = Literal["good", "bad", "unsure"]
+
+HEARTBEAT_REFUSED = "heartbeat_refused_"
+"""Followed by an error's code, a figure of a node whose newest heartbeat the server could not store."""
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,6 +130,7 @@ class _EvaluationCommand:
             raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> EvaluationRun:
+        from gangline.cli.terminal.waiting import waits_told
         from gangline.evals.run import EvaluationRun
 
         progress = Progress(
@@ -151,8 +152,13 @@ class _EvaluationCommand:
             on_task=count,
         )
         progress.update(bar, completed=len(self._spec.tasks) - evaluation.num_left)
+
+        def say(line: str) -> None:
+            progress.console.print(line, markup=False, soft_wrap=True)
+
         with progress:
-            await evaluation.run()
+            async with waits_told(client, say):
+                await evaluation.run()
         return evaluation
 
 

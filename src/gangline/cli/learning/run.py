@@ -17,6 +17,7 @@ from gangline.cli.learning.view import LearningView, draw_curves
 from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.terminal.output import notes
+from gangline.cli.terminal.waiting import waits_told
 from gangline.client.running import find_service
 from gangline.domain.errors import Conflict, GanglineError
 from gangline.durable import acquire, disk_full_at, is_disk_full
@@ -131,7 +132,8 @@ async def train_through(
                 evaluation=evaluation,
                 on_evaluation=_to_each(tracking.add, view.add_evaluation),
             )
-            last_version = await trainer.run()
+            async with waits_told(client, view.say):
+                last_version = await trainer.run()
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
 
 

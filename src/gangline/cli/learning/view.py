@@ -179,6 +179,10 @@ class LearningView:
                 f"held out, after step {record.step}/{self._num_steps}: {note}", markup=False, soft_wrap=True
             )
 
+    def say(self, line: str) -> None:
+        """A line of its own, above the chart."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
     def _note(self, line: str) -> None:
         self._last_record_at = time.monotonic()
         if self._live is None:

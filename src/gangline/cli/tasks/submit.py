@@ -201,20 +201,27 @@ def _show(task: TaskView) -> None:
 
 
 async def wait_with_progress(client: ServerClient, task_ids: list[str]) -> list[TaskView]:
-    """Long-poll until all tasks have ended; a bar for each on stderr where that is a terminal."""
+    """Long-poll until all tasks have ended; a bar for each on stderr where that is a terminal, and why they wait."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from gangline.cli.terminal.waiting import waits_told
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     out = notes()
     ended: list[TaskView] = []
+
+    def say(line: str) -> None:
+        out.print(line, markup=False, soft_wrap=True)
+
     with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as progress:
-        bars = {task_id: progress.add_task(task_id, total=None) for task_id in task_ids}
-        for task_id in task_ids:
-            poll_s = _POLL_S if out.is_terminal else _QUIET_POLL_S
-            async for view in client.progress(task_id, poll_s=poll_s, patience_s=_PATIENCE_S):
-                progress.update(bars[task_id], total=view.num_samples, completed=view.num_samples - view.num_open)
-                if view.ended:
-                    ended.append(view)
+        async with waits_told(client, say):
+            bars = {task_id: progress.add_task(task_id, total=None) for task_id in task_ids}
+            for task_id in task_ids:
+                poll_s = _POLL_S if out.is_terminal else _QUIET_POLL_S
+                async for view in client.progress(task_id, poll_s=poll_s, patience_s=_PATIENCE_S):
+                    progress.update(bars[task_id], total=view.num_samples, completed=view.num_samples - view.num_open)
+                    if view.ended:
+                        ended.append(view)
     return ended
 
 

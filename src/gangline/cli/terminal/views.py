@@ -12,7 +12,7 @@ from rich.text import Text
 from gangline.cli.terminal.output import printable
 from gangline.domain.contracts import in_binary_units
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary
+from gangline.domain.views import HEARTBEAT_REFUSED, NodeView, ServiceStatus, SessionView, TaskSummary
 
 __all__ = [
     "OUTCOME_COLOURS",
@@ -100,15 +100,36 @@ def node_state(node: NodeView) -> str:
     """A node's own state: whether it takes sessions, and whether some hang."""
     if node.age_s > _SILENT_AFTER_S:
         return "drained" if node.draining else "silent"
+    refused = [name.removeprefix(HEARTBEAT_REFUSED) for name in node.metrics if name.startswith(HEARTBEAT_REFUSED)]
     broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
-    low = low_disk(node.metrics)
-    state = "draining" if node.draining else low or (f"resting: {broken[0]} fails" if broken else "up")
+    troubles = [
+        "the server's disk is full: its heartbeats are refused"
+        if code == "disk_full"
+        else f"its heartbeats fail: {code}"
+        for code in refused
+    ]
+    troubles += [low] if (low := low_disk(node.metrics)) else []
+    troubles += [f"resting: {broken[0]} fails"] if broken else []
+    troubles += _silent_engines(node)
+    state = "draining" if node.draining else "; ".join(troubles) or "up"
     stuck = int(node.metrics.get("num_stuck", 0))
     state = f"{state}, {stuck} stuck" if stuck else state
     if num_checkpoints := int(node.metrics.get("checkpoints", 0)):
         gib = node.metrics.get("checkpoint_bytes", 0) / (1 << 30)
         state = f"{state}, {num_checkpoints} checkpoints of {gib:.1f} GiB"
     return state
+
+
+def _silent_engines(node: NodeView) -> list[str]:
+    """Its engines that are unhealthy, or did not answer the latest check."""
+    found: list[str] = []
+    for engine in node.backends:
+        url, error = printable(str(engine.get("url"))), engine.get("error")
+        if engine.get("state") == "unhealthy":
+            found.append(f"engine {url} is unhealthy" + (f" ({printable(str(error))[:120]})" if error else ""))
+        elif engine.get("num_failures"):
+            found.append(f"engine {url} does not answer")
+    return found
 
 
 def low_disk(metrics: Mapping[str, float]) -> str:
@@ -130,7 +151,7 @@ def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     table = _table("node", "url", "sessions", "heard", "state")
     for node in nodes:
         held = f"{node.num_sessions}/{node.capacity}"
-        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", node_state(node))
+        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", escape(node_state(node)))
     return table
 
 

@@ -118,7 +118,7 @@ class UserRoutes:
         return answer(request, await self._service.cancel_session(path_id(request, "session_id")))
 
     async def status(self, request: web.Request) -> web.Response:
-        return answer(request, await self._service.store.query(self._service.store.status))
+        return answer(request, await self._service.status())
 
     def routes(self) -> list[Route]:
         return [

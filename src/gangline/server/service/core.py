@@ -17,9 +17,9 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
+from gangline.domain.views import Event, ResultReceipt, ResultReference, ServiceStatus, SessionView, Submitted, TaskView
 from gangline.server.service.durable_turns import DurableTurns, no_place
-from gangline.server.service.heartbeat_rate import HeartbeatRate
+from gangline.server.service.heartbeats import HeartbeatRate, RefusedHeartbeats
 from gangline.server.service.lease_turns import LeaseTurns
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import Notifier
@@ -88,6 +88,7 @@ class RolloutService:
         self.stopping = False
         self._lease_turns = LeaseTurns()
         self._heartbeats = HeartbeatRate(monotonic)
+        self._refused = RefusedHeartbeats()
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
         self._monotonic = monotonic
@@ -262,9 +263,13 @@ class RolloutService:
                 leases = await self._lease_turns.taken(node_id, task_ids, num_announced, take)
             return leases
 
+    async def status(self) -> ServiceStatus:
+        return self._refused.shown_in(await self.store.query(self.store.status))
+
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Raises: NodeIdTaken."""
-        reply = await self.store.run(self.store.heartbeat, beat)
+        """Raises: NodeIdTaken, StoreError, DiskFull."""
+        with self._refused.noted(beat):
+            reply = await self.store.run(self.store.heartbeat, beat)
         self._lease_turns.heard(beat)
         return msgspec.structs.replace(reply, every_s=self._heartbeats.every_s(beat.node_id, reply.lease_s))
 

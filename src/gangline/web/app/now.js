@@ -91,6 +91,9 @@ function Failures({ sessions }) {
 /** @param {import("./types").NodeView} node */
 function nodeState(node) {
   if (node.draining) return " (draining)";
+  const refused = Object.keys(node.metrics).find((name) => name.startsWith("heartbeat_refused_"));
+  if (refused === "heartbeat_refused_disk_full") return " (the server's disk is full: its heartbeats are refused)";
+  if (refused !== undefined) return " (its heartbeats fail)";
   return "disk_low_free_bytes" in node.metrics ? " (takes no session: disk low)" : "";
 }
 
@@ -115,7 +118,8 @@ function Nodes({ nodes }) {
 function engineLine(engine) {
   const error = engine["error"] ? `: ${engine["error"]}` : "";
   const role = engine["role"] ? `for role ${engine["role"]}` : "";
-  const facts = [role, engine["engine"], engine["model"], engine["url"], engine["state"]].filter((fact) => fact);
+  const state = engine["state"] === "healthy" && engine["num_failures"] > 0 ? "does not answer" : engine["state"];
+  const facts = [role, engine["engine"], engine["model"], engine["url"], state].filter((fact) => fact);
   return visible(`${facts.join(" · ")}${error}`);
 }
 
