@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
@@ -13,6 +16,7 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionRes
 from gangline.domain.views import ResultReceipt
 from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.sessions.leases import delivery
 from gangline.gateway.sessions.leases.delivery import Delivery
 from gangline.gateway.sessions.leases.rollout_server import HeartbeatTaker
 from gangline.gateway.sessions.parts import NodeParts
@@ -144,3 +148,13 @@ async def test_a_session_that_is_taken_away_while_its_result_is_sent_leaves_no_r
     await asyncio.wait({running})
     await backends.close()
     await journal.close()
+
+
+def test_of_results_that_nobody_wants_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_MAX_REFUSED_BYTES", 250)
+    for number in range(5):
+        path = tmp_path / f"s{number}.1.msgpack"
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (number, number))
+        delivery._set_aside(path)
+    assert sorted(one.name for one in (tmp_path / "refused").iterdir()) == ["s3.1.msgpack", "s4.1.msgpack"]

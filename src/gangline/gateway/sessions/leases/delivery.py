@@ -28,6 +28,7 @@ __all__ = ["Delivery"]
 log = logging.getLogger("gangline.node")
 
 _LONGEST_WAIT_S = 10.0
+_MAX_REFUSED_BYTES = 256 << 20
 
 
 class Delivery:
@@ -122,11 +123,16 @@ def _undelivered(result: SessionResult, error: BaseException) -> SessionResult:
 
 
 def _set_aside(path: Path) -> None:
-    """A late result belongs to no session any more, but its tokens are not thrown away."""
+    """A late result belongs to no session any more, but its tokens are not thrown away: the newest are kept."""
     refused = path.parent / "refused"
     make_private_folder(refused)
     if path.exists():
         path.replace(refused / path.name)
+    left_bytes = _MAX_REFUSED_BYTES
+    for kept in sorted(refused.iterdir(), key=lambda one: one.stat().st_mtime_ns, reverse=True):
+        left_bytes -= kept.stat().st_size
+        if left_bytes < 0:
+            kept.unlink()
 
 
 def _saved(path: Path, result: SessionResult) -> bytes:
