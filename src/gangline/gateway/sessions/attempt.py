@@ -227,7 +227,11 @@ class Attempt:
             self._sandboxes.prewarm()
             self.has_run = True
             self._run = HarnessRun(prepared, self._task, self._note, self.stages.now)
-            end = await self._run.ended()
+            try:
+                end = await self._run.ended()
+            except Exception:
+                self.has_run = bool(prepared.session.tree)  # else its command may not have begun
+                raise
         await self._worlds.fence()
         record = self._worlds.record(list(prepared.session.tree))
         return msgspec.structs.replace(end, artifacts=end.artifacts | record)

@@ -240,6 +240,7 @@ class Pipeline:
             await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
             if await _goes_back(result.failure, attempt.lease, self._parts, self._offers):
+                self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
                 await self._beat_once()  # the server hears first of what this node offers no more
                 log.warning("session.given_back session=%s attempt=%d", *attempt.key)
                 await self._give_back(attempt)
