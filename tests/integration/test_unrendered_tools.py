@@ -6,8 +6,9 @@ SmolLM2's is such a template. A scripted engine renders it with the model's own 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,22 @@ async def test_submit_says_it_before_a_session_runs(tmp_path: Path, agent: dict[
                 assert lines == []
 
 
+async def test_an_evaluation_is_refused_before_a_session_runs(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"task_id": "q", "instruction": "x", "agent": {"harness": "native"}}))
+    async with (
+        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        backends = (msgspec.to_builtins(view(False)),)
+        await client.heartbeat(msgspec.structs.replace(beat([], "n1"), backends=backends))
+        command = ("eval", tasks, "--server", running.url, "--data", tmp_path / "data")
+        done = await asyncio.to_thread(gangline, *command, env={"GANGLINE_TOKEN": TOKEN})
+        assert done.returncode == 1, done.stderr
+        assert "does not render tools" in done.stderr
+        assert (await client.tasks()).tasks == ()
+
+
 async def test_submit_that_waits_says_what_sessions_recorded(tmp_path: Path) -> None:
     """Of an agent program nobody knows its tools before it has asked with them."""
     result = await ended(tmp_path / "node", harness="native", max_turns=1, allow_unrendered_tools=True)
@@ -200,13 +217,33 @@ def view(renders_tools: bool | None) -> BackendView:
     [([False], True), ([False, False], True), ([True], False), ([None], False), ([False, None], False), ([], False)],
 )
 def test_only_what_is_known_is_refused(rendered: list[bool | None], is_refused: bool) -> None:
-    harness, agent = plugins.make_harness("native", {}), AgentSpec(harness="native")
+    harness = plugins.make_harness("native", {})
+    task = TaskRequest(instruction="x", agent=AgentSpec(harness="native"))
     backends = [view(one) for one in rendered]
     if is_refused:
         with pytest.raises(ToolsNotRendered, match="SmolLM2"):
-            check_tools_are_shown(harness, agent, backends)
+            check_tools_are_shown(harness, task, backends)
     else:
-        check_tools_are_shown(harness, agent, backends)
+        check_tools_are_shown(harness, task, backends)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "is_refused"),
+    [
+        ({"tools": []}, {}, False),
+        ({"tools": ["shell"]}, {}, True),
+        ({"tools": [], "finish": "submit"}, {}, True),
+        ({"tools": []}, {"mcp_servers": {"notes": {"command": ["notes"]}}}, True),
+    ],
+    ids=["a plain question", "a shell", "submit", "a server of tools"],
+)
+def test_an_agent_without_tools_needs_no_template_for_them(
+    settings: dict[str, Any], more: dict[str, Any], is_refused: bool
+) -> None:
+    agent = AgentSpec.model_validate({"harness": "native", "settings": settings, **more})
+    task = TaskRequest(instruction="What is 2 + 2?", agent=agent)
+    with pytest.raises(ToolsNotRendered) if is_refused else nullcontext():
+        check_tools_are_shown(plugins.make_harness("native", settings), task, [view(False)])
 
 
 def test_programs_with_a_protocol_of_their_own_in_text_do_not_depend_on_tools() -> None:

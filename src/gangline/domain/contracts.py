@@ -20,7 +20,7 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import HarnessExit
-from gangline.domain.task import McpServer, NetworkPolicy, RuntimeSpec
+from gangline.domain.task import McpServer, NetworkPolicy, RuntimeSpec, TaskRequest
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import Usage
 
@@ -58,6 +58,7 @@ __all__ = [
     "TellsMissing",
     "Tidies",
     "VariesBetweenRuns",
+    "depends_on_tools",
     "in_binary_units",
 ]
 
@@ -512,7 +513,15 @@ class DependsOnTools(Protocol):
     """A harness whose program acts through the tools of the provider's API. With a model that is not shown them it is
     of no use, and starts only where its task says so."""
 
-    needs_tools: ClassVar[bool]
+    @property
+    def needs_tools(self) -> bool: ...
+
+
+def depends_on_tools(harness: Harness, task: TaskRequest) -> bool:
+    """Whether the agent acts through tools of the provider's API: its own, or those that the task gives it."""
+    if not isinstance(harness, DependsOnTools):
+        return False
+    return harness.needs_tools or bool(task.agent.mcp_servers or task.environments)
 
 
 @runtime_checkable

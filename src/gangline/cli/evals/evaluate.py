@@ -130,7 +130,10 @@ class _EvaluationCommand:
             raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> EvaluationRun:
+        from gangline.cli.tasks.unshown import lines_of_engines
         from gangline.cli.terminal.waiting import waits_told
+        from gangline.domain.errors import ToolsNotRendered
+        from gangline.domain.task import TaskRequest
         from gangline.evals.run import EvaluationRun
 
         progress = Progress(
@@ -151,6 +154,10 @@ class _EvaluationCommand:
             budget=self._budget,
             on_task=count,
         )
+        tasks = [TaskRequest.model_validate(body) for body in self._spec.tasks]
+        refused = [task for task in tasks if not task.agent.allow_unrendered_tools]
+        if evaluation.num_left and (lines := await lines_of_engines(client, refused)):
+            raise ToolsNotRendered(" ".join(lines))
         progress.update(bar, completed=len(self._spec.tasks) - evaluation.num_left)
 
         def say(line: str) -> None:

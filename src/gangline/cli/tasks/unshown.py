@@ -45,14 +45,14 @@ def _consequence(task: TaskRequest) -> str:
 
 
 def _has_tools(task: TaskRequest) -> bool:
-    from gangline.domain.contracts import DependsOnTools
+    from gangline.domain.contracts import depends_on_tools
     from gangline.plugins import make_harness
 
     try:
         harness = make_harness(task.agent.harness, task.agent.settings)
     except GanglineError:  # a plug-in that only the nodes have
         return False
-    return isinstance(harness, DependsOnTools) and harness.needs_tools
+    return depends_on_tools(harness, task)
 
 
 async def lines_of_sessions(client: ServerClient, tasks: Sequence[TaskView]) -> list[str]:

@@ -266,7 +266,7 @@ class Attempt:
         handle = await self._prepared_sandbox()
         session = await self._new_session()
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
-        check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
+        check_tools_are_shown(harness, task, parts.backends.policy.views())
         await self._worlds.start(handle, session.session_id, session.spec.environment_key)
         session.environments = self._worlds.offered
         base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"

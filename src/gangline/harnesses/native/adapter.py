@@ -32,12 +32,14 @@ class NativeHarness:
     name: ClassVar[str] = "native"
     Config: ClassVar[type[BaseModel]] = NativeConfig
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers"})
-    needs_tools: ClassVar[bool] = True
+    needs_tools: bool = True
+    """Not where it is given none: a plain question needs none."""
 
     def __init__(self, config: NativeConfig) -> None:
         """Raises: UnknownPlugin, InvalidRequest when a tool or its settings are wrong."""
         self.config = config
         self._tools = _made(config)
+        self.needs_tools = bool(self._tools)
 
     async def prepare(self, context: HarnessContext) -> AgentRun:
         return lambda: self._run(context)

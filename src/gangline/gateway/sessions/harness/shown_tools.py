@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.domain.contracts import DependsOnTools, Harness
+from gangline.domain.contracts import Harness, depends_on_tools
 from gangline.domain.errors import ToolsNotRendered
 from gangline.domain.node_views import BackendView
-from gangline.domain.task import AgentSpec
+from gangline.domain.task import TaskRequest
 
 __all__ = ["check_tools_are_shown"]
 
 
-def check_tools_are_shown(harness: Harness, agent: AgentSpec, backends: Sequence[BackendView]) -> None:
+def check_tools_are_shown(harness: Harness, task: TaskRequest, backends: Sequence[BackendView]) -> None:
     """Refuse an agent that depends on tools where no engine's template renders them.
 
     An engine of which that is unknown is taken at its word, and so is a node that has no engine yet.
     Raises: ToolsNotRendered.
     """
-    depends = isinstance(harness, DependsOnTools) and harness.needs_tools
-    if not depends or agent.allow_unrendered_tools or not backends:
+    agent = task.agent
+    if not depends_on_tools(harness, task) or agent.allow_unrendered_tools or not backends:
         return
     if all(backend.template.renders_tools is False for backend in backends):
         raise ToolsNotRendered(
