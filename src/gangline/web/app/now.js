@@ -118,8 +118,8 @@ function Nodes({ nodes }) {
 function engineLine(engine) {
   const error = engine["error"] ? `: ${engine["error"]}` : "";
   const role = engine["role"] ? `for role ${engine["role"]}` : "";
-  const state = engine["state"] === "healthy" && engine["num_failures"] > 0 ? "does not answer" : engine["state"];
-  const facts = [role, engine["engine"], engine["model"], engine["url"], state].filter((fact) => fact);
+  const condition = engine["state"] === "healthy" && engine["num_failures"] > 0 ? "does not answer" : engine["state"];
+  const facts = [role, engine["engine"], engine["model"], engine["url"], condition].filter((fact) => fact);
   return visible(`${facts.join(" · ")}${error}`);
 }
 
