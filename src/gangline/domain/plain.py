@@ -16,7 +16,6 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import msgspec
-from pydantic import BaseModel
 
 __all__ = ["plain", "plain_number", "plain_text"]
 
@@ -144,4 +143,6 @@ def _fields(value: object) -> Mapping[object, object] | None:
         return {name: getattr(value, name) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return dict(value) if isinstance(value, BaseModel) else None
+    # Of pydantic, which is not loaded for this: the errors of every command come through here.
+    is_model = not isinstance(value, type) and isinstance(getattr(type(value), "model_fields", None), Mapping)
+    return dict(cast("Any", value)) if is_model else None

@@ -227,6 +227,7 @@ ACTIONS: dict[str, str] = {
     # The reference trainer.
     "learner.ready": "A model is loaded: how many parameters it has, and how many are trained.",
     "trainer.resumed": "A run goes on from its last checkpoint.",
+    "trainer.checkpoint_damaged": "A checkpoint is not what was written; the run goes on from the one before it.",
     "trainer.waits": "Engines, nodes or server do not take part in a weight update; it is tried again.",
     "trainer.weights_given_again": "An engine had lost its weights, as by a restart, and has them again.",
     "evaluation.measured": "The weights were measured on held-out tasks.",

@@ -39,6 +39,10 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the run has taken, over all its lives."""
 
 
+def _warn(line: str) -> None:
+    _log.warning("trainer.checkpoint_damaged message=%s", line)
+
+
 class Checkpoints:
     """Checkpoints of one run. keep: number of checkpoints to keep."""
 
@@ -69,7 +73,7 @@ class Checkpoints:
             shutil.rmtree(old)
         return target
 
-    def latest(self, warn: Callable[[str], None] = _log.warning) -> tuple[Path, TrainerState] | None:
+    def latest(self, warn: Callable[[str], None] = _warn) -> tuple[Path, TrainerState] | None:
         """The newest whole one; None where no step was saved. warn: called with a line for each damaged one.
 
         Raises: StoreError when all are damaged.
