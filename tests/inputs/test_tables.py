@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.imported import Imported, LeftOut
+from gangline.importers.reading import csv_rows, lines
 from gangline.importers.rows import read_rows
 from gangline.importers.source import Wanted, read_source
 from support.requirements import need_module
@@ -113,9 +114,9 @@ def test_csv_is_read_and_a_wrong_row_is_named(tmp_path: Path, shape: str) -> Non
         ("a.csv", b"PK\x03\x04\0\0", "is no text. Rows are read from JSON lines, JSON, CSV"),
         ("a.xlsx", b"PK\x03\x04\0\0", "is no text. Rows are read from JSON lines, JSON, CSV"),
         ("a.jsonl.gz", b"\x1f\x8b\x08\0\0\0", "is no text"),
-        ("a.txt", b"question,answer\n1,2\n", "a.txt, line 1 is no JSON: .*CSV"),
-        ("a.json", b'{"question": "?"', r"a.json is no JSON"),
-        ("a.json", b"[" * 100_000, "a.json is nested too deeply"),
+        ("a.txt", b"question,answer\n1,2\n", "a.txt, line 1 is not JSON: .*CSV"),
+        ("a.json", b'{"question": "?"', "a.json is not JSON"),
+        ("a.json", b"[" * 100_000, "a.json is not JSON: it is nested more than 100 deep"),
         ("a.jsonl", b'{"question": "?"}\n', "row 1: has no column 'answer'; it has question"),
         ("a.csv", b"frage,antwort\n1,2\n", "row 1.*: has no column 'question'; it has frage, antwort"),
     ],
@@ -127,14 +128,46 @@ def test_a_file_that_holds_no_row_is_refused(tmp_path: Path, name: str, content:
         answers(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "a.csv",
+            'question,answer\n1+1?,2\n"Who?\n' + "is it?\n" * 20,
+            "a.csv, line 14: is a row of more than 80 char",
+        ),
+        ("a.csv", "question,answer\n1+1?," + "2" * 80, "a.csv, line 2: is longer than 80 characters"),
+        ("a.tsv", "question\tanswer" * 10, "a.tsv, line 1: is longer than 80 characters"),
+        ("a.jsonl", '{"question": "?", "answer": "2"}\n' + " " * 81, "a.jsonl, line 2: is longer than 80 characters"),
+    ],
+)
+def test_a_row_longer_than_a_task_may_be_ends_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, told: str
+) -> None:
+    for module in (lines, csv_rows):
+        monkeypatch.setattr(module, "MAX_LINE_CHARS", 80)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidRequest, match=told):
+        answers(tmp_path / name)
+
+
+def test_many_columns_take_no_time(tmp_path: Path) -> None:
+    header = ",".join(f"c{number}" for number in range(200_000))
+    (tmp_path / "a.csv").write_text(f"question,answer,{header}\n1+1?,2{',' * 200_000}\n")
+    assert len(list(read_rows(tmp_path / "a.csv"))) == 1
+    (tmp_path / "a.csv").write_text(f"question,answer,{header},answer\n")
+    with pytest.raises(InvalidRequest, match="two columns are called 'answer'"):
+        answers(tmp_path / "a.csv")
+
+
 GOOD = '{"question": "1+1?", "answer": "2"}'
 LINES: dict[str, tuple[str, list[str]]] = {
     "a byte order mark": (f"\ufeff{GOOD}\n", ["2"]),
     "blank lines": (f"\n{GOOD}\n\n \n{GOOD}", ["2", "2"]),
     "a list in a file of lines": (f"[{GOOD},\n{GOOD}]", ["2", "2"]),
     "a list on lines": (f"[\n  {GOOD},\n  {GOOD}\n]\n", ["2", "2"]),
-    "a broken line": (f'{GOOD}\n{{"question": \n{GOOD}', ["2", "left out: , row 2: is no JSON", "2"]),
-    "a broken line behind a blank": (f"{GOOD}\n\n{{\n", ["2", "left out: , row 2 (line 3): is no JSON"]),
+    "a broken line": (f'{GOOD}\n{{"question": \n{GOOD}', ["2", "left out: , row 2: is not JSON", "2"]),
+    "a broken line behind a blank": (f"{GOOD}\n\n{{\n", ["2", "left out: , row 2 (line 3): is not JSON"]),
     "NaN": (f'{GOOD}\n{{"question": "?", "answer": NaN}}', ["2", "left out: , row 2: answer: is nan"]),
     "NaN elsewhere": ('{"question": "?", "answer": 2, "level": NaN}', ["2"]),
     "no objects": (f'3\n{GOOD}\n"x"\n[1]', [*["left out: , row 1: is no object", "2"], *["left out: , row "] * 2]),
@@ -154,9 +187,17 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "a whole character": ('{"question": "\\ud83d\\ude00?", "answer": "\\ud83d\\ude00"}', ["😀"]),
     "a column twice": (
         f'{{"answer": 1, "answer": 2}}\n{GOOD}',
-        ["left out: , row 1: has the column 'answer' twice", "2"],
+        ["left out: , row 1: is not JSON: an object has the key 'answer' twice", "2"],
     ),
-    "100,000 lists": ("[" * 100_000 + f"\n{GOOD}", ["left out: , row 1: is nested too deeply", "2"]),
+    "100,000 lists": (
+        "[" * 100_000 + f"\n{GOOD}",
+        ["left out: , row 1: is not JSON: it is nested more than 100 deep", "2"],
+    ),
+    "101 lists": (
+        f'{{"answer": {"[" * 101}{"]" * 101}}}\n{GOOD}',
+        ["left out: , row 1: is nested more than 100 deep", "2"],
+    ),
+    "lists in a file of lines": (f"[{GOOD}]\n{GOOD}", ["left out: , row 1: is no object", "2"]),
     "a number without end": (f'{{"question": "?", "answer": {"9" * 5000}}}\n{GOOD}', ["left out: , row 1: ", "2"]),
     "a big number": (f'{{"question": "?", "answer": {10**40}}}', [str(10**40)]),
     "broken JSON within": (

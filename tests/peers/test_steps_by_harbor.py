@@ -21,6 +21,7 @@ from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
+from gangline.importers.reading.paths import SourcePath
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.vetting.subject import subject_of
 from gangline.vetting.trials import solved
@@ -144,7 +145,7 @@ async def theirs(python: str, task: Path, work: Path, agent: str) -> dict[str, A
 
 
 async def ours(task: Path, work: Path, agent: str) -> SessionResult:
-    body = read_harbor_task(task, Choices(runtime="sandbox", network="proxy")).body
+    body = read_harbor_task(SourcePath.of(task), Choices(runtime="sandbox", network="proxy")).body
     body["agent"] = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
     if agent == "oracle":
         body |= solved(subject_of("t", body)) or {}

@@ -13,6 +13,7 @@ from gangline.domain.task import RuntimeSpec, TaskRequest
 from gangline.evaluators.script.evaluator import ScriptConfig
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
+from gangline.importers.reading.paths import SourcePath
 from gangline.plugins import check_task
 from support.requirements import need_module
 from support.service.field_tasks import harbor_task, write
@@ -31,7 +32,7 @@ def task(folder: Path, compose: str, toml: str = "", **files: str) -> Path:
 
 
 def runtime(folder: Path, compose: str, toml: str = "", **files: str) -> dict[str, Any]:
-    return read_harbor_task(task(folder, compose, toml, **files), QUIET).body["runtime"]
+    return read_harbor_task(SourcePath.of(task(folder, compose, toml, **files)), QUIET).body["runtime"]
 
 
 COMPOSE = """
@@ -115,7 +116,7 @@ def test_the_image_of_a_service_is_built_beforehand(tmp_path: Path) -> None:
         "services: {db: {build: ./db, image: mine}, api: {build: {context: db, dockerfile: Api}}}",
         **{"environment/db/Dockerfile": "FROM redis:7\n", "environment/db/Api": "FROM redis:7\n"},
     )
-    found = read_harbor_task(folder, QUIET)
+    found = read_harbor_task(SourcePath.of(folder), QUIET)
     db, api = (found.body["runtime"]["services"][name]["image"] for name in ("db", "api"))
     assert db.startswith("gangline-task/t-db-dockerfile:")
     context = folder / "environment" / "db"
@@ -127,7 +128,7 @@ def test_the_image_of_a_service_is_built_beforehand(tmp_path: Path) -> None:
 def test_the_health_of_services_is_part_of_the_budget(tmp_path: Path) -> None:
     check = "healthcheck: {test: ok, interval: 10s, timeout: 20s, retries: 5}"
     folder = task(tmp_path, f"services: {{a: {{image: a, {check}}}, b: {{image: b, {check}}}}}")
-    assert read_harbor_task(folder, QUIET).body["init_timeout_seconds"] == 600
+    assert read_harbor_task(SourcePath.of(folder), QUIET).body["init_timeout_seconds"] == 600
 
 
 OF_STORE = """
@@ -147,7 +148,7 @@ service = "main"
 def test_hooks_and_artifacts_of_services_are_carried(tmp_path: Path) -> None:
     folder = task(tmp_path, STORE)
     write(folder / "task.toml", OF_STORE)
-    given = read_harbor_task(folder, QUIET).body["evaluator"]
+    given = read_harbor_task(SourcePath.of(folder), QUIET).body["evaluator"]
     config = ScriptConfig.model_validate(given["config"])
     assert [(one.service, one.user) for one in config.collect_commands] == [("store", "root"), (None, None)]
     assert config.collect_services == {"store": {"/data": ("*.log",)}}
@@ -158,7 +159,7 @@ def test_hooks_and_artifacts_of_services_are_carried(tmp_path: Path) -> None:
 def test_the_place_of_a_services_artifact_is_the_graders_own(tmp_path: Path) -> None:
     folder = task(tmp_path, STORE)
     write(folder / "task.toml", OF_STORE.replace("/data/", "/var/lib/redis/dump.rdb"))
-    body = read_harbor_task(folder, QUIET).body
+    body = read_harbor_task(SourcePath.of(folder), QUIET).body
     assert "/var/lib/redis" in body["evaluator"]["runtime"]["folders"]
     assert "/var/lib/redis" not in body["runtime"]["folders"]
 
@@ -174,12 +175,14 @@ def test_what_cannot_be_collected_is_named(tmp_path: Path, old: str, new: str, w
     folder = task(tmp_path, STORE)
     write(folder / "task.toml", OF_STORE.replace(old, new))
     with pytest.raises(InvalidRequest, match=why):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_a_clean_copy_of_the_environment_has_the_services_too(tmp_path: Path) -> None:
     folder = task(tmp_path, STORE, '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\ncpus = 1\n')
-    assert read_harbor_task(folder, QUIET).body["evaluator"]["runtime"]["services"] == {"store": {"image": "redis:7"}}
+    assert read_harbor_task(SourcePath.of(folder), QUIET).body["evaluator"]["runtime"]["services"] == {
+        "store": {"image": "redis:7"}
+    }
 
 
 @pytest.mark.parametrize(
@@ -211,8 +214,8 @@ def test_a_clean_copy_of_the_environment_has_the_services_too(tmp_path: Path) ->
         ("services: {main: {command: serve}}", r"services\.main\.command"),
         ("services: {main: {build: other}}", r"services\.main\.build"),
         ("services: {main: {volumes: [a]}}", r"services\.main\.volumes"),
-        ("services: [db]", "services is no mapping"),
-        ("services: {db: [", "is no YAML"),
+        ("services: [db]", "services is not a mapping"),
+        ("services: {db: [", "is not YAML"),
     ],
 )
 def test_what_is_not_carried_is_named(tmp_path: Path, compose: str, told: str) -> None:
@@ -222,7 +225,7 @@ def test_what_is_not_carried_is_named(tmp_path: Path, compose: str, told: str) -
 
 def test_a_runtime_without_services_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"t: needs services .*\(store\), which runtime `sandbox` cannot start"):
-        read_harbor_task(task(tmp_path, STORE), Choices(network="proxy", runtime="sandbox"))
+        read_harbor_task(SourcePath.of(task(tmp_path, STORE)), Choices(network="proxy", runtime="sandbox"))
 
 
 @pytest.mark.parametrize("backend", ["sandbox", "apptainer", "process"])
@@ -239,9 +242,9 @@ def test_a_task_with_services_is_refused_where_none_are_started(backend: str) ->
 
 
 def test_what_is_different_of_services_is_told(tmp_path: Path) -> None:
-    notes = read_harbor_task(task(tmp_path, STORE), QUIET).notes
+    notes = read_harbor_task(SourcePath.of(task(tmp_path, STORE)), QUIET).notes
     assert "t: its services reach nothing outside" in notes
     write(tmp_path / "t" / "task.toml", '[environment]\nnetwork_mode = "no-network"\n')
-    notes = read_harbor_task(tmp_path / "t", Choices(network="full", image="debian:12")).notes
+    notes = read_harbor_task(SourcePath.of(tmp_path / "t"), Choices(network="full", image="debian:12")).notes
     (told,) = [note for note in notes if "services" in note]
     assert "at their names" in told

@@ -15,6 +15,7 @@ from gangline.importers.harbor.config import HarborHealthcheck
 from gangline.importers.harbor.healthcheck import healthcheck_action
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
+from gangline.importers.reading.paths import SourcePath
 from support.requirements import need_module
 from support.service.field_tasks import harbor_task, write
 
@@ -24,14 +25,14 @@ LISTED = Choices(network="list")
 
 def test_a_user_of_the_images_is_the_sandboxs_own(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", '[agent]\nuser = "worker"\n[verifier]\nuser = 1000\n')
-    notes = read_harbor_task(folder, QUIET).notes
+    notes = read_harbor_task(SourcePath.of(folder), QUIET).notes
     assert "t: agent.user 'worker' is the sandbox's own user" in notes
     assert "t: verifier.user 1000 is the sandbox's own user" in notes
 
 
 def test_the_disk_is_limited(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", '[environment]\nstorage = "2G"\n')
-    assert read_harbor_task(folder, QUIET).body["runtime"]["limits"] == {"disk_bytes": 2 << 30}
+    assert read_harbor_task(SourcePath.of(folder), QUIET).body["runtime"]["limits"] == {"disk_bytes": 2 << 30}
 
 
 def test_skills_that_the_dockerfile_copies_go_to_the_agent(tmp_path: Path) -> None:
@@ -45,26 +46,26 @@ def test_skills_that_the_dockerfile_copies_go_to_the_agent(tmp_path: Path) -> No
             "environment/skills/notes/README.md": "No skill.\n",
         },
     )
-    body = read_harbor_task(folder, QUIET).body
+    body = read_harbor_task(SourcePath.of(folder), QUIET).body
     skills = {"mush": {"SKILL.md": "---\nname: mush\n---\n", "docs/sled.md": "Red.\n"}}
     assert body["agent"] == {"skills": skills}
     write(folder / "task.toml", '[environment]\nskills_dir = "/elsewhere"\n')
     with pytest.raises(InvalidRequest, match=r"skills_dir: no COPY .* below /elsewhere"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
     write(folder / "task.toml", '[environment]\nskills_dir = "/skills"\n')
     write(folder / "environment" / "skills" / "mush" / "sled.png", b"\xff\x00")
     with pytest.raises(InvalidRequest, match=r"skills_dir: /skills/mush/sled\.png is no text"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_headers_of_tool_servers_go_along_unless_they_are_secrets(tmp_path: Path) -> None:
     server = '[[environment.mcp_servers]]\nname = "b"\ntransport = "streamable-http"\nurl = "http://tools/mcp"\n'
     folder = harbor_task(tmp_path / "t", f'{server}headers = {{ X-Team = "red" }}\n')
-    given = read_harbor_task(folder, QUIET).body["agent"]["mcp_servers"]
+    given = read_harbor_task(SourcePath.of(folder), QUIET).body["agent"]["mcp_servers"]
     assert given == {"b": {"url": "http://tools/mcp", "headers": {"X-Team": "red"}}}
     folder = harbor_task(tmp_path / "t", f'{server}headers = {{ Authorization = "Bearer ${{KEY}}" }}\n')
     with pytest.raises(InvalidRequest, match=r"headers\.Authorization has a variable"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 HOSTS = 'network_mode = "allowlist"\nallowed_hosts = ["pypi.org", "*.debian.org"]\n'
@@ -81,7 +82,7 @@ NONE = 'network_mode = "no-network"\n'
     ],
 )
 def test_network_list_grants_what_the_task_names(tmp_path: Path, toml: str, given: list[str] | None) -> None:
-    runtime = read_harbor_task(harbor_task(tmp_path / "t", toml), LISTED).body["runtime"]
+    runtime = read_harbor_task(SourcePath.of(harbor_task(tmp_path / "t", toml)), LISTED).body["runtime"]
     assert (runtime["network"], runtime.get("network_allow")) == ("proxy" if given is None else "list", given)
     assert validated({"instruction": "x", "runtime": runtime, "agent": {"harness": "pi"}}, "t").runtime.network
 
@@ -99,12 +100,12 @@ def test_a_network_that_cannot_be_given_is_named(
     tmp_path: Path, toml: str, network: NetworkPolicy | None, told: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=told):
-        read_harbor_task(harbor_task(tmp_path / "t", toml), Choices(network=network))
+        read_harbor_task(SourcePath.of(harbor_task(tmp_path / "t", toml)), Choices(network=network))
 
 
 def test_a_health_check_is_the_last_prepare_action(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", "[environment]\nhealthcheck = { command = \"test -e '/app'\" }\n")
-    task = validated({**read_harbor_task(folder, QUIET).body, "agent": {"harness": "pi"}}, "t")
+    task = validated({**read_harbor_task(SourcePath.of(folder), QUIET).body, "agent": {"harness": "pi"}}, "t")
     last = task.runtime.prepare[-1]
     assert last.type == "exec"
     assert "test -e" in last.command
@@ -147,7 +148,7 @@ SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
 
 
 def evaluator_of(folder: Path, choices: Choices = QUIET) -> dict[str, Any]:
-    body = read_harbor_task(folder, choices).body
+    body = read_harbor_task(SourcePath.of(folder), choices).body
     validated({**body, "agent": {"harness": "pi"}}, "t")
     return body["evaluator"]
 
@@ -172,7 +173,7 @@ def test_an_environment_of_the_verifiers_own_has_its_settings(tmp_path: Path) ->
         "healthcheck = { command = 'true', retries = 100 }\n"
     )
     folder = harbor_task(tmp_path / "t", toml)
-    body = read_harbor_task(folder, QUIET).body
+    body = read_harbor_task(SourcePath.of(folder), QUIET).body
     runtime = body["evaluator"]["runtime"]
     assert (runtime["env"], runtime["workdir"], runtime["limits"]) == (
         {"WHO": "judge"},
@@ -182,7 +183,7 @@ def test_an_environment_of_the_verifiers_own_has_its_settings(tmp_path: Path) ->
     assert body["init_timeout_seconds"] == 300 + 5 + 30 + 100 * 35 + 10
     write(folder / "task.toml", toml + '[verifier]\nenvironment_mode = "shared"\n')
     with pytest.raises(InvalidRequest, match="exclude each other"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_an_image_of_the_verifiers_brings_its_tests(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_an_image_of_the_verifiers_brings_its_tests(tmp_path: Path) -> None:
 
 def test_collect_hooks_run_first(tmp_path: Path) -> None:
     hooks = '[[verifier.collect]]\ncommand = "dump > /logs/artifacts/db"\ntimeout_sec = 7\n'
-    body = read_harbor_task(harbor_task(tmp_path / "t", hooks), QUIET).body
+    body = read_harbor_task(SourcePath.of(harbor_task(tmp_path / "t", hooks)), QUIET).body
     commands = [{"command": "dump > /logs/artifacts/db", "timeout_seconds": 7}]
     assert body["evaluator"]["config"]["collect_commands"] == commands
     assert body["evaluation_timeout_seconds"] == 600 + 7 + 60
@@ -208,7 +209,7 @@ def test_collect_hooks_run_first(tmp_path: Path) -> None:
 
 def test_a_separate_verifier_has_a_network_of_its_own(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", f"{SEPARATE}{HOSTS}[environment]\n{NONE}")
-    body = read_harbor_task(folder, LISTED).body
+    body = read_harbor_task(SourcePath.of(folder), LISTED).body
     assert body["runtime"]["network"] == "proxy"
     assert body["evaluator"]["runtime"]["network_allow"] == ["pypi.org", "*.debian.org"]
 

@@ -11,6 +11,7 @@ import pytest
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.harbor.registry import registered_folders
 from gangline.importers.imported import Choices, Imported
+from gangline.importers.reading.paths import SourcePath
 from gangline.importers.source import Wanted, read_source
 from gangline.importers.swe import InstanceChoices
 from support.requirements import need_module
@@ -48,9 +49,9 @@ def test_tasks_of_a_clone_at_the_commit_are_read(tmp_path: Path) -> None:
 
 
 def test_a_path_without_a_repository_begins_at_the_registry(tmp_path: Path) -> None:
-    folder = harbor_task(tmp_path / "tasks" / "one")
+    harbor_task(tmp_path / "tasks" / "one")
     registry = registry_of(tmp_path, path="tasks/one")
-    assert registered_folders(registry, "dogs/single", None) == [folder.resolve()]
+    assert registered_folders(registry, "dogs/single", None) == [SourcePath.of(tmp_path) / "tasks/one"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_what_a_registry_cannot_give_is_named(tmp_path: Path, wanted: str, task:
 def test_a_task_stays_inside_of_its_repository(tmp_path: Path) -> None:
     (tmp_path / "dogs__kennel").mkdir()
     registry = registry_of(tmp_path, path="../secret", git_url=URL)
-    with pytest.raises(InvalidRequest, match="outside of its repository"):
+    with pytest.raises(InvalidRequest, match="leads out of the folder"):
         registered_folders(registry, "dogs/single", tmp_path)
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.config import HarborStep, config_of, read_toml
+from gangline.importers.harbor.config import HarborStep, config_of
 from gangline.importers.harbor.steps import parts_of
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
+from gangline.importers.reading.documents import read_toml
+from gangline.importers.reading.paths import SourcePath
 from support.requirements import need_module
 from support.service.field_tasks import HARBOR_SOLUTION, harbor_task
 
@@ -24,7 +26,7 @@ DOCKERFILE = "FROM debian:12\nCOPY . /tests/\n"
 
 
 def body_of(folder: Path, choices: Choices = QUIET) -> dict[str, Any]:
-    body = read_harbor_task(folder, choices).body
+    body = read_harbor_task(SourcePath.of(folder), choices).body
     validated({**body, "agent": {"harness": "pi"}}, "t")
     return body
 
@@ -89,7 +91,9 @@ def test_several_steps_have_each_their_own_run_and_grading(tmp_path: Path) -> No
     )
     files = {"steps/second/workdir/seed": "4", "steps/second/tests/test.sh": "#!/bin/sh\ntrue\n"}
     files["steps/first/solution/solve.sh"] = "echo own\n"
-    imported = read_harbor_task(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **SECOND, **files), QUIET)
+    imported = read_harbor_task(
+        SourcePath.of(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **SECOND, **files)), QUIET
+    )
     task = validated({**imported.body, "agent": {"harness": "pi"}}, "t")
     assert (task.step_reward, "evaluator" in imported.body, "solution" in imported.body) == ("final", False, False)
     assert [one["path"] for one in imported.body["runtime"]["prepare"]] == ["/app/data/words.bin"]
@@ -110,29 +114,29 @@ def test_several_steps_have_each_their_own_run_and_grading(tmp_path: Path) -> No
 def test_steps_with_one_name_or_with_different_networks_are_refused(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", STEP + STEP, **INSTRUCTION)
     with pytest.raises(InvalidRequest, match="two steps have the name 'first'"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
     apart = 'verifier = { environment = { network_mode = "no-network" } }\n'
     agent = 'agent = { network_mode = "allowlist", allowed_hosts = ["a.example"] }\n'
     toml = f'[environment]\nnetwork_mode = "no-network"\n{STEP}[[steps]]\nname = "second"\n{agent}{apart}'
     folder = harbor_task(tmp_path / "u", toml, **INSTRUCTION, **SECOND)
     with pytest.raises(InvalidRequest, match="its steps ask for different networks"):
-        read_harbor_task(folder, Choices(network="list"))
+        read_harbor_task(SourcePath.of(folder), Choices(network="list"))
 
 
 @pytest.mark.parametrize("path", ["steps/first/trajectory.json", "steps/first/tests/docker-compose.yaml"])
 def test_files_of_a_step_that_are_not_carried_are_named(tmp_path: Path, path: str) -> None:
     folder = harbor_task(tmp_path / "t", STEP, **INSTRUCTION, **{path: "{}"})
     with pytest.raises(InvalidRequest, match=f"unsupported features: {path}"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_what_a_step_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"steps/first/instruction\.md"):
-        read_harbor_task(harbor_task(tmp_path / "t", STEP), QUIET)
+        read_harbor_task(SourcePath.of(harbor_task(tmp_path / "t", STEP)), QUIET)
     folder = harbor_task(tmp_path / "t", STEP, **INSTRUCTION)
     (folder / "tests" / "test.sh").unlink()
     with pytest.raises(InvalidRequest, match=r"/t/tests/test\.sh or .*/steps/first/tests/test\.sh does not exist"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,10 @@ def test_the_verifier_and_its_image_are_those_that_harbor_resolves(
     if wanted is None:
         return
     assert (given["config"]["files"] == {}) == wanted.bundled_tests
-    images = parts_of(folder, "t", config_of(read_toml(folder / "task.toml"), folder / "task.toml"))[0].images
+    toml = SourcePath.of(folder) / "task.toml"
+    images = parts_of(toml.parent, "t", config_of(read_toml(toml), toml))[0].images
     ours = next((one for one in images if one.exists), None)
-    assert (None if ours is None else ours.context) == (wanted.directory if wanted.bundled_tests else None)
+    assert (None if ours is None else Path(str(ours.context))) == (wanted.directory if wanted.bundled_tests else None)
     if wanted.config.docker_image is not None:
         assert given["runtime"]["image"] == wanted.config.docker_image
 

@@ -12,9 +12,12 @@ import pytest
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.dockerfile import read_dockerfile
-from gangline.importers.harbor.config import config_of, read_toml
+from gangline.importers.harbor.config import config_of
 from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
+from gangline.importers.reading.documents import read_toml
+from gangline.importers.reading.files import own_file
+from gangline.importers.reading.paths import SourcePath
 from gangline.importers.terminal_bench import read_terminal_bench_task
 from support.requirements import need_module
 from support.service.field_tasks import (
@@ -31,7 +34,7 @@ QUIET = Choices(network="proxy")
 
 
 def test_a_harbor_task_is_an_ordinary_one(tmp_path: Path) -> None:
-    found = read_harbor_task(harbor_task(tmp_path / "t"), Choices())
+    found = read_harbor_task(SourcePath.of(harbor_task(tmp_path / "t")), Choices())
     task = validated({**found.body, "agent": {"harness": "pi"}}, "t")
     assert task.instruction == "Write the number of bytes and the sled's colour.\n"
     assert (task.timeout_seconds, task.evaluation_timeout_seconds) == (90, 105)
@@ -60,7 +63,8 @@ def test_harbors_own_types_read_the_same_file_in_the_same_way(tmp_path: Path) ->
 
     old = HARBOR_TOML.replace('schema_version = "1.4"', 'version = "1.0"').replace("memory_mb = 512", 'memory = "2G"')
     for toml in (HARBOR_TOML, old, 'version = "1.0"\n'):
-        ours = config_of(read_toml(write(tmp_path / "task.toml", toml)), tmp_path / "task.toml")
+        path = own_file(write(tmp_path / "task.toml", toml))
+        ours = config_of(read_toml(path), path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             theirs = TaskConfig.model_validate_toml(toml)
@@ -115,7 +119,7 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
 def test_what_a_harbor_task_cannot_be_given_is_named(tmp_path: Path, section: str, line: str, told: str) -> None:
     folder = harbor_task(tmp_path / "t", f"[{section}]\n{line}\n")
     with pytest.raises(InvalidRequest, match=told):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(SourcePath.of(folder), Choices())
 
 
 @pytest.mark.parametrize(
@@ -130,18 +134,18 @@ def test_files_that_ask_for_more_are_named(tmp_path: Path, path: str, told: str)
     folder = harbor_task(tmp_path / "t")
     write(folder / path, "{}")
     with pytest.raises(InvalidRequest, match=told):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(SourcePath.of(folder), Choices())
 
 
 def test_servers_of_tools_go_to_the_agent(tmp_path: Path) -> None:
     stdio = '[[environment.mcp_servers]]\nname = "a"\ntransport = "stdio"\ncommand = "serve"\nargs = ["x"]\n'
     http = '[[environment.mcp_servers]]\nname = "b"\ntransport = "http"\nurl = "http://tools/mcp"\n'
     folder = harbor_task(tmp_path / "t", stdio + http)
-    agent = read_harbor_task(folder, QUIET).body["agent"]
+    agent = read_harbor_task(SourcePath.of(folder), QUIET).body["agent"]
     assert agent == {"mcp_servers": {"a": {"command": ["serve", "x"]}, "b": {"url": "http://tools/mcp"}}}
     write(folder / "task.toml", http.replace('"http"', '"sse"'))
     with pytest.raises(InvalidRequest, match=r"mcp_servers\.0.*talks sse"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
@@ -149,13 +153,13 @@ def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
     folder = harbor_task(tmp_path / "t")
     (folder / missing).unlink()
     with pytest.raises(InvalidRequest, match=missing):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(SourcePath.of(folder), Choices())
 
 
 def test_a_task_without_a_solution_has_none(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t")
     (folder / "solution" / "solve.sh").unlink()
-    assert "solution" not in read_harbor_task(folder, Choices()).body
+    assert "solution" not in read_harbor_task(SourcePath.of(folder), Choices()).body
 
 
 def test_values_of_this_machines_environment_stay_out_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,19 +167,19 @@ def test_values_of_this_machines_environment_stay_out_of_tasks(tmp_path: Path, m
     for value in ("${KENNEL_KEY}", "${KENNEL_KEY:-none}", "${NOT_SET_ANYWHERE}"):
         folder = harbor_task(tmp_path / "t", f'[verifier.env]\nKEY = "{value}"\n')
         with pytest.raises(InvalidRequest, match=r"verifier\.env\.KEY.*not written into a task"):
-            read_harbor_task(folder, QUIET)
+            read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t")
     (folder / "tests" / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(InvalidRequest, match="link"):
-        read_harbor_task(folder, QUIET)
+        read_harbor_task(SourcePath.of(folder), QUIET)
 
 
 def test_a_task_that_builds_an_image_needs_a_runtime_with_images(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", **{"environment/Dockerfile": "FROM debian:12\nRUN apt-get install -y jq\n"})
-    built = read_harbor_task(folder, QUIET)
+    built = read_harbor_task(SourcePath.of(folder), QUIET)
     assert built.body["runtime"]["backend"] == "docker"
     image = built.body["runtime"]["image"]
     assert image.startswith("gangline-task/kennel-count-bytes:")
@@ -183,27 +187,29 @@ def test_a_task_that_builds_an_image_needs_a_runtime_with_images(tmp_path: Path)
     with pytest.raises(
         InvalidRequest, match=r"line 2: RUN apt-get.*which runtime `sandbox` cannot give.*--image FOLDER"
     ):
-        read_harbor_task(folder, Choices(runtime="sandbox", network="proxy"))
-    given = read_harbor_task(folder, Choices(runtime="sandbox", network="proxy", image="/roots/one"))
+        read_harbor_task(SourcePath.of(folder), Choices(runtime="sandbox", network="proxy"))
+    given = read_harbor_task(SourcePath.of(folder), Choices(runtime="sandbox", network="proxy", image="/roots/one"))
     assert given.body["runtime"]["image"] == "/roots/one"
     write(folder / "environment" / "more", "x")
-    assert read_harbor_task(folder, QUIET).body["runtime"]["image"] != image, "other content, another name"
+    assert read_harbor_task(SourcePath.of(folder), QUIET).body["runtime"]["image"] != image, (
+        "other content, another name"
+    )
 
 
 def test_a_published_image_wins_and_the_process_runtime_is_refused(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", '[environment]\ndocker_image = "kennel/base:1"\n')
-    runtime = read_harbor_task(folder, QUIET).body["runtime"]
+    runtime = read_harbor_task(SourcePath.of(folder), QUIET).body["runtime"]
     assert (runtime["backend"], runtime["image"]) == ("docker", "kennel/base:1")
     with pytest.raises(InvalidRequest, match="process"):
-        read_harbor_task(folder, Choices(runtime="process", network="proxy"))
+        read_harbor_task(SourcePath.of(folder), Choices(runtime="process", network="proxy"))
 
 
 def test_who_submits_says_what_becomes_of_a_wish_for_the_network(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", 'schema_version = "1.4"\n')
     with pytest.raises(InvalidRequest, match=r"asks for the network \(public\).*--network full.*--oracle"):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(SourcePath.of(folder), Choices())
     for network in ("proxy", "full"):
-        runtime = read_harbor_task(folder, Choices(network=network)).body["runtime"]
+        runtime = read_harbor_task(SourcePath.of(folder), Choices(network=network)).body["runtime"]
         assert runtime["network"] == network
 
 
@@ -221,7 +227,7 @@ def test_who_submits_says_what_becomes_of_a_wish_for_the_network(tmp_path: Path)
     ],
 )
 def test_a_dockerfile_says_what_any_linux_can_do(tmp_path: Path, text: str, needs: str | None) -> None:
-    found = read_dockerfile(write(tmp_path / "Dockerfile", text))
+    found = read_dockerfile(own_file(write(tmp_path / "Dockerfile", text)))
     assert found.workdir == "/w/sub"
     assert found.env == {"A": "1", "B": "two words", "C": "three four"}
     if needs is None:
@@ -236,7 +242,7 @@ def test_copied_files_go_where_docker_puts_them(tmp_path: Path) -> None:
         "FROM a\nWORKDIR /app\nCOPY one.txt .\nCOPY one.txt /data/in/\nCOPY one.txt renamed\nCOPY data /app/all\n"
     )
     folder = harbor_task(tmp_path / "t", **{"environment/Dockerfile": dockerfile, "environment/one.txt": "1"})
-    runtime = read_harbor_task(folder, Choices()).body["runtime"]
+    runtime = read_harbor_task(SourcePath.of(folder), Choices()).body["runtime"]
     paths = [action["path"] for action in runtime["prepare"]]
     assert paths == ["/app/one.txt", "/data/in/one.txt", "/app/renamed", "/app/all/words.bin"]
     assert "/data/in" in runtime["folders"]
@@ -244,7 +250,7 @@ def test_copied_files_go_where_docker_puts_them(tmp_path: Path) -> None:
 
 def test_a_terminal_bench_task_is_an_ordinary_one(tmp_path: Path) -> None:
     need_module("yaml", "pip install 'gangline[importers]'")
-    found = read_terminal_bench_task(terminal_bench_task(tmp_path / "t"), Choices())
+    found = read_terminal_bench_task(SourcePath.of(terminal_bench_task(tmp_path / "t")), Choices())
     task = validated({**found.body, "agent": {"harness": "pi"}}, "t")
     assert task.instruction == "Create hello.txt with the word sled.\n"
     assert (task.timeout_seconds, task.evaluation_timeout_seconds) == (80, 100)
@@ -258,11 +264,11 @@ def test_a_terminal_bench_task_is_an_ordinary_one(tmp_path: Path) -> None:
     ("path", "text", "told"),
     [
         ("task.yaml", TERMINAL_BENCH_YAML.replace("pytest", "swe_lancer"), "swe_lancer"),
-        ("task.yaml", "instruction: [", "no YAML"),
+        ("task.yaml", "instruction: [", "not YAML"),
         ("task.yaml", "difficulty: easy", "instruction: Field required"),
         ("docker-compose.yaml", TERMINAL_BENCH_COMPOSE + "  db:\n    image: x\n", "other than one service"),
         ("docker-compose.yaml", TERMINAL_BENCH_COMPOSE + "    privileged: true\n", "privileged"),
-        ("docker-compose.yaml", "services:\n  client:\n    build: ../..\n", "outside the task"),
+        ("docker-compose.yaml", "services:\n  client:\n    build: ../..\n", "leads out of the folder"),
         ("docker-compose.yaml", "[]", "other than one service"),
     ],
 )
@@ -271,4 +277,4 @@ def test_what_a_terminal_bench_task_cannot_be_given_is_named(tmp_path: Path, pat
     folder = terminal_bench_task(tmp_path / "t")
     write(folder / path, text)
     with pytest.raises(InvalidRequest, match=told):
-        read_terminal_bench_task(folder, Choices())
+        read_terminal_bench_task(SourcePath.of(folder), Choices())

@@ -6,13 +6,17 @@ No image is built here. Without one, a working folder, variables and copied file
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import msgspec
 
-from gangline.importers.files import read_text
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.reading.documents import MAX_DOCUMENT_BYTES
+from gangline.importers.reading.files import read_text
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["Copy", "Dockerfile", "read_dockerfile"]
 
@@ -21,7 +25,7 @@ _HARMLESS = {"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD"}
 
 
 class Copy(msgspec.Struct, frozen=True):
-    source: Path
+    source: SourcePath
     """A file or folder of the build context."""
     target: str
     """Absolute, inside."""
@@ -32,7 +36,7 @@ class Copy(msgspec.Struct, frozen=True):
 class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     """As far as it can be read without building it."""
 
-    path: Path
+    path: SourcePath
     base: str
     workdir: str | None
     env: dict[str, str]
@@ -41,13 +45,13 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     """The first instruction that only a built image can satisfy; None: any Linux can."""
 
 
-def read_dockerfile(path: Path) -> Dockerfile:
+def read_dockerfile(path: SourcePath) -> Dockerfile:
     """Raises: InvalidRequest when it cannot be read."""
     base, workdir, needs_image = "scratch", None, None
     env: dict[str, str] = {}
     copies: list[Copy] = []
     num_stages = 0
-    for number, name, rest in _instructions(read_text(path)):
+    for number, name, rest in _instructions(read_text(path, MAX_DOCUMENT_BYTES)):
         obstacle = f"line {number}: {name} {rest}"[:120]
         if name == "FROM":
             num_stages += 1
@@ -55,7 +59,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
             if num_stages == 1 and "$" not in base:
                 continue
         elif name == "WORKDIR" and "$" not in rest:
-            workdir = str(PurePosixPath(workdir or "/") / _unquoted(rest))
+            workdir = _inside(workdir or "/", _unquoted(rest))
             continue
         elif name == "ENV" and "$" not in rest and (pairs := _pairs(rest)):
             env |= pairs
@@ -72,19 +76,25 @@ def read_dockerfile(path: Path) -> Dockerfile:
 def _instructions(text: str) -> list[tuple[int, str, str]]:
     """(line, name, rest) of each, continued lines joined. A heredoc is returned as instructions of no known name."""
     found: list[tuple[int, str, str]] = []
-    pending, began = "", 0
+    pending: list[str] = []
+    began = 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#") or (not line.strip() and not pending):
             continue
         began = began if pending else number
-        whole = pending + line.rstrip()
-        if whole.endswith("\\"):
-            pending = whole[:-1]
+        pending.append(line.rstrip())
+        if pending[-1].endswith("\\"):
+            pending[-1] = pending[-1][:-1]
             continue
-        pending = ""
-        name, _, rest = whole.strip().partition(" ")
+        name, _, rest = "".join(pending).strip().partition(" ")
+        pending.clear()
         found.append((began, name.upper(), rest.strip()))
     return found
+
+
+def _inside(workdir: str, path: str) -> str:
+    """Absolute, without `..`: nothing is above the root."""
+    return posixpath.normpath(PurePosixPath(workdir) / path)
 
 
 def _unquoted(rest: str) -> str:
@@ -107,15 +117,17 @@ def _pairs(rest: str) -> dict[str, str]:
     return {name: value.strip()} if value.strip() and "=" not in name else {}
 
 
-def _copies(context: Path, rest: str, workdir: str) -> list[Copy]:
+def _copies(context: SourcePath, rest: str, workdir: str) -> list[Copy]:
     """Empty where it is more than plain files and folders of the context."""
     words = _words(rest)
-    if len(words) < 2 or "$" in rest or rest.startswith(("--", "[")) or (context / ".dockerignore").exists():
+    if len(words) < 2 or "$" in rest or rest.startswith(("--", "[")) or (context / ".dockerignore").is_there():
         return []
     *sources, target = words
-    found = [context / source.lstrip("/") for source in sources]
-    inside = all(path.resolve().is_relative_to(context.resolve()) and path.exists() for path in found)
-    if not inside or (len(found) > 1 and not target.endswith("/")):
+    try:
+        found = [context / source.lstrip("/") for source in sources]
+    except InvalidRequest:
+        return []  # as docker build refuses it
+    if not all(path.is_there() for path in found) or (len(found) > 1 and not target.endswith("/")):
         return []
     into = target.endswith(("/", "/.")) or target == "."
-    return [Copy(path, str(PurePosixPath(workdir) / target), into) for path in found]
+    return [Copy(path, _inside(workdir, target), into) for path in found]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.dockerfile import Dockerfile, read_dockerfile
-from gangline.importers.files import written, written_folder
 from gangline.importers.imported import Choices
+from gangline.importers.reading.files import digest_of_folder, written, written_folder
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["Environment", "OwnFolders", "image_name"]
 
@@ -31,7 +31,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The task's, for messages and image names."""
-    context: Path
+    context: SourcePath
     """Folder of the Dockerfile, if there is one."""
     image: str | None = None
     """A published one."""
@@ -90,7 +90,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     def _dockerfile(self) -> Dockerfile | None:
         path = self.context / "Dockerfile"
-        return read_dockerfile(path) if path.is_file() else None
+        return read_dockerfile(path) if path.has_file() else None
 
     def _why_image(self, dockerfile: Dockerfile | None) -> str | None:
         """Why it needs an image; None when it does not."""
@@ -124,20 +124,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{self.name}: its image must be there: docker build -t {body['image']} {self.context}"]
 
 
-def image_name(name: str, context: Path) -> str:
+def image_name(name: str, context: SourcePath) -> str:
     """Name of the image that is built of a folder: other content, another name. Raises: InvalidRequest."""
-    digest = hashlib.sha256()
-    for path, file in written_folder(context, "").items():
-        for part in (path, str(file["mode"]), file["content"]):
-            digest.update(len(part).to_bytes(8, "big") + part.encode())
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "task"
-    return f"gangline-task/{plain}:{digest.hexdigest()[:12]}"
+    return f"gangline-task/{plain}:{digest_of_folder(context)[:12]}"
 
 
 def _copied(dockerfile: Dockerfile) -> dict[str, dict[str, Any]]:
     files: dict[str, dict[str, Any]] = {}
     for copy in dockerfile.copies:
-        if copy.source.is_dir():
+        if copy.source.is_folder():
             files |= written_folder(copy.source, copy.target)
         else:
             files[str(PurePosixPath(copy.target) / copy.source.name) if copy.into else copy.target] = written(

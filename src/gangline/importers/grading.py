@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import hidden_files, written_folder
+from gangline.importers.reading.files import hidden_files, written_folder
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["GRADING_MARGIN_S", "script_evaluator", "solution", "tests_of"]
 
@@ -16,7 +16,7 @@ _LONGEST_FILES_BYTES = 48 << 20
 """A submit is at most 64 MiB."""
 
 
-def tests_of(folder: Path, inside: str) -> dict[str, dict[str, Any]]:
+def tests_of(folder: SourcePath, inside: str) -> dict[str, dict[str, Any]]:
     """Path inside -> file. Raises: InvalidRequest when there are none, or too much of them."""
     files = written_folder(folder, inside)
     if not files:

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import hidden_files, written
 from gangline.importers.grading import GRADING_MARGIN_S
 from gangline.importers.imported import Choices, Imported
+from gangline.importers.reading.files import hidden_files, own_file, written
 from gangline.inspect.program import CONFIG_FILE, TASK_FOLDER, reading, scoring, scoring_files
 
 __all__ = ["PREFIX", "InspectSample", "InspectTask", "read_inspect_sample", "read_inspect_task"]
@@ -208,4 +208,4 @@ def _modules(task: InspectTask, scorer: InspectScorer) -> dict[str, Any]:
     if scorer.module is None or task.file is None:
         return {}
     files = sorted(Path(task.file).parent.glob("*.py"))
-    return hidden_files({f"{TASK_FOLDER}/{path.name}": written(path) for path in files})
+    return hidden_files({f"{TASK_FOLDER}/{path.name}": written(own_file(path)) for path in files})

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.config import read_toml
 from gangline.importers.harbor.registry import registered_folders
 from gangline.importers.harbor.task import is_harbor_task, read_harbor_task
 from gangline.importers.imported import Choices, Imported, LeftOut
@@ -20,11 +19,13 @@ from gangline.importers.inspect_tasks import PREFIX as INSPECT
 from gangline.importers.inspect_tasks import read_inspect_sample, read_inspect_task
 from gangline.importers.plain.dataset import name_of_row, read_plain_row, read_preset_row
 from gangline.importers.plain.mapping import column_of
+from gangline.importers.reading.documents import read_toml, read_yaml
+from gangline.importers.reading.paths import SourcePath
 from gangline.importers.rows import read_rows
 from gangline.importers.swe import InstanceChoices, read_instance
 from gangline.importers.tau2_tasks import PREFIX as TAU2
 from gangline.importers.tau2_tasks import read_tau2_task, read_tau2_tasks
-from gangline.importers.terminal_bench import is_terminal_bench_task, read_terminal_bench_task, read_yaml
+from gangline.importers.terminal_bench import is_terminal_bench_task, read_terminal_bench_task
 from gangline.importers.verifiers_tasks import PREFIX as VERIFIERS
 from gangline.importers.verifiers_tasks import name_of_task, read_verifiers_task, read_verifiers_taskset
 from gangline.presets.preset import Preset
@@ -69,15 +70,15 @@ class _Candidate(NamedTuple):
 
 class _Folders(NamedTuple):
     recognizes: Callable[[Path], bool]
-    read: Callable[[Path, Choices], Imported]
-    document: Callable[[Path], Any]
+    read: Callable[[SourcePath, Choices], Imported]
+    document: Callable[[SourcePath], Any]
 
 
-def _task_toml(folder: Path) -> Any:
+def _task_toml(folder: SourcePath) -> Any:
     return read_toml(folder / "task.toml")
 
 
-def _task_yaml(folder: Path) -> Any:
+def _task_yaml(folder: SourcePath) -> Any:
     return read_yaml(folder / "task.yaml")
 
 
@@ -190,20 +191,32 @@ def _format_of(path: Path, wanted: Wanted) -> Format:
     return "rows"
 
 
-def _of_folders(path: Path, kind: Format, wanted: Wanted, found: Sequence[Path] | None = None) -> Generator[_Candidate]:
+def _of_folders(
+    path: Path, kind: Format, wanted: Wanted, found: Sequence[SourcePath] | None = None
+) -> Generator[_Candidate]:
     """found: the tasks' folders; None: `path` is one, or they are in it."""
     folders = _FOLDERS[kind]
     if wanted.split is not None or wanted.preset is not None or wanted.mapping:
         raise InvalidRequest(f"{path}: --split, --preset and --map are for rows; these are folders of tasks ({kind}).")
     if found is None and not path.is_dir():
-        raise InvalidRequest(f"{path}: is no folder, as tasks of {kind} are.")
+        raise InvalidRequest(f"{path}: is not a folder, as tasks of {kind} are.")
     if found is None:
-        found = [path.resolve()] if folders.recognizes(path) else sorted(filter(folders.recognizes, path.iterdir()))
+        found = _tasks_in(path, folders.recognizes)
     by_field = any("=" in one for one in wanted.filters)
     for folder in found:
         document = folders.document(folder) if by_field else None
         fields = cast("Mapping[str, Any]", document or {})
-        yield _Candidate(folder.name, fields, _reading(folders.read, folder, wanted.choices))
+        yield _Candidate(folder.name, fields, partial(folders.read, folder, wanted.choices))
+
+
+def _tasks_in(path: Path, recognizes: Callable[[Path], bool]) -> list[SourcePath]:
+    """The folder itself where it is a task, else those in it. Raises: InvalidRequest for one that is a link."""
+    if recognizes(path):
+        return [SourcePath.of(path.resolve())]
+    found = sorted(filter(recognizes, path.iterdir()))
+    for one in found:
+        (SourcePath.of(path) / one.name).has_folder()
+    return [SourcePath.of(one) for one in found]
 
 
 def _of_inspect(source: str, wanted: Wanted) -> Generator[_Candidate]:
@@ -225,17 +238,13 @@ def _of_tau2(source: str, wanted: Wanted) -> Generator[_Candidate]:
         yield _Candidate(f"{domain}-{task['id']}", task, partial(read_tau2_task, domain, task, wanted.choices))
 
 
-def _reading(read: Callable[[Path, Choices], Imported], folder: Path, choices: Choices) -> Callable[[], Imported]:
-    return lambda: read(folder, choices)
-
-
 class _Rows:
     """The rows of one source."""
 
     def __init__(self, path: Path, wanted: Wanted, kind: Format) -> None:
         self._path = path
         self._wanted = wanted
-        self._read = self._swe if kind == "swe" else self._plain
+        self._is_swe = kind == "swe"
         self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).strip("-._") or "row"
 
     def candidates(self) -> Generator[_Candidate]:
@@ -245,19 +254,19 @@ class _Rows:
                 yield _Candidate(where, None, partial(_refuse, why), where)
                 continue
             fields = cast("Mapping[str, Any]", row)
-            inner = column_of(fields, "instance.instance_id", None) if self._read == self._swe else None
+            inner = column_of(fields, "instance.instance_id", None) if self._is_swe else None
             name = str(inner) if inner is not None else name_of_row(fields, number, self._name)
-            yield _Candidate(name, fields, partial(self._read, fields, name, where), where)
+            yield _Candidate(name, fields, self._reader(fields, name, where), where)
 
-    def _swe(self, row: Mapping[str, Any], name: str, where: str) -> Imported:
-        return read_instance(row, where, self._wanted.choices, self._wanted.instances)
-
-    def _plain(self, row: Mapping[str, Any], name: str, where: str) -> Imported:
+    def _reader(self, row: Mapping[str, Any], name: str, where: str) -> Callable[[], Imported]:
+        """Raises: InvalidRequest for a file that cannot be read to its end."""
         wanted = self._wanted
+        if self._is_swe:
+            return partial(read_instance, row, where, wanted.choices, wanted.instances)
         if wanted.preset is not None:
-            return read_preset_row(row, name, wanted.preset, wanted.mapping, wanted.choices)
+            return partial(read_preset_row, row, name, wanted.preset, wanted.mapping, wanted.choices)
         is_answered = "answer" in wanted.mapping or "answer" in row or self._are_answered
-        return read_plain_row(row, name, wanted.mapping, wanted.choices, is_answered=is_answered)
+        return partial(read_plain_row, row, name, wanted.mapping, wanted.choices, is_answered=is_answered)
 
     @cached_property
     def _are_answered(self) -> bool:

@@ -8,6 +8,7 @@ tools could not be installed, say nothing of the agent: no reward at all.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,13 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment, OwnFolders
-from gangline.importers.files import read_text, written
 from gangline.importers.grading import GRADING_MARGIN_S, script_evaluator, solution, tests_of
 from gangline.importers.imported import Choices, Imported, plain
-from gangline.installation import extra_command
+from gangline.importers.reading.documents import read_yaml
+from gangline.importers.reading.files import written
+from gangline.importers.reading.paths import SourcePath
 from gangline.plugins import explain
 
-__all__ = ["is_terminal_bench_task", "read_terminal_bench_task", "read_yaml"]
+__all__ = ["is_terminal_bench_task", "read_terminal_bench_task"]
 
 FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/oracle"))
 _RUN_TESTS = """
@@ -48,10 +50,10 @@ class _TaskYaml(BaseModel):
 
 
 def is_terminal_bench_task(folder: Path) -> bool:
-    return (folder / "task.yaml").is_file()
+    return os.path.lexists(folder / "task.yaml")
 
 
-def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
+def read_terminal_bench_task(folder: SourcePath, choices: Choices) -> Imported:
     """Raises: InvalidRequest, naming the missing or unsupported field."""
     document = read_yaml(folder / "task.yaml")
     config = _config_of(document, folder / "task.yaml")
@@ -76,7 +78,7 @@ def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
         "evaluation_timeout_seconds": config.max_test_timeout_sec + GRADING_MARGIN_S,
         "metadata": {"source": "terminal-bench", "task": folder.name, "instance": plain(document)},
     }
-    if (folder / "solution.sh").is_file():
+    if (folder / "solution.sh").has_file():
         files = {"/oracle/solution.sh": written(folder / "solution.sh", mode=0o755)}
         body["solution"] = solution(files, ["bash", "/oracle/solution.sh"], {})
     if choices.network is None:
@@ -84,36 +86,24 @@ def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
     return Imported(name=folder.name, body=body, notes=tuple(notes))
 
 
-def _evaluator(folder: Path, config: _TaskYaml) -> dict[str, Any]:
+def _evaluator(folder: SourcePath, config: _TaskYaml) -> dict[str, Any]:
     files = tests_of(folder / "tests", "/tests")
     files["/tests/run-tests.sh"] = written(folder / "run-tests.sh", mode=0o755)
     clear = ["/tests", "/logs/verifier"]
     return script_evaluator(_RUN_TESTS, files, clear=clear, timeout_s=config.max_test_timeout_sec, env={})
 
 
-def _config_of(document: Any, path: Path) -> _TaskYaml:
+def _config_of(document: Any, path: SourcePath) -> _TaskYaml:
     try:
         return _TaskYaml.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(f"{path}: {explain(error)}") from error
 
 
-def read_yaml(path: Path) -> Any:
-    """Raises: InvalidRequest."""
-    try:
-        import yaml  # noqa: PLC0415 - of the extra `importers`
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(f"Terminal-Bench tasks are YAML. Run: {extra_command('importers')}") from error
-    try:
-        return yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"{path} is no YAML: {error}") from error
-
-
-def _service(folder: Path) -> dict[str, Any]:
+def _service(folder: SourcePath) -> dict[str, Any]:
     """Its one container, as docker-compose.yaml has it. Raises: InvalidRequest when the task is more than that."""
     path = folder / "docker-compose.yaml"
-    if not path.exists():
+    if not path.has_file():
         return {}
     document: Any = read_yaml(path)
     services: Any = cast("dict[str, Any]", document).get("services") if isinstance(document, dict) else None
@@ -126,14 +116,11 @@ def _service(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _context(folder: Path, service: dict[str, Any]) -> Path:
+def _context(folder: SourcePath, service: dict[str, Any]) -> SourcePath:
     """Where the Dockerfile is. Raises: InvalidRequest when that is outside the task."""
     build: Any = service.get("build", ".")
     named = str(cast("dict[str, Any]", build).get("context", ".")) if isinstance(build, dict) else str(build)
-    context = folder / named
-    if not context.resolve().is_relative_to(folder.resolve()):
-        raise InvalidRequest(f"{folder.name}: its build context {named!r} is outside the task's folder.")
-    return context
+    return folder / named
 
 
 def _variables(service: dict[str, Any]) -> dict[str, str]:
@@ -142,5 +129,7 @@ def _variables(service: dict[str, Any]) -> dict[str, str]:
     if isinstance(given, list):
         named = [str(pair).partition("=") for pair in cast("list[Any]", given)]
         given = {name: value for name, equals, value in named if equals}
-    pairs = {name: str(value) for name, value in cast("dict[str, Any]", given).items()}
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"docker-compose.yaml: environment is {given!r}, neither a list nor a mapping.")
+    pairs = {str(name): str(value) for name, value in cast("dict[Any, Any]", given).items()}
     return {name: value for name, value in pairs.items() if "${" not in value}

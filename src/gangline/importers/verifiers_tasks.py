@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import hidden_files, written
 from gangline.importers.grading import GRADING_MARGIN_S
 from gangline.importers.imported import Choices, Imported
+from gangline.importers.reading.files import hidden_files, own_file, written
 from gangline.verifiers.program import CONFIG_FILE, FOLDER, TASKSET_FOLDER, program_files, reading, running
 
 __all__ = [
@@ -236,4 +236,4 @@ def _modules(file: Path) -> dict[str, Any]:
     is_package = file.name == "__init__.py"
     found = file.parent.rglob("*") if is_package else root.glob("*.py")
     own = sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
-    return hidden_files({f"{TASKSET_FOLDER}/{path.relative_to(root)}": written(path) for path in own})
+    return hidden_files({f"{TASKSET_FOLDER}/{path.relative_to(root)}": written(own_file(path)) for path in own})

@@ -5,9 +5,7 @@ In a file, `{"from_file": PATH}` stands for the text of a file beside it, wherev
 
 from __future__ import annotations
 
-import json
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +14,9 @@ from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.importers.files import read_text, written, written_folder
+from gangline.importers.reading.documents import is_more_than_one, parsed_json, parsed_toml
+from gangline.importers.reading.files import own_file, read_text, written, written_folder
+from gangline.importers.reading.paths import SourcePath
 from gangline.plugins import check_task, explain
 
 __all__ = ["by_name", "names_of", "parse_tasks", "read_tasks", "sent_along", "validated"]
@@ -50,9 +50,9 @@ def _with_files(value: Any, folder: Path) -> Any:
 
 def _text_of(named: Any, folder: Path) -> str:
     """Tasks of other people must not send this machine's files away. Raises: InvalidRequest."""
-    if not isinstance(named, str) or not (folder / named).resolve().is_relative_to(folder.resolve()):
+    if not isinstance(named, str):
         raise InvalidRequest(f"from_file must name a file in the folder of the task file, {folder}; got {named!r}.")
-    return read_text(folder / named)
+    return read_text(SourcePath.of(folder) / named)
 
 
 def sent_along(named: str) -> list[dict[str, Any]]:
@@ -63,7 +63,8 @@ def sent_along(named: str) -> list[dict[str, Any]]:
     local, _, inside = named.partition("=")
     path = Path(local)
     inside = inside or path.absolute().name
-    files = written_folder(path, inside) if path.is_dir() else {inside: written(path)}
+    own = own_file(path)
+    files = written_folder(own, inside) if own.is_folder() else {inside: written(own)}
     return [{"type": "write", "path": name, **file} for name, file in files.items()]
 
 
@@ -75,9 +76,9 @@ def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
     document: Any
     try:
         is_json = text.lstrip()[:1] in ("{", "[") and not where.endswith(".toml")
-        document = _json(text) if is_json else tomllib.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(f"{where} is neither JSON nor TOML: {error}") from error
+        document = _json(text, where) if is_json else parsed_toml(text, where)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where} is neither JSON nor TOML: {error.__cause__ or error.message}") from error
     if isinstance(document, dict) and set(cast(dict[str, Any], document)) == {"task"}:
         document = cast(dict[str, Any], document)["task"]
     tasks: list[Any] = cast(list[Any], document) if isinstance(document, list) else [document]
@@ -86,14 +87,15 @@ def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
     return tasks
 
 
-def _json(text: str) -> Any:
-    """Raises: ValueError."""
+def _json(text: str, where: str) -> Any:
+    """Raises: InvalidRequest."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
+        return parsed_json(text, where)
+    except InvalidRequest as error:
+        if not is_more_than_one(error):
             raise
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    lines = enumerate(text.split("\n"), 1)
+    return [parsed_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
 
 
 def validated(body: dict[str, Any], where: str) -> TaskRequest:

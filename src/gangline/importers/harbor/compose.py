@@ -13,16 +13,15 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import image_name
-from gangline.importers.files import read_text
 from gangline.importers.harbor.config import MAIN
-from gangline.installation import extra_command
+from gangline.importers.reading.documents import read_yaml
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["COMPOSE_FILE", "Compose", "compose_of"]
 
@@ -63,22 +62,22 @@ class Compose(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def compose_of(name: str, folder: Path, env: dict[str, str]) -> Compose | None:
+def compose_of(name: str, folder: SourcePath, env: dict[str, str]) -> Compose | None:
     """None where the folder has no such file.
 
     name: of the task. env: variables of the task's environment, with their values.
     Raises: InvalidRequest, naming the keys that are not carried.
     """
     path = folder / COMPOSE_FILE
-    if not path.is_file():
+    if not path.has_file():
         return None
-    return _Reader(name, folder, env).read(_loaded(path))
+    return _Reader(name, folder, env).read(read_yaml(path, as_texts=True))
 
 
 class _Reader:
     """Reads one file; collects the keys that are not carried."""
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: SourcePath, env: Mapping[str, str]) -> None:
         self._name = name
         self._folder = folder
         self._env = env
@@ -112,9 +111,9 @@ class _Reader:
             self._refused.append(f"{where}.command")
         build = given.get("build")
         if build is None:
-            return given.get("image")
+            return self._text(f"{where}.image", given.get("image"))
         context, dockerfile = self._build(f"{where}.build", build)
-        if (context.resolve(), dockerfile) != (self._folder.resolve(), "Dockerfile"):
+        if (context, dockerfile) != (self._folder, self._folder / "Dockerfile"):
             self._refused.append(f"{where}.build")
         return None
 
@@ -131,8 +130,8 @@ class _Reader:
             "entrypoint": self._words(f"{where}.entrypoint", given.get("entrypoint")),
             "command": self._words(f"{where}.command", given.get("command")),
             "env": self._environment(f"{where}.environment", given.get("environment")),
-            "user": given.get("user"),
-            "workdir": given.get("working_dir"),
+            "user": self._text(f"{where}.user", given.get("user")),
+            "workdir": self._text(f"{where}.working_dir", given.get("working_dir")),
             "healthcheck": self._healthcheck(f"{where}.healthcheck", given.get("healthcheck")),
         }
         return {key: value for key, value in found.items() if value not in (None, {})}
@@ -141,33 +140,42 @@ class _Reader:
         if given.get("build") is None:
             if given.get("image") is None:
                 self._refused.append(f"services.{name} without image or build")
-            return given.get("image")
+            return self._text(f"services.{name}.image", given.get("image"))
         context, dockerfile = self._build(f"services.{name}.build", given["build"])
-        if not (context / dockerfile).is_file() or not context.resolve().is_relative_to(self._folder.resolve()):
-            self._refused.append(f"services.{name}.build ({context / dockerfile})")
+        if not dockerfile.has_file():
+            self._refused.append(f"services.{name}.build ({dockerfile})")
             return None
-        image = image_name(f"{self._name}-{name}-{dockerfile}", context)
-        file = "" if dockerfile == "Dockerfile" else f"-f {context / dockerfile} "
+        below = "/".join(dockerfile.parts[len(context.parts) :])
+        image = image_name(f"{self._name}-{name}-{below}", context)
+        file = "" if below == "Dockerfile" else f"-f {dockerfile} "
         self._notes.append(
             f"{self._name}: the image of its service {name} must be there: docker build -t {image} {file}{context}"
         )
         return image
 
-    def _build(self, where: str, given: Any) -> tuple[Path, str]:
+    def _build(self, where: str, given: Any) -> tuple[SourcePath, SourcePath]:
         """Context and Dockerfile."""
         table = {"context": given} if isinstance(given, str) else self._table(where, given)
         self._refuse_others(where, table, _KEYS_OF_BUILD)
-        return self._folder / table.get("context", "."), table.get("dockerfile", "Dockerfile")
+        named = {key: self._text(f"{where}.{key}", table.get(key)) for key in _KEYS_OF_BUILD}
+        try:
+            context = self._folder / (named["context"] or ".")
+            return context, context / (named["dockerfile"] or "Dockerfile")
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self._name}: {where}: {error.message}") from error
 
     def _wait(self, name: str, given: Any, found: dict[str, dict[str, Any]]) -> None:
         """Enter what a service, or the agent's container, waits for."""
         where = f"services.{name}.depends_on"
-        names = dict.fromkeys(cast("list[str]", given)) if isinstance(given, list) else self._table(where, given)
+        names = (
+            dict.fromkeys(map(str, cast("list[Any]", given))) if isinstance(given, list) else self._table(where, given)
+        )
         for other, how in names.items():
             table = self._table(f"{where}.{other}", how)
             self._refuse_others(f"{where}.{other}", table, {"condition"})
-            condition = table.get("condition", "service_started")
-            if condition not in _CONDITIONS or (other not in found and (other, condition) != (MAIN, "service_started")):
+            condition = self._text(f"{where}.{other}.condition", table.get("condition", "service_started"))
+            is_known = other in found or (other, condition) == (MAIN, "service_started")
+            if condition not in _CONDITIONS or not is_known:
                 self._refused.append(f"{where}.{other}")
                 continue
             if other == MAIN:
@@ -196,8 +204,8 @@ class _Reader:
                 self._refused.append(f"{where}.test")
                 return None
         interval_s, timeout_s = (self._seconds(f"{where}.{key}", table.get(key), 30) for key in ("interval", "timeout"))
-        retries = table.get("retries", "3")
-        if not retries.isdigit():
+        retries = self._text(f"{where}.retries", table.get("retries", "3")) or ""
+        if not re.fullmatch("[0-9]{1,4}", retries):
             self._refused.append(f"{where}.retries")
             return None
         start_s = self._seconds(f"{where}.start_period", table.get("start_period"), 0)
@@ -207,6 +215,7 @@ class _Reader:
 
     def _seconds(self, where: str, given: Any, default: float) -> float:
         """`1m30s`; compose takes 0 as the default."""
+        given = self._text(where, given)
         pieces = _DURATION.findall(given or "")
         if given is not None and "".join(number + unit for number, unit in pieces) != given:
             self._refused.append(where)
@@ -215,7 +224,10 @@ class _Reader:
     def _words(self, where: str, given: Any) -> list[str] | None:
         if given is None:
             return None
-        words = shlex.split(given) if isinstance(given, str) else given
+        try:
+            words = shlex.split(given) if isinstance(given, str) else given
+        except ValueError:  # a quotation without its end
+            words = None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[Any]", words)):
             self._refused.append(where)
             return None
@@ -231,12 +243,17 @@ class _Reader:
         self._refused += [f"{where}.{name}" for name, value in variables.items() if not isinstance(value, str)]
         return {name: value for name, value in variables.items() if isinstance(value, str)}
 
+    def _text(self, where: str, given: Any) -> str | None:
+        if given is not None and not isinstance(given, str):
+            self._refused.append(f"{where} (not a text)")
+        return given if isinstance(given, str) else None
+
     def _table(self, where: str, given: Any) -> dict[str, Any]:
-        """Raises: InvalidRequest when it is no mapping."""
+        """Raises: InvalidRequest when it is not a mapping of names."""
         if given is None:
             return {}
-        if not isinstance(given, dict):
-            raise InvalidRequest(f"{self._name}: {self._folder.name}/{COMPOSE_FILE}: {where} is no mapping.")
+        if not isinstance(given, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", given)):
+            raise InvalidRequest(f"{self._name}: {COMPOSE_FILE}: {where} is not a mapping of names.")
         return dict(cast("dict[str, Any]", given))
 
     def _refuse_others(self, where: str, given: dict[str, Any], known: set[str]) -> None:
@@ -262,22 +279,3 @@ class _Reader:
         if match["sign"] is None or name in os.environ:
             self._refused.append(f"{where} (the variable {match[0]} of this machine)")
         return match["else"] or ""
-
-
-def _loaded(path: Path) -> Any:
-    """Scalars as the texts that they are written as. Raises: InvalidRequest."""
-    try:
-        import yaml  # noqa: PLC0415 - of the extra `importers`
-    except ImportError as error:
-        raise InvalidRequest(f"{path} is YAML. Run: {extra_command('importers')}") from error
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own table, without numbers, truth values and dates
-            first: [(tag, rule) for tag, rule in rules if tag.endswith((":null", ":merge"))]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    try:
-        return yaml.load(read_text(path), Loader)
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"{path} is no YAML: {error}") from error

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import read_text
+from gangline.importers.reading.paths import SourcePath
 from gangline.plugins import explain
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "HarborStep",
     "HarborVerifier",
     "config_of",
-    "read_toml",
     "resolved",
 ]
 
@@ -199,15 +197,7 @@ class HarborConfig(_Table):
     artifacts: list[HarborArtifact] = Field(default_factory=list[HarborArtifact])
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Raises: InvalidRequest, naming the file."""
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{path} is no TOML: {error}") from error
-
-
-def config_of(document: dict[str, Any], path: Path) -> HarborConfig:
+def config_of(document: dict[str, Any], path: SourcePath) -> HarborConfig:
     """Raises: InvalidRequest, naming the file and the field."""
     try:
         return HarborConfig.model_validate(document)

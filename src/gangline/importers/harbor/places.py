@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from gangline.importers.environment import Environment, OwnFolders
@@ -11,6 +10,7 @@ from gangline.importers.harbor.compose import compose_of
 from gangline.importers.harbor.config import HarborEnvironment, resolved
 from gangline.importers.harbor.healthcheck import healthcheck_action
 from gangline.importers.imported import Choices
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["INIT_S", "environment_of", "init_timeout_s", "runtime_of"]
 
@@ -20,7 +20,13 @@ _LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")
 
 
 def environment_of(
-    name: str, settings: HarborEnvironment, image: str | None, context: Path, *, where: str, owns_tests: bool = False
+    name: str,
+    settings: HarborEnvironment,
+    image: str | None,
+    context: SourcePath,
+    *,
+    where: str,
+    owns_tests: bool = False,
 ) -> Environment:
     """
     where: name of the field with the settings, for messages.

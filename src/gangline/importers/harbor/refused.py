@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.harbor.config import MAIN, HarborConfig, HarborEnvironment
 from gangline.importers.harbor.steps import Parts
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
 
@@ -15,11 +15,11 @@ _FILES = (".harborignore",)
 _FILES_OF_RUN = ("trajectory.json", "tests/docker-compose.yaml", "tests/.harborignore")
 
 
-def refuse_uncarried(folder: Path, name: str, parts: Parts) -> None:
+def refuse_uncarried(folder: SourcePath, name: str, parts: Parts) -> None:
     """Raises: InvalidRequest, naming the fields and the files."""
-    files = [folder / path for path in _FILES]
-    files += [own / path for own in dict.fromkeys((folder, parts.folder)) for path in _FILES_OF_RUN]
-    asked = [*_fields(parts.config), *(path.relative_to(folder).as_posix() for path in files if path.exists())]
+    step = () if parts.step is None else ("steps", parts.step.name)
+    files = [*_FILES, *dict.fromkeys("/".join((*own, path)) for own in ((), step) for path in _FILES_OF_RUN)]
+    asked = [*_fields(parts.config), *(path for path in files if (folder / path).is_there())]
     if asked:
         raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
 

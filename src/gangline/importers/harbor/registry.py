@@ -10,9 +10,12 @@ from pathlib import Path
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import read_text
+from gangline.importers.reading.files import own_file, read_text
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["registered_folders"]
+
+_MAX_HEAD_BYTES = 1024
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -28,11 +31,11 @@ class _Dataset(msgspec.Struct, frozen=True):
     tasks: list[_Task]
 
 
-def registered_folders(registry: Path, wanted: str, clones: Path | None) -> list[Path]:
+def registered_folders(registry: Path, wanted: str, clones: Path | None) -> list[SourcePath]:
     """The folders of a dataset's tasks, in its order.
 
     wanted: `NAME` or `NAME@VERSION`. Without a version it is `head`, or the only one.
-    clones: folder with clones named `owner__name`; paths without a repository begin in the registry's own folder.
+    clones: folder with clones named `owner__name`; paths without a repository are in the registry's own folder.
     Raises: InvalidRequest, naming the dataset, the task, or the clone that is missing.
     """
     dataset = _found(registry, wanted)
@@ -41,7 +44,7 @@ def registered_folders(registry: Path, wanted: str, clones: Path | None) -> list
 
 def _found(registry: Path, wanted: str) -> _Dataset:
     try:
-        datasets = msgspec.json.decode(read_text(registry), type=list[_Dataset])
+        datasets = msgspec.json.decode(read_text(own_file(registry.resolve())), type=list[_Dataset])
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"{registry} is no registry of Harbor: {error}") from error
     name, has_version, version = wanted.partition("@")
@@ -56,14 +59,15 @@ def _found(registry: Path, wanted: str) -> _Dataset:
     return versions[version]
 
 
-def _folder(registry: Path, task: _Task, clones: Path | None) -> Path:
+def _folder(registry: Path, task: _Task, clones: Path | None) -> SourcePath:
     root = registry.parent if task.git_url is None else _clone(task, task.git_url, clones)
-    folder = root / task.path
-    if task.git_url is not None and not folder.resolve().is_relative_to(root.resolve()):
-        raise InvalidRequest(f"{task.name}: its path {task.path!r} is outside of its repository.")
-    if not (folder / "task.toml").is_file():
-        raise InvalidRequest(f"{task.name}: {folder / 'task.toml'} does not exist.")
-    return folder.resolve()
+    try:
+        folder = SourcePath.of(root.resolve()) / task.path
+        if not (folder / "task.toml").has_file():
+            raise InvalidRequest(f"{folder / 'task.toml'} does not exist.")
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{task.name}: {error.message}") from error
+    return folder
 
 
 def _clone(task: _Task, url: str, clones: Path | None) -> Path:
@@ -83,8 +87,9 @@ def _clone(task: _Task, url: str, clones: Path | None) -> Path:
 
 def _head(clone: Path) -> str:
     """The commit that is checked out; empty where it cannot be told, as on a branch whose references are packed."""
-    head = read_text(clone / ".git" / "HEAD").strip()
+    git = SourcePath.of(clone.resolve()) / ".git"
+    head = read_text(git / "HEAD", _MAX_HEAD_BYTES).strip()
     if not head.startswith("ref: "):
         return head
-    branch = clone / ".git" / head.removeprefix("ref: ")
-    return read_text(branch).strip() if branch.is_file() else ""
+    branch = git / head.removeprefix("ref: ")
+    return read_text(branch, _MAX_HEAD_BYTES).strip() if branch.has_file() else ""

@@ -6,13 +6,12 @@ and artifacts are added. Its verifier's time is its own or Harbor's default, nev
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.files import read_text, written_folder
 from gangline.importers.harbor.config import (
     HarborAgent,
     HarborConfig,
@@ -22,6 +21,8 @@ from gangline.importers.harbor.config import (
 )
 from gangline.importers.harbor.healthcheck import healthcheck_action
 from gangline.importers.harbor.verifier import VerifierImage, is_separate
+from gangline.importers.reading.files import read_text, written_folder
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["Parts", "parts_of"]
 
@@ -37,14 +38,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """The task's, with those of the step in it."""
     step: HarborStep | None = None
     """None: the task has no steps."""
-    folder: Path
+    folder: SourcePath
     """The folder that has the instruction."""
-    tests: tuple[Path, ...]
+    tests: tuple[SourcePath, ...]
     """Later ones are laid over earlier ones."""
     images: tuple[VerifierImage, ...]
     """Images that a separate verifier may have, first choice first."""
-    solution: Path
-    workdir: Path | None = None
+    solution: SourcePath
+    workdir: SourcePath | None = None
     """Files for the agent's working folder; `setup.sh` among them is run."""
     healthcheck: HarborHealthcheck | None = None
 
@@ -58,17 +59,17 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         Raises: InvalidRequest for a link.
         """
         actions: list[dict[str, Any]] = []
-        if self.workdir is not None and self.workdir.is_dir():
+        if self.workdir is not None and self.workdir.has_folder():
             files = written_folder(self.workdir, ".")
             actions += [{"type": "write", "path": path.removeprefix("./"), **file} for path, file in files.items()]
-            if "./setup.sh" in files:
+            if (self.workdir / "setup.sh").has_file():
                 actions.append({"type": "exec", "command": _RUN_SETUP, "timeout_seconds": _SETUP_S})
         if self.healthcheck is not None:
             actions.append(healthcheck_action(self.healthcheck))
         return actions
 
 
-def parts_of(folder: Path, name: str, config: HarborConfig) -> tuple[Parts, ...]:
+def parts_of(folder: SourcePath, name: str, config: HarborConfig) -> tuple[Parts, ...]:
     """One for each step; one for a task without steps. Raises: InvalidRequest when steps have the same name."""
     image = _image(config.verifier, folder / "tests")
     if not config.steps:
@@ -76,13 +77,13 @@ def parts_of(folder: Path, name: str, config: HarborConfig) -> tuple[Parts, ...]
             config=config, folder=folder, tests=(folder / "tests",), images=(image,), solution=folder / "solution"
         )
         return (own,)
-    names = [step.name for step in config.steps]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
-        raise InvalidRequest(f"{name}: two steps have the name {twice[0]!r}.")
+    most, times = Counter(step.name for step in config.steps).most_common(1)[0]
+    if times > 1:
+        raise InvalidRequest(f"{name}: two steps have the name {most!r}.")
     return tuple(_of_step(folder, config, step, image) for step in config.steps)
 
 
-def _of_step(folder: Path, config: HarborConfig, step: HarborStep, image: VerifierImage) -> Parts:
+def _of_step(folder: SourcePath, config: HarborConfig, step: HarborStep, image: VerifierImage) -> Parts:
     own = folder / "steps" / step.name
     return Parts(
         config=_with_step(config, step),
@@ -90,13 +91,13 @@ def _of_step(folder: Path, config: HarborConfig, step: HarborStep, image: Verifi
         folder=own,
         tests=(folder / "tests", own / "tests"),
         images=(_image(step.verifier, own / "tests"), image),
-        solution=own / "solution" if (own / "solution").is_dir() else folder / "solution",
+        solution=own / "solution" if (own / "solution").has_folder() else folder / "solution",
         workdir=own / "workdir",
         healthcheck=step.healthcheck,
     )
 
 
-def _image(verifier: HarborVerifier, tests: Path) -> VerifierImage:
+def _image(verifier: HarborVerifier, tests: SourcePath) -> VerifierImage:
     return VerifierImage(None if verifier.environment is None else verifier.environment.docker_image, tests)
 
 

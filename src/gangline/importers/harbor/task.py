@@ -6,6 +6,7 @@ number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,8 @@ from typing import Any
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment
-from gangline.importers.files import written_folder
 from gangline.importers.grading import GRADING_MARGIN_S, solution
-from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
+from gangline.importers.harbor.config import HarborConfig, config_of, resolved
 from gangline.importers.harbor.network import Networks, networks_of, notes_on_services
 from gangline.importers.harbor.places import INIT_S, environment_of, init_timeout_s, runtime_of
 from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
@@ -23,6 +23,9 @@ from gangline.importers.harbor.skills import skills_of
 from gangline.importers.harbor.steps import Parts, parts_of
 from gangline.importers.harbor.verifier import Verification, is_separate, verifier_of
 from gangline.importers.imported import Choices, Imported, plain
+from gangline.importers.reading.documents import read_toml
+from gangline.importers.reading.files import written_folder
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["is_harbor_task", "read_harbor_task"]
 
@@ -32,10 +35,10 @@ _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
 def is_harbor_task(folder: Path) -> bool:
-    return (folder / "task.toml").is_file()
+    return os.path.lexists(folder / "task.toml")
 
 
-def read_harbor_task(folder: Path, choices: Choices) -> Imported:
+def read_harbor_task(folder: SourcePath, choices: Choices) -> Imported:
     """Raises: InvalidRequest, naming the missing or unsupported field."""
     document = read_toml(folder / "task.toml")
     whole = config_of(document, folder / "task.toml")
@@ -76,7 +79,7 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
 
 
 def _verification(
-    name: str, folder: Path, parts: Parts, runtime: dict[str, Any], network: dict[str, Any], choices: Choices
+    name: str, folder: SourcePath, parts: Parts, runtime: dict[str, Any], network: dict[str, Any], choices: Choices
 ) -> Verification:
     return Verification(
         name=name,
@@ -140,7 +143,7 @@ def _evaluation_s(config: HarborConfig) -> float:
 
 def _solution(parts: Parts) -> dict[str, Any]:
     """The field `solution`, where there is one."""
-    if not (parts.solution / "solve.sh").is_file():
+    if not (parts.solution / "solve.sh").has_file():
         return {}
     files = written_folder(parts.solution, "/solution")
     files["/solution/solve.sh"]["mode"] = 0o755

@@ -8,7 +8,7 @@ A separate environment is the verifier's image, the one that a Dockerfile in the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from gangline.importers.harbor.config import (
 )
 from gangline.importers.harbor.places import environment_of, runtime_of
 from gangline.importers.imported import Choices
+from gangline.importers.reading.paths import SourcePath
 
 __all__ = ["Verification", "VerifierImage", "is_separate", "verifier_of"]
 
@@ -43,19 +44,19 @@ class VerifierImage(NamedTuple):
     """An image that a separate verifier has, if either is there; it brings `/tests`."""
 
     image: str | None
-    context: Path
+    context: SourcePath
     """Folder that may hold its Dockerfile."""
 
     @property
     def exists(self) -> bool:
-        return self.image is not None or (self.context / "Dockerfile").is_file()
+        return self.image is not None or (self.context / "Dockerfile").has_file()
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """One verification of a task."""
 
     name: str
-    folder: Path
+    folder: SourcePath
     config: HarborConfig
     artifacts: Sequence[HarborArtifact]
     runtime: dict[str, Any]
@@ -63,7 +64,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     network: dict[str, Any]
     """The verifier's own, where it is separate."""
     choices: Choices
-    tests: Sequence[Path]
+    tests: Sequence[SourcePath]
     """Folders of tests; later ones are laid over earlier ones."""
     images: Sequence[VerifierImage]
     """Images of a separate verifier, first choice first."""
@@ -102,7 +103,7 @@ def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
 
 
 def _runtime(
-    wanted: Verification, image: str | None, context: Path, *, owns_tests: bool = False
+    wanted: Verification, image: str | None, context: SourcePath, *, owns_tests: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     own = wanted.config.verifier.environment
     settings: HarborEnvironment = own or wanted.config.environment
@@ -115,11 +116,11 @@ def _runtime(
 
 def _tests(wanted: Verification) -> dict[str, dict[str, Any]]:
     scripts = [folder / "test.sh" for folder in wanted.tests]
-    if not any(script.is_file() for script in scripts):
+    if not any(script.has_file() for script in scripts):
         raise InvalidRequest(f"{wanted.name}: {' or '.join(map(str, scripts))} does not exist.")
     files: dict[str, dict[str, Any]] = {}
     for folder in wanted.tests:
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.has_folder() and folder.files():
             files |= tests_of(folder, "/tests")
     files["/tests/test.sh"]["mode"] = 0o755
     return files

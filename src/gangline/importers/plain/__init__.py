@@ -1,4 +1,4 @@
 """Rows of plain datasets: columns become a task's fields (`mapping`), its choices and its right answers.
 
-`tables` reads CSV. Start with `dataset`.
+Start with `dataset`.
 """

@@ -1,0 +1,3 @@
+"""Files that other people made, opened and parsed within bounds.
+
+Start with `paths`."""
