@@ -45,7 +45,8 @@
     │   ├── GraderUnavailable  a grader's own service failed: no doing of the agent's
     │   └── TaskAtFault        how the task is graded is a mistake: no doing of the agent's
     ├── StoreError             retryable: database, journal, disk
-    │   └── DiskFull
+    │   ├── DiskFull
+    │   └── OtherVersion
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
         ├── NodeDraining       retryable: the node takes no more sessions
@@ -101,6 +102,7 @@ __all__ = [
     "NodeError",
     "NodeIdTaken",
     "NotFound",
+    "OtherVersion",
     "OutOfTasks",
     "PortUnavailable",
     "PrepareFailed",
@@ -429,6 +431,13 @@ class StoreError(GanglineError):
     boundary = "store"
     code = "store_error"
     retryable = True
+
+
+class OtherVersion(StoreError):
+    """The data is of a version of Gangline that this one does not read: trying again cannot help."""
+
+    code = "other_version"
+    retryable = False
 
 
 class DiskFull(StoreError):

@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path
 
 from gangline.cli.machine.checks import Check
+from gangline.domain.errors import OtherVersion
 from gangline.runtimes.bubblewrap.command_line import HOST_ROOTS
 from gangline.settings import Settings
+from gangline.store.journal.marker import check_journal
 
 __all__ = ["check_data_folder"]
 
@@ -22,6 +24,11 @@ def check_data_folder(settings: Settings) -> Check:
     folder = settings.data_dir.absolute()
     found: list[str] = []
     advice: list[str] = []
+    for journal in sorted(folder.glob("nodes/*/journal")):
+        try:
+            check_journal(journal)
+        except OtherVersion as error:
+            return Check(name="data folder", state="missing", found="a journal is unreadable", advice=error.message)
     if readable := list(islice(_readable(folder), _SHOWN + 1)):
         names = ", ".join(str(path) for path in readable[:_SHOWN]) + (" and more" if len(readable) > _SHOWN else "")
         found.append(f"other users can read {names}")

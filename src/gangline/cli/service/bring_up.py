@@ -22,6 +22,7 @@ from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.private import make_private_file, make_private_folder, open_data_folder
 from gangline.settings.node import NodeSettings
 from gangline.settings.service import ClusterSettings, ServerSettings, write_tables
+from gangline.store.journal.marker import check_journal
 from gangline.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
@@ -250,6 +251,8 @@ async def run_service(
     _make_folders(plan.data_dir)
     if plan.cluster is None:
         _warn_of_full_disk(plan)
+        for number in range(plan.num_nodes):  # before the server brings its database up to date
+            check_journal(plan.data_dir / "nodes" / _node_id(plan, number) / "journal")
     with running.held(plan.data_dir):
         token = running.keep_token(plan.data_dir, plan.control_token)
         live: list[running.Running] = []

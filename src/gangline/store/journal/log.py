@@ -31,7 +31,7 @@ from typing import BinaryIO, NamedTuple, Self
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.errors import DiskFull, StoreError
+from gangline.domain.errors import DiskFull, OtherVersion, StoreError
 from gangline.durable import acquire, is_disk_full
 from gangline.private import make_private_folder
 from gangline.store.journal.entries import (
@@ -257,7 +257,7 @@ class Journal:
         try:
             entry = decode_head(frame.payload)
         except msgspec.MsgspecError as error:
-            raise StoreError(
+            raise OtherVersion(
                 f"{self._path(segment)} was written by another version of Gangline, at byte {frame.offset}: {error}. "
                 "Finish its sessions with that version, or use another data folder."
             ) from error

@@ -7,11 +7,11 @@ import os
 import secrets
 from pathlib import Path
 
-from gangline.domain.errors import StoreError
+from gangline.domain.errors import OtherVersion
 from gangline.durable import write_whole
 from gangline.store.journal.frames import MARKER_BYTES, read_frame
 
-__all__ = ["journal_marker"]
+__all__ = ["check_journal", "journal_marker"]
 
 log = logging.getLogger("gangline.journal")
 
@@ -21,20 +21,32 @@ _NAME = "marker"
 def journal_marker(folder: Path) -> bytes:
     """The journal's own, made with a new journal. A lost one is found again in the segments.
 
-    Raises: StoreError when there are entries, and no marker of theirs; OSError.
+    Raises: OtherVersion when there are entries, and no marker of theirs; OSError.
     """
+    return _found_marker(folder, keep=True)
+
+
+def check_journal(folder: Path) -> None:
+    """Change nothing. Raises: OtherVersion for a journal that cannot be opened."""
+    if folder.is_dir():
+        _found_marker(folder, keep=False)
+
+
+def _found_marker(folder: Path, *, keep: bool) -> bytes:
     path = folder / _NAME
     kept = path.read_bytes() if path.exists() else b""
     segments = [segment for segment in sorted(folder.glob("*.log")) if segment.stat().st_size]
     found = next((marker for segment in segments if (marker := _first_of(segment)) is not None), None)
     if found is None and len(kept) != MARKER_BYTES:
         if segments:
-            raise StoreError(
+            raise OtherVersion(
                 f"the entries in {folder} cannot be read: they are of another version of Gangline, or {path} and the "
-                "beginning of every segment are lost. Move the folder away, or use another data folder."
+                f"beginning of every segment are lost. Move it away (mv {folder} {folder}.old): sessions that were "
+                "open there run again, and calls of theirs that were not delivered are lost. Or finish them with the "
+                "version that wrote them, or use another data folder."
             )
         found = secrets.token_bytes(MARKER_BYTES)
-    if found is None or found == kept:
+    if found is None or found == kept or not keep:
         return kept
     if segments:
         log.error("journal.marker_restored file=%s", path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateColumn
 
-from gangline.domain.errors import StoreError
+from gangline.domain.errors import OtherVersion
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.store.sql import schema
 
@@ -30,7 +30,7 @@ def found_version(conn: sa.Connection) -> int | None:
 
 
 def bring_up_to_date(conn: sa.Connection) -> None:
-    """Create missing tables, migrate older ones. Raises: StoreError for a database of a later version."""
+    """Create missing tables, migrate older ones. Raises: OtherVersion for a database of a later version."""
     if conn.dialect.name == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
     found = found_version(conn)
@@ -47,7 +47,7 @@ def bring_up_to_date(conn: sa.Connection) -> None:
 
 
 def refuse_other_version(conn: sa.Connection, found: int | None) -> None:
-    """Raises: StoreError unless this Gangline reads that version."""
+    """Raises: OtherVersion unless this Gangline reads that version."""
     if found == schema.SCHEMA_VERSION:
         return
     advice = "a newer Gangline made it: use that one, or another data folder or database."
@@ -55,7 +55,7 @@ def refuse_other_version(conn: sa.Connection, found: int | None) -> None:
         advice = "it holds no Gangline tables."
     elif found < schema.SCHEMA_VERSION:
         advice = "start its server once with this version, which brings it up to date."
-    raise StoreError(
+    raise OtherVersion(
         f"the database at {conn.engine.url!r} has schema version {found}, this Gangline reads "
         f"{schema.SCHEMA_VERSION}; {advice}"
     )

@@ -1,0 +1,91 @@
+"""Data folders of earlier versions: each opens, or is refused before anything changes, with the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.machine.checks_folders import check_data_folder
+from gangline.cli.service.bring_up import Plan, run_service
+from gangline.domain.errors import OtherVersion
+from gangline.settings import Settings
+from gangline.store.journal.log import AttemptKey, Journal
+from gangline.store.journal.marker import check_journal
+from gangline.store.sql import schema
+from gangline.store.sql.tasks import TaskStore
+
+KEPT = sorted((Path(__file__).parents[1] / "data" / "upgrade").glob("*.tar.xz"))
+WITHOUT_MARKER = ("schema-2-",)
+"""Their journals have frames without the marker that later ones have."""
+READ = [path for path in KEPT if not path.name.startswith(WITHOUT_MARKER)]
+REFUSED = [path for path in KEPT if path.name.startswith(WITHOUT_MARKER)]
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    text = folder / "server" / "gangline.sql"
+    with sqlite3.connect(folder / "server" / "gangline.db") as database:
+        database.executescript(text.read_text())
+    database.close()
+    text.unlink()
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(".tar.xz")
+
+
+def test_every_schema_since_the_second_has_a_data_folder() -> None:
+    assert [name_of(path).split("-")[1] for path in KEPT] == [str(one) for one in range(2, schema.SCHEMA_VERSION + 1)]
+
+
+@pytest.mark.parametrize("archive", KEPT, ids=name_of)
+def test_a_server_brings_the_database_of_an_earlier_version_up_to_date(archive: Path, tmp_path: Path) -> None:
+    folder = unpacked(archive, tmp_path)
+    TaskStore(str(folder / "server" / "gangline.db")).close()
+    with sqlite3.connect(folder / "server" / "gangline.db") as database:
+        version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        states = database.execute("SELECT session_id, state, reward FROM sessions ORDER BY position").fetchall()
+    database.close()
+    assert version == (str(schema.SCHEMA_VERSION),)
+    assert states == [("ended.0", "ended", 1.0), ("open.0", "leased", None)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("archive", READ, ids=name_of)
+async def test_a_node_finds_the_open_session_of_an_earlier_version_with_its_call(archive: Path, tmp_path: Path) -> None:
+    folder = unpacked(archive, tmp_path) / "nodes" / "node-1" / "journal"
+    check_journal(folder)
+    journal = Journal.open(folder)
+    (one,) = [one for one in journal.unclosed() if one.session_id == "open.0"]
+    assert len(await journal.read(AttemptKey(one.session_id, one.attempt))) == 1
+    await journal.close()
+
+
+@pytest.mark.parametrize("archive", REFUSED, ids=name_of)
+def test_a_journal_of_a_version_that_is_not_read_is_refused_before_anything_changes(
+    archive: Path, tmp_path: Path
+) -> None:
+    folder = unpacked(archive, tmp_path)
+    before = content(folder)
+
+    async def nothing(_running: object) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(OtherVersion, match=f"mv {folder}/nodes/node-1/journal .*sessions that were open there") as why:
+        asyncio.run(run_service(Plan(data_dir=folder), nothing))
+    assert not why.value.retryable
+    after = content(folder)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) <= {"up.lock"}
+    check = check_data_folder(Settings(data_dir=folder))
+    assert (check.state, check.advice) == ("missing", why.value.message)
