@@ -50,9 +50,12 @@ def _with_files(value: Any, folder: Path) -> Any:
 
 def _text_of(named: Any, folder: Path) -> str:
     """Tasks of other people must not send this machine's files away. Raises: InvalidRequest."""
-    if not isinstance(named, str):
-        raise InvalidRequest(f"from_file must name a file in the folder of the task file, {folder}; got {named!r}.")
-    return read_text(SourcePath.of(folder) / named)
+    try:
+        return read_text(SourcePath.of(folder) / str(named))
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"from_file must name a file in the folder of the task file, {folder}; got {named!r}: {error.message}"
+        ) from error
 
 
 def sent_along(named: str) -> list[dict[str, Any]]:
