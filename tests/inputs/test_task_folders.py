@@ -412,6 +412,7 @@ BOMBS: dict[str, tuple[str, str]] = {
     "toml_word": ("task.toml", "a" * (250 << 10)),
     "toml_quotes": ("task.toml", '"' * (250 << 10)),
     "toml_number": ("task.toml", f"a = {'1' * 10_000}"),
+    "toml_size": ("task.toml", f'[environment]\nmemory = "{"9" * 400}G"\n'),
     "toml_large": ("task.toml", "# " + "x" * (1 << 20)),
     "toml_steps": ("task.toml", '[[steps]]\nname = "a"\n' * 10_000),
     "dockerfile_lines": ("environment/Dockerfile", "FROM a \\\n" + "b \\\n" * 60_000),

@@ -225,7 +225,7 @@ def resolved(env: dict[str, str], where: str) -> dict[str, str]:
 
 def _megabytes(size: str) -> int | str:
     """A text that is no size stays, and validation rejects it."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])B?\s*", size, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([KMG])B?\s*", size, re.IGNORECASE)
     if match is None:
         return size
     return int(float(match[1]) * {"K": 1 / 1024, "M": 1, "G": 1024}[match[2].upper()])
