@@ -126,7 +126,7 @@ def _floor(subject: Subject, tried: Tried) -> CheckResult:
 
 
 def _grader(tried: Tried) -> CheckResult:
-    """Whether the grader's own failure can be told from those of solutions."""
+    """Whether the grader's own failure differs from those of solutions."""
     bad = [one for name, mine in tried.items() if name == "floor" or name.startswith(f"{BREAKING}.") for one in mine]
     for one in bad:
         if one.reward is not None or one.code not in ("evaluator_error", "grading_spoiled"):

@@ -303,7 +303,7 @@ def _full_disk_told(folder: Path) -> Generator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk is told once, by the run's own error."""
+    """A full disk is reported once, by the run's own error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not is_disk_full(sys.exc_info()[1] or Exception()):

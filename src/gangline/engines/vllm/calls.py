@@ -2,7 +2,7 @@
 
 OpenAI gives each call an index, and sends its id and its name once, in its first piece. Servers also repeat id and
 name, leave out indexes or ids, give parallel calls one index, and restart or skip indexes. A new id is a new call. A
-name that comes again without a new id begins a call only where the one before is whole. What cannot be told apart is
+name that comes again without a new id begins a call only where the one before is whole. What is ambiguous is
 refused: two calls must never become one.
 """
 

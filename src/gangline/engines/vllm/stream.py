@@ -120,7 +120,7 @@ def engine_deltas(
 
     calls: tool calls of the stream so far. sent: exact ids of the request.
 
-    Raises: EngineMalformed when the prompt ids are none, or pieces of tool calls cannot be told apart.
+    Raises: EngineMalformed when the prompt ids are none, or pieces of tool calls are ambiguous.
     """
     prompt_ids: TokenIds | None = None
     usage: Usage | None = None

@@ -5,7 +5,7 @@ files of `collect` come over. Hidden files arrive after the agent's processes ar
 place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
 
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, that is an EvaluatorError, never 0: a control (`controls.py`) tells whose failure it is. Its HOME
+file. If it does not, that is an EvaluatorError, never 0: a control (`controls.py`) shows whose failure it is. Its HOME
 is empty and its own: the agent's HOME may hold files that programs read at their start.
 """
 

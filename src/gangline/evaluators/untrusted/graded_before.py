@@ -22,7 +22,7 @@ class GradedBefore:
     """The memory of one grader of one task, as long as the node keeps it."""
 
     def __init__(self, context: EvaluationContext, grader: BaseModel) -> None:
-        """grader: its configuration, which tells the graders of a task apart."""
+        """grader: its configuration, which distinguishes the graders of a task."""
         self._memory = context.graded_before
         told = f"{context.task_digest}\n{type(grader).__qualname__}\n{grader.model_dump_json()}"
         self._key = hashlib.sha256(told.encode()).digest()

@@ -43,7 +43,7 @@ class TestLog:
                 _note(self._aliases, alias, outcome.status)
 
     def status_of(self, name: str) -> Status | None:
-        """None: the log does not tell."""
+        """None: the log does not say."""
         if (found := self.statuses.get(name) or self._aliases.get(name)) is not None:
             return found
         if name.count("[") > name.count("]"):  # cut off within a parameter, as 676 names of SWE-bench Verified are

@@ -85,7 +85,7 @@ class Pipeline:
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
         self._lost: dict[str, int] = {}
-        """session id -> fence, of sessions whose end the server could not be told."""
+        """session id -> fence, of sessions whose end the server has not heard of."""
         self._room = asyncio.Event()
         self._disk.on_change = self._room.set
         self._num_ended = 0

@@ -19,7 +19,7 @@ _STATED = re.compile(r"sep=(.)\s*")
 
 
 def rows_of_csv(text: TextIO, kind: str, where: str) -> Generator[NumberedRow]:
-    """Each row as column -> text; an empty field is null, as no file of this kind tells them apart.
+    """Each row as column -> text; an empty field is null, for no file of this kind distinguishes them.
 
     kind: `.csv` or `.tsv`. Raises: InvalidRequest when the file has no header, or one with a column twice.
     """

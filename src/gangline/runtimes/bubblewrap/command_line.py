@@ -42,7 +42,7 @@ RESERVED = (
 _MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
 SHM_BYTES = 256 << 20
 HOST_NAME = "gangline"
-"""Of every sandbox. It resolves to the loopback, which is the sandbox's own but for `network: full`."""
+"""Host name of every sandbox. It resolves to the loopback, which is the sandbox's own but for `network: full`."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
