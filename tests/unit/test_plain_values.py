@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -207,6 +208,8 @@ NUMBERS: list[tuple[Any, float | None]] = [
     *((1, 1.0), (True, 1.0), (np.mean([0, 1]), 0.5), (np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.array(2), 2.0)),
     *((np.array([2.0]), 2.0), (torch.tensor(0.5), 0.5), (decimal.Decimal("0.5"), 0.5), (fractions.Fraction(1, 2), 0.5)),
     *((float("nan"), None), (np.float64("inf"), None), (10**400, None), ("1", None), (None, None), ([1.0], None)),
+    *((np.ma.masked, None), (np.ma.mean(np.ma.array([1.0], mask=[True])), None), (np.ma.array([0.5]), 0.5)),
+    *((np.ma.array([1.0], mask=[True]), None), (pd.Series([0.5]), 0.5), (pd.NA, None), (pd.NaT, None)),
     *((1j, None), (np.array([1.0, 2.0]), None), ({}, None), (Mute(), None), (fractions.Fraction(10**400), None)),
 ]
 

@@ -38,6 +38,9 @@ def plain_text(text: str) -> str:
 def plain_number(value: object) -> float | None:
     """The finite number that a value is, whoever's type it has; None where it is not one."""
     try:
+        mask = getattr(value, "mask", False)
+        if not callable(mask) and bool(mask):
+            return None  # NumPy's missing value: its `item` is whatever lies beneath
         # Arrays and tensors have it: their number, where they hold one.
         item = getattr(value, "item", None)
         held = item() if callable(item) else value
