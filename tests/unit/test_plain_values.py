@@ -258,6 +258,7 @@ def test_every_failure_can_be_sent(caplog: pytest.LogCaptureFixture) -> None:
 def test_every_artifact_can_be_sent() -> None:
     given_artifacts = cast(Any, {"\udcff": b"a", "text": "\ud83d", "view": memoryview(b"b"), "number": 1})
     assert bounded(given_artifacts) == {"\\udcff": b"a", "text": b"\\ud83d", "view": b"b", "number": b"1"}
+    assert bounded({pathlib.Path("log.txt"): b"a", 1: b"b"}) == {"log.txt": b"a", "1": b"b"}
 
 
 def test_text_without_lone_surrogates_stays_as_it_is() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -97,12 +97,12 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: 
     )
 
 
-def bounded(artifacts: Mapping[str, object]) -> dict[str, bytes]:
+def bounded(artifacts: Mapping[Any, object]) -> dict[str, bytes]:
     """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note beside it, `NAME.cut`."""
     kept: dict[str, bytes] = {}
     room = MAX_ARTIFACT_BYTES
     for told, given in artifacts.items():
-        name, data = plain_text(told), given if isinstance(given, bytes) else str(plain(given)).encode()
+        name, data = plain_text(str(told)), given if isinstance(given, bytes) else str(plain(given)).encode()
         kept[name] = data[:room]
         if len(data) > room:
             kept[f"{name}.cut"] = f"The first {room} of {len(data)} bytes are kept.\n".encode()
