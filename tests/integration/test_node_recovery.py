@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,24 @@ def test_of_results_that_nobody_wants_the_newest_are_kept(tmp_path: Path, monkey
         os.utime(path, (number, number))
         delivery._set_aside(path)
     assert sorted(one.name for one in (tmp_path / "refused").iterdir()) == ["s3.1.msgpack", "s4.1.msgpack"]
+
+
+def test_a_result_that_is_too_large_for_the_server_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes up to 1 GiB: what it refuses for its size is larger than all that is kept."""
+    monkeypatch.setattr(delivery, "_MAX_REFUSED_BYTES", 250)
+    for name in ("s0.1.msgpack", "s1.1.msgpack"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+        delivery._set_aside(tmp_path / name)
+        assert [one.name for one in (tmp_path / "refused").iterdir()] == [name]
+
+
+def test_results_that_are_set_aside_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_REFUSED_BYTES", 250)
+    paths = [tmp_path / f"s{number}.1.msgpack" for number in range(300)]
+    for path in paths:
+        path.write_bytes(b"x" * 100)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(delivery._set_aside, paths))
+    assert len(list((tmp_path / "refused").iterdir())) == 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from threading import Lock
 
 from gangline.domain.errors import Failure, ForeignRequest, GanglineError, LeaseLost, NotFound, StoreError, Unauthorized
 from gangline.domain.session import SessionResult
@@ -29,6 +30,7 @@ log = logging.getLogger("gangline.node")
 
 _LONGEST_WAIT_S = 10.0
 _MAX_REFUSED_BYTES = 256 << 20
+_PRUNING = Lock()
 
 
 class Delivery:
@@ -123,16 +125,20 @@ def _undelivered(result: SessionResult, error: BaseException) -> SessionResult:
 
 
 def _set_aside(path: Path) -> None:
-    """A late result belongs to no session any more, but its tokens are not thrown away: the newest are kept."""
+    """A late result belongs to no session any more, but its tokens are not thrown away: the newest are kept.
+
+    The last one is kept however large it is: one that is too large for the server lies nowhere else.
+    """
     refused = path.parent / "refused"
     make_private_folder(refused)
     if path.exists():
         path.replace(refused / path.name)
     left_bytes = _MAX_REFUSED_BYTES
-    for kept in sorted(refused.iterdir(), key=lambda one: one.stat().st_mtime_ns, reverse=True):
-        left_bytes -= kept.stat().st_size
-        if left_bytes < 0:
-            kept.unlink()
+    with _PRUNING:
+        for place, kept in enumerate(sorted(refused.iterdir(), key=lambda one: one.stat().st_mtime_ns, reverse=True)):
+            left_bytes -= kept.stat().st_size
+            if left_bytes < 0 and place:
+                kept.unlink()
 
 
 def _saved(path: Path, result: SessionResult) -> bytes:
