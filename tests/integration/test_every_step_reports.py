@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import gangline
-from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded
+from gangline.domain.errors import GanglineError, InvalidRequest, LeaseLost, LimitExceeded
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import ResultReceipt
@@ -227,6 +227,25 @@ async def test_a_session_whose_result_the_server_does_not_take_ends_with_that_ca
     assert "ended as completed" in result.failure.message
     kept = decode_msgpack((tmp_path / "outgoing" / "refused" / "s1.1.msgpack").read_bytes(), SessionResult)
     assert (kept.outcome, kept.reward) == ("completed", 0.5)
+
+
+async def test_what_could_not_be_delivered_is_kept_when_the_report_of_that_is_refused_too(tmp_path: Path) -> None:
+    """It has the same name as the report that takes its place, which holds nothing."""
+
+    def refuse(result: SessionResult) -> None:
+        if result.outcome == "completed":
+            raise LimitExceeded("a result has at most 5 bytes")
+        server.heard["s1"].set_result(result)
+        raise LeaseLost("it was cancelled meanwhile")
+
+    server = Listener(refuse)
+    async with listening_node(tmp_path, server) as pipeline:
+        await server.report_of("s1")
+        while pipeline.status().num_ended == 0:
+            await asyncio.sleep(0.02)
+    kept = decode_msgpack((tmp_path / "outgoing" / "refused" / "s1.1.msgpack").read_bytes(), SessionResult)
+    assert (kept.outcome, kept.reward) == ("completed", 0.5)
+    assert [path.name for path in (tmp_path / "outgoing").iterdir()] == ["refused"]
 
 
 async def test_a_session_goes_on_when_the_operators_own_code_fails(tmp_path: Path) -> None:

@@ -131,8 +131,11 @@ def _set_aside(path: Path) -> None:
     """
     refused = path.parent / "refused"
     make_private_folder(refused)
-    if path.exists():
-        path.replace(refused / path.name)
+    before = refused / path.name
+    if before.exists() and path.exists() and before.stat().st_size > path.stat().st_size:
+        path.unlink()  # it only says that the one before could not be delivered
+    elif path.exists():
+        path.replace(before)
     left_bytes = _MAX_REFUSED_BYTES
     with _PRUNING:
         for place, kept in enumerate(sorted(refused.iterdir(), key=lambda one: one.stat().st_mtime_ns, reverse=True)):
