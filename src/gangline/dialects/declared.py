@@ -18,8 +18,8 @@ __all__ = ["DeclaredFields", "speaks_of_state"]
 
 _STATE = re.compile(
     r"(?:^|[_.-])(?:assistant|attachment|cached|checkpoint|code_exec|compact|container|context|continu|conversation"
-    r"|document|fallback|file_ids?$|grounding|histor|instruction|knowledge|mcp|memor|plugin|previous|prompt$|rag(?:$|_)"
-    r"|resum|retriev|search|snapshot|state|system(?:$|_)|template|thread|transform|truncat|vector)"
+    r"|data_?s(?:ource|tore)|document|fallback|file_ids?$|grounding|histor|instruction|knowledge|mcp|memor|plugin|previous|prompt$|rag(?:$|_)"
+    r"|resum|retriev|search|skill|snapshot|state|system(?:$|_)|template|thread|transform|truncat|vector)"
 )
 _UPPER = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _NOTHING = frozenset({"null", "false", "0", '""', "[]", "{}"})
