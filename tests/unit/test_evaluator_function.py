@@ -75,6 +75,25 @@ async def test_a_function_that_fails_or_is_slow_gives_no_reward(tmp_path: Path) 
         await graded(tmp_path, f"{__name__}:slow", timeout_seconds=0.05)
 
 
+asked: list[str] = []
+
+
+def asking(session: dict[str, Any]) -> float:
+    """Asks a service that is away for a moment."""
+    asked.append(session.pop("session_id"))
+    if len(asked) == 2:
+        raise ConnectionError("the judge is away")
+    return 1.0
+
+
+async def test_an_agent_pays_nothing_for_a_functions_service_that_was_away_for_a_moment(tmp_path: Path) -> None:
+    """Its control, a moment later, would find a grader that works, and blame the agent."""
+    asked.clear()
+    for _ in range(2):
+        assert (await graded(tmp_path, f"{__name__}:asking")).reward == 1.0
+    assert len(asked) == 3
+
+
 def needing(session: dict[str, Any]) -> float:
     return float(session["traces"][0]["response_messages"].pop()["content"] == "42")
 

@@ -53,6 +53,10 @@ class FunctionConfig(BaseModel):
         return function
 
 
+class _Failed(EvaluatorError):
+    """An error of the function, not of what it returned."""
+
+
 class FunctionEvaluator:
     """Calls one function with the session's transcript."""
 
@@ -68,10 +72,13 @@ class FunctionEvaluator:
         before = GradedBefore(context, self._config)
         if context.is_control:
             return await self._controlled(context, before)
-        session = transcript(context)
-        data = None if before else msgspec.json.encode(session)  # the function may change it
-        reward = await self._called(context, session)
-        if data is not None:
+        data = msgspec.json.encode(transcript(context))  # the function may change what it is given
+        try:
+            reward = await self._called(context, msgspec.json.decode(data))
+        except _Failed:
+            # What an agent wrote fails again; a service that the function asks has most likely failed for a moment.
+            reward = await self._called(context, msgspec.json.decode(data))
+        if not before:
             before.keep(data)
         return reward
 
@@ -101,7 +108,7 @@ class FunctionEvaluator:
         except EvaluatorError:
             raise
         except Exception as error:
-            raise EvaluatorError(f"the reward function {name} failed: {type(error).__name__}: {error}") from error
+            raise _Failed(f"the reward function {name} failed: {type(error).__name__}: {error}") from error
         return _reward(name, found)
 
     def _function(self, context: EvaluationContext) -> Callable[..., Any]:
