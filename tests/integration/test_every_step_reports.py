@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import gangline
-from gangline.domain.errors import GanglineError, InvalidRequest, LeaseLost, LimitExceeded
+from gangline.domain.errors import Failure, GanglineError, InvalidRequest, LeaseLost, LimitExceeded
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import ResultReceipt
@@ -99,11 +99,13 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening_node(folder: Path, server: Listener, **of_node: Any) -> AsyncGenerator[Pipeline]:
+async def listening_node(
+    folder: Path, server: Listener, offers: Offers | None = None, **of_node: Any
+) -> AsyncGenerator[Pipeline]:
     async with node_parts(folder) as parts:
         parts = msgspec.structs.replace(parts, **of_node)
         delivery = Delivery(folder / "outgoing", server, parts.journal, Hooks(["true"]))
-        options: dict[str, Any] = {"breaker": Breaker(0), "offers": Offers([]), "heartbeat_s": 0.1}
+        options: dict[str, Any] = {"breaker": Breaker(0), "offers": offers or Offers([]), "heartbeat_s": 0.1}
         pipeline = Pipeline(parts, server, delivery, url="http://node.test", **options)
         running = asyncio.create_task(pipeline.run())
         try:
@@ -246,6 +248,26 @@ async def test_what_could_not_be_delivered_is_kept_when_the_report_of_that_is_re
     kept = decode_msgpack((tmp_path / "outgoing" / "refused" / "s1.1.msgpack").read_bytes(), SessionResult)
     assert (kept.outcome, kept.reward) == ("completed", 0.5)
     assert [path.name for path in (tmp_path / "outgoing").iterdir()] == ["refused"]
+
+
+class Doubting(Offers):
+    """Another node may run what failed here."""
+
+    async def are_why(self, failure: Failure, lease: Lease) -> bool:
+        return True
+
+
+async def test_a_session_that_would_end_by_being_given_back_is_reported(tmp_path: Path) -> None:
+    """Else its cause would be that it was given back, and its calls would be lost."""
+    server = Listener()
+    broken = {"evaluator": {"strategy": "script", "config": {"command": "false"}}}
+    async with listening_node(tmp_path, server, offers=Doubting([])):
+        result = await server.report_of("s1", **broken, max_attempts=1)
+        server.heard["s2"] = asyncio.get_running_loop().create_future()
+        server.waiting.put_nowait(lease_of("s2", **TASK | broken))
+        assert await server.heard["s2"] == "released, has_run=True"
+    assert result.failure is not None
+    assert (result.outcome, result.failure.boundary, len(result.completions)) == ("infra_error", "evaluator", 1)
 
 
 async def test_a_session_goes_on_when_the_operators_own_code_fails(tmp_path: Path) -> None:

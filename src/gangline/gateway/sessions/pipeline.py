@@ -11,6 +11,7 @@ from gangline.domain.errors import Failure, GanglineError
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import Lease, SessionResult
+from gangline.domain.task import TaskRequest
 from gangline.event_loop import is_cancelled, is_fault
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
@@ -239,7 +240,7 @@ class Pipeline:
                 task.cancel()
             await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
-            if await _goes_back(result.failure, attempt.lease, self._parts, self._offers):
+            if await _goes_back(result.failure, attempt, self._parts, self._offers):
                 self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
                 await self._beat_once()  # the server hears first of what this node offers no more
                 log.warning("session.given_back session=%s attempt=%d", *attempt.key)
@@ -318,6 +319,9 @@ class Pipeline:
         await self._pull()
 
 
-async def _goes_back(failure: Failure | None, lease: Lease, parts: NodeParts, offers: Offers) -> bool:
-    """Whether a session failed for no doing of its own, and runs better anew, or elsewhere."""
-    return failure is not None and (await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease))
+async def _goes_back(failure: Failure | None, attempt: Attempt, parts: NodeParts, offers: Offers) -> bool:
+    """Whether a session failed for no doing of its own, runs better anew or elsewhere, and has an attempt for that."""
+    lease = attempt.lease
+    if failure is None or not (await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease)):
+        return False
+    return not attempt.has_run or lease.attempt < TaskRequest.model_validate(lease.task).max_attempts
