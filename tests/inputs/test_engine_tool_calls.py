@@ -252,6 +252,8 @@ def test_what_a_model_wrote_after_its_arguments_stays_with_the_call() -> None:
         [[piece("{}", index=0, id="a")]],
         [[begun("f", index=0, id="a")], [piece("{}", index=1)]],
         [[piece("{}")]],
+        [[begun("f", id="a"), begun("g", id="b")], [piece('{"x":1}'), piece('{"y":2}')]],
+        [[begun("f"), begun("g")], [piece('{"x":'), piece('{"y":')], [piece("1}"), piece("2}")]],
         [[piece(index=0, id="a")]],
     ],
 )

@@ -48,6 +48,8 @@ class StreamedCalls:
     def feed(self, said: Sequence[WireToolCall]) -> list[ToolCallDelta]:
         """One chunk's list. Pieces of a call without a name wait for it. Raises: EngineMalformed."""
         num_before, found = len(self._calls), list[ToolCallDelta]()
+        if num_before > 1 and sum(map(_is_unmarked, said)) > 1:
+            raise EngineMalformed("the engine's stream has pieces of several tool calls without an id or an index")
         for one in said:
             name, arguments = function_of(one)
             if not (one.id or name or arguments):
@@ -95,6 +97,11 @@ class StreamedCalls:
         if said.id:
             self._by_id[said.id] = call
         return call
+
+
+def _is_unmarked(said: WireToolCall) -> bool:
+    name, arguments = function_of(said)
+    return said.index is None and not (said.id or name) and bool(arguments)
 
 
 def _is_another(call: _Call, said: WireToolCall, name: str, arguments: str, *, in_one_list: bool) -> bool:
