@@ -181,6 +181,32 @@ async def test_a_grader_that_worked_and_broke_since_costs_no_agent_anything(
     assert told(await sessions.end(ENDS["syntax error"])) == ("agent_error", "grading_spoiled", 0.0)
 
 
+_ASKS = """
+try:
+    import sol
+    ok = sol.f(2) == 4
+except Exception:
+    ok = False
+if ok:
+    open(%r).close()
+open('reward.txt', 'w').write(str(int(ok)))
+"""
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "own"])
+async def test_a_grader_that_breaks_only_on_right_solutions_costs_no_agent_anything(
+    parts: NodeParts, tmp_path: Path, clean: bool
+) -> None:
+    """It gives nothing at all and stand-ins their 0 at once, which does not show that it works."""
+    needed = tmp_path / "service"
+    needed.write_text("up")
+    sessions = Sessions(parts, clean=clean, on_failure=0.0, config=grader(_ASKS % str(needed), "sol.py"))
+    sessions.backend = "process"
+    assert told(await sessions.end(RIGHT)) == ("completed", None, 1.0)
+    needed.unlink()
+    assert told(await sessions.end(RIGHT)) == ("infra_error", "evaluator_error", None)
+
+
 BROKEN = {
     "exit code": "exit 3",
     "no reward": "true",

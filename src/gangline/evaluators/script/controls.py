@@ -1,4 +1,4 @@
-"""What a control grades, besides nothing: files that this grader has graded before, and stand-ins for a solution.
+"""What a control grades: files that this grader has graded before; else nothing, and stand-ins for a solution.
 
 Most graders import or open the solution, and fail where there is none, as they do where it is wrong in its syntax.
 A control with nothing would call them broken. Either of these shows that they work.

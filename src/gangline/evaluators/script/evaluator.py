@@ -164,26 +164,25 @@ class ScriptEvaluator:
     async def _controlled(
         self, context: EvaluationContext, runtime: RuntimeHandle, found: Collected | None, before: GradedBefore
     ) -> Reward:
-        """Grade nothing, then what another session left, then stand-ins, until one of them gets a reward.
+        """Grade what another session left; where nothing is remembered, nothing and then stand-ins.
 
-        Raises: EvaluatorError when none does.
+        Many graders give these two their 0 at once, and break further on: they say less than what was graded before.
+        Raises: EvaluatorError when none of them gets a reward.
         """
         data = before.get()
         remembered = None if data is None else msgspec.msgpack.decode(data, type=Collected)
         here = {} if found is None else found.files
         missing = [path for path in self._config.collect if path not in here]
         failure: EvaluatorError | None = None
-        for material in (Collected(), remembered, stand_ins(missing) if missing else None):
-            if material is None:
-                continue
+        unsolved = [Collected(), stand_ins(missing)] if missing else [Collected()]
+        for material in unsolved if remembered is None else [remembered]:
             await runtime.kill()
             await material.bring(runtime)
             try:
                 return await self._graded(context, runtime, {})
             except EvaluatorError as error:
                 failure = failure or error
-            if material is remembered:
-                before.forget()
+        before.forget()
         assert failure is not None
         raise failure
 
