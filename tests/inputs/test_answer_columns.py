@@ -116,6 +116,17 @@ GRADED: dict[str, tuple[Any, list[str], list[str]]] = {
     "spaces around": ("  Paris \t", ["Paris", "PARIS", "paris"], ["Par is", "Paris, Texas"]),
     "accents": ("café", ["cafe\u0301", "Café"], ["cafe"]),
     "a sentence": ("It is raining", ["it is raining."], ["It is not raining"]),
+    "a mixed number": ("1.5", [r"1\frac{1}{2}", r"$1\dfrac12$", "1 1/2", "3/2"], ["11/2", "1.1", r"\frac{1}{2}1"]),
+    "a mixed number of the data set": (r"2\frac{3}{4}", ["2.75", "11/4", r"2 \frac34"], ["23/4", "2"]),
+    "a quotient": ("11/2", [r"5\frac{1}{2}", "5.5"], [r"1\frac{1}{2}", r"1\frac12"]),
+    "a quotient and a factor": ("1/23", [r"\frac{1}{23}"], [r"\frac{1}{2}3", r"\frac123"]),
+    "numbers apart": ("12", [r"12\,"], [r"1\ 2", r"1\quad2", r"1\,2", "1{,}2"]),
+    "thousands of LaTeX": ("1234567", [r"1{,}234{,}567", r"1\,234\,567", r"1,\!234,\!567"], [r"1{,}234{,}56"]),
+    "a factorial": ("5!", ["5!", "5!."], ["5", "120!"]),
+    "no factorial": ("120", ["120."], ["120!"]),
+    "an exclamation": ("Paris", ["Paris!", "Paris!!"], ["Pari!"]),
+    "a negative exponent": ("0.007", ["7e-3", "7×10^\u22123", r"7\cdot10^{-3}"], ["7e3", "7×10^3"]),
+    "a range": ("10 - 20", ["10-20", "10\u201320", "10 \u2013 20"], ["1020", "10 -20", "-10", "20-10"]),
     "exponents stay": ("52", ["52"], ["5²", "5^2"]),
 }
 

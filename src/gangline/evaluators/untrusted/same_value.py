@@ -27,13 +27,14 @@ _SIGNS = str.maketrans(
     }
 )
 _LATEX = (
-    (re.compile(r"(?<=\d)(?:\{,\}|\\[,!;: ]|[\u2009\u202f\u00a0](?=\d{3}))"), ""),
-    (re.compile(r"\\[,!;: ]|\\q?quad(?![a-zA-Z])|\\left(?![a-z])|\\right(?![a-z])"), ""),
-    (re.compile(r"\\[dt]?frac\s*(?:\{(-?[\d.]+)\}\s*\{([\d.]+)\}|(\d)\s*(\d))"), r"\1\3/\2\4"),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\[,!;: ]|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])"), ""),
+    (re.compile(r"\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<=\d)(?=\\[dt]?frac)"), " "),
+    (re.compile(r"\\[dt]?frac\s*(?:\{(-?[\d.]+)\}\s*\{([\d.]+)\}|(\d)\s*(\d))(?!\s*\d)"), r"\1\3/\2\4"),
     (re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\^\s*\{?\\circ\}?"), "°"),
     (re.compile(r"\\([%$#&{}])"), r"\1"),
-    (re.compile(r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*(?:\^|\*\*)\s*\{?([-+]?\d{1,3})\}?"), r"e\1"),
+    (re.compile(r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*(?:\^|\*\*)\s*\{?([-+\u2212]?\d{1,3})\}?"), r"e\1"),
 )
 _SAID = re.compile(
     r"(?:\*\*|__)?(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my)\s+)?(?:final\s+|correct\s+|right\s+)?"
@@ -52,7 +53,9 @@ _NUMBER = re.compile(
     rf"(?:\s*/\s*(?P<bottom>{_DIGITS}))?\s*(?P<unit>(?:[^\s0-9.,/].*)?)",
     re.DOTALL,
 )
-_AROUND = re.compile(r"\s*([,:;=+*/^()\[\]{}<>|])\s*")
+_AROUND = re.compile(r"\s*([,:;=+*/^()\[\]{}<>|])\s*|(?<=\w) (-) (?=\w)")
+_STOP = re.compile(r"(?<=.)\.$|(?<=[^\W\d_]{2})!+$")
+"""The end of a sentence, not of the factorial `5!`."""
 _WORD = re.compile(r"[^\W\d_]+")
 _SMALL = {"a", "an", "the", "of", "in", "to", "is", "on", "at", "by", "as", "it", "or", "no", "be", "we", "he"}
 _TRUTH = {"true", "false", "yes", "no"}
@@ -92,8 +95,7 @@ def without_marks(text: str) -> str:
             text = boxed[1].strip()
         said = _SAID.match(text)
         text = text[said.end() :] if said and said.end() < len(text) else text
-        if len(text) > 1 and text[-1] in ".!":
-            text = text[:-1].rstrip()
+        text = _STOP.sub("", text).rstrip()
     for pattern, instead in _LATEX:
         text = pattern.sub(instead, text)
     return text.translate(_SIGNS).strip()
@@ -126,7 +128,7 @@ def _same_text(right: str, given: str) -> bool:
 
 
 def _tidy(text: str) -> str:
-    return _AROUND.sub(r"\1", " ".join(text.split()))
+    return _AROUND.sub(r"\1\2", " ".join(text.split()))
 
 
 def _without_article(text: str) -> str:
