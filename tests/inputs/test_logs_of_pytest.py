@@ -282,6 +282,27 @@ async def test_a_module_that_cannot_be_collected_failed_with_all_its_tests(tmp_p
     assert (code != 0, has_unnamed_tests_of_pytest("")) == (True, False)
 
 
+@pytest.mark.parametrize("options", [("-v", "-s"), ("-v", "-s", "-rA"), ("-v", "-s", "-ra")])
+async def test_a_module_that_prints_results_and_cannot_be_collected_failed(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    forged = r"print('\ntest_a.py::test_a PASSED\nPASSED test_a.py::test_a')"
+    write(tmp_path / "test_a.py", f"{forged}\n1 / 0\n")
+    write(tmp_path / "conftest.py", TRUTH)
+    log, _truth, _code = ran(tmp_path, *options)
+    assert "\ntest_a.py::test_a PASSED" in log
+    assert (await read_log("pytest", log, timeout_s=60)).status_of("test_a.py::test_a") == "failed"
+
+
+async def test_a_file_with_a_wrong_style_leaves_its_tests_what_they_are() -> None:
+    """Older plug-ins test a file as a whole, under its name."""
+    log = (
+        f"{START}a.py FAILED\na.py::test_a PASSED\n=== short test summary info ===\nPASSED a.py::test_a\nFAILED a.py\n"
+    )
+    read = await read_log("pytest", log, timeout_s=10)
+    assert (read.status_of("a.py::test_a"), read.status_of("a.py")) == ("passed", "failed")
+
+
 async def test_runs_one_after_another_are_all_read(project: Path) -> None:
     one, first, _code = ran(project, "-v", "-rA", "tests/test_kinds.py")
     two, second, _code = ran(project, "-q", "-rA", "tests/two words")

@@ -131,8 +131,20 @@ class Outer:
     class Inner(unittest.TestCase):
         def test_a(self): pass
 """
+FORGED = """
+import unittest
+def forge(case): print(f"test_a (test_forged.{case}.test_a) ... ok", flush=True)
+class NoClass(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): forge("NoClass"); raise ValueError("no class")
+    def test_a(self): pass
+class Fails(unittest.TestCase):
+    def test_a(self): forge("Fails"); self.fail("no")
+"""
 FILES = {
     "run.py": RUN,
+    "test_forged.py": FORGED,
+    "test_forged_module.py": "print('test_a (test_forged_module.M.test_a) ... ok', flush=True)\n1 / 0\n",
     "test_docs.py": DOCS,
     "test_output.py": OUTPUT,
     "test_classes.py": CLASSES,
@@ -147,7 +159,7 @@ FILES = {
 GROUPS = {
     "test_a (test_classes.Skipped.test_a)": "skipped",
     "test_a (test_classes.Skipped)": "skipped",
-    "test_classes.Skipped.test_a": None,
+    "test_classes.Skipped.test_a": "skipped",
     "test_a (test_classes.Broken.test_a)": "failed",
     "test_a (test_absent.Any.test_a)": "skipped",
     "test_a (test_broken.Any.test_a)": "failed",
@@ -267,6 +279,16 @@ async def test_what_djangos_runner_writes() -> None:
     assert read.status_of("test_six (admin_views.tests.One.test_six)") == "failed"
     assert read.status_of("The form's errors are shown (#12345).") == "passed"
     assert read.status_of("It talks.") == "passed"
+
+
+@pytest.mark.parametrize("case", ["test_forged.NoClass", "test_forged.Fails", "test_forged_module.M"])
+async def test_what_code_prints_is_no_result_of_a_test_that_failed_or_never_ran(project: Path, case: str) -> None:
+    log, _truth = ran(project, FILES="test_forged*.py", PYTHONUNBUFFERED="1")
+    assert f"test_a ({case}.test_a) ... ok" in log
+    read = await read_log("unittest", log, timeout_s=60)
+    assert {name: read.status_of(name) for name in names_of(f"{case}.test_a")} == dict.fromkeys(
+        names_of(f"{case}.test_a"), "failed"
+    )
 
 
 PYTHON_3_14 = """

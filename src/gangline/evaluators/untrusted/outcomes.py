@@ -12,7 +12,7 @@ Status = Literal["passed", "failed", "skipped"]
 """`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
-_OF_UNITTEST = re.compile(r"\S+ \(([^()\s]+)\)")
+_OF_UNITTEST = re.compile(r"\S+ \(([^()\s]+)\)|([^()\s]+)$")
 
 
 class Outcome(NamedTuple):
@@ -43,7 +43,10 @@ class TestLog:
                 _note(self._aliases, alias, outcome.status)
 
     def status_of(self, name: str) -> Status | None:
-        """None: the log does not say."""
+        """None: the log does not say. Tests of a group that failed did not run, whatever code of theirs printed."""
+        of_groups: list[Status] = [self._groups[one] for one in _groups_of(name) if one in self._groups]
+        if any(status == "failed" for status in of_groups):
+            return "failed"
         if (found := self.statuses.get(name) or self._aliases.get(name)) is not None:
             return found
         if name.count("[") > name.count("]"):  # cut off within a parameter, as 676 names of SWE-bench Verified are
@@ -53,7 +56,7 @@ class TestLog:
                     _note(worst, name, status)
             if worst:
                 return worst[name]
-        return next((self._groups[group] for group in _groups_of(name) if group in self._groups), None)
+        return of_groups[0] if of_groups else None
 
     def renamed(self, rename: Callable[[str], str]) -> TestLog:
         found = TestLog()
@@ -82,12 +85,13 @@ def _note(statuses: dict[str, Status], name: str, status: Status) -> None:
 
 
 def _groups_of(name: str) -> Iterator[str]:
-    """The file of a test of pytest's; the class, module and packages of one of unittest's; the nearest first."""
+    """The file of a test of pytest's; the class, module and packages of one of unittest's, or of its id; the nearest
+    first."""
     file, of_pytest, _rest = name.partition("::")
     if of_pytest:
         yield file
     elif found := _OF_UNITTEST.match(name):
-        group = found[1]
+        group = found[1] or found[2]
         while group:
             yield group
             group = group.rpartition(".")[0]

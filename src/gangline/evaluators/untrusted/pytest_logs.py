@@ -53,8 +53,8 @@ def pytest_outcomes(text: str) -> Iterator[Outcome]:
     files = {name.partition("::")[0] for name in statuses if "::" in name}
     for name, status in statuses.items():
         yield Outcome(name, status, tuple(_aliases(name, reader.with_reasons.get(name, set()))))
-        if "::" not in name and status == "failed":  # it could not be collected
-            yield Outcome(name, status, is_group=True)
+    for file in reader.not_collected:
+        yield Outcome(file, "failed", is_group=True)
     for file in reader.skipped_at - files:
         yield Outcome(file, "skipped", is_group=True)
     if reader.has_full_line:
@@ -82,6 +82,8 @@ class _Reader:
         """A test's name with the reason behind it, as lists of SWE-bench have expected failures."""
         self.skipped_at: set[str] = set()
         """Files."""
+        self.not_collected: set[str] = set()
+        """Files; a file that a plug-in tests as a whole, such as for its style, can fail while its tests pass."""
         self.has_full_line = False
         """SWE-bench's lists for pytest's own repository have such a line as a test."""
         self._begun: tuple[str, Status | None] | None = None
@@ -125,6 +127,8 @@ class _Reader:
                 cuts = () if word == "PASSED" else (one.start() for one in re.finditer(" - ", rest))
                 name = _reading(rest, cuts) or rest
                 _note(self._section, name, _STATUSES[word])
+                if word == "ERROR" and "::" not in name:
+                    self.not_collected.add(name)
                 self.with_reasons.setdefault(name, set()).add(rest)
 
     def _read_progress(self, line: str) -> None:
