@@ -211,6 +211,9 @@ CHOICES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "medqa": ({"options": {"A": "iron", "B": "zinc"}, "answer": "zinc"}, ["B", "zinc"], ["A", "iron"]),
     "mmlu-pro": ({"options": [f"c{n}" for n in range(10)], "answer": "I", "answer_index": 8}, ["I", "c8"], ["H", "8"]),
     "an index as text": ({"choices": ["up", "down", "left"], "answer": "2"}, ["C", "left"], ["2", "B"]),
+    "articles": ({"choices": ["an", "a", "the"], "answer": 0}, ["A", "an", "(A)"], ["a", "B", "the"]),
+    "an article": ({"choices": ["an", "a", "the"], "answer": "B"}, ["B", "b", "a"], ["A", "an"]),
+    "numbers with an index": ({"choices": ["1", "2", "3"], "answer": 1}, ["B", "2"], ["1", "A"]),
     "a csv of numpy": ({"choices": "['up' 'down'\n 'left']", "answer": "up"}, ["A", "up"], ["down"]),
 }
 
@@ -222,6 +225,16 @@ async def test_a_choice_is_right_by_its_letter_and_by_its_text(runtime: FolderRu
     assert "\nA) " in body["instruction"], "an agent must see its choices"
     assert {answer: await reward(runtime, body, answer) for answer in right} == dict.fromkeys(right, 1.0)
     assert {answer: await reward(runtime, body, answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [("['1' '2' '3' '4']", "1"), (["1", "2", "3"], "2"), (["0", "1", "2"][::-1], "0"), (["A", "T", "G", "C"], "C")],
+)
+def test_an_answer_that_may_be_two_choices_is_left_out(choices: Any, answer: str) -> None:
+    """By its text, and by its place: one of the two would be paid wrongly."""
+    with pytest.raises(RowUnsuitable, match=r"answer: '.' may be two of the choices"):
+        task_of({"instruction": "Which?", "choices": choices, "answer": answer})
 
 
 def test_choices_that_the_question_shows_are_not_shown_twice() -> None:

@@ -32,7 +32,8 @@ class Chosen(NamedTuple):
 def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_mapped: bool) -> Chosen | None:
     """None for a row whose answer is no choice.
 
-    is_mapped: the user has named the column of the choices. Raises: RowUnsuitable when then the answer is none of them.
+    is_mapped: the user has named the column of the choices. Raises: RowUnsuitable when then the answer is none of them,
+    and for one that may be two of them.
     """
     column = next((name for name in _COLUMNS if given.get(name) is not None), None)
     if column is None:
@@ -84,7 +85,7 @@ def _pairs(value: Any) -> list[tuple[str, str]] | None:
 
 
 def _index(answer: Any, choices: list[tuple[str, str]]) -> int | None:
-    """Where the answer is among the choices; None if it is not, or may be two of them."""
+    """Where the answer is among the choices; None if it is not. Raises: RowUnsuitable if it may be two of them."""
     if isinstance(answer, list):
         (answer,) = cast("list[Any]", answer) if len(cast("list[Any]", answer)) == 1 else [None]
     if isinstance(answer, float) and answer.is_integer():
@@ -103,6 +104,10 @@ def _index(answer: Any, choices: list[tuple[str, str]]) -> int | None:
     found = {labels.index(label) for label in wanted} or {at for at, text in enumerate(texts) if text == named}
     if named.isdigit() and named not in labels and int(named) < len(choices):  # HellaSwag: an index as a text
         found.add(int(named))
+    if not any(label for label, _ in choices):
+        found |= {at for at, text in enumerate(texts) if text == named}
+    if len({texts[at] for at in found}) > 1:
+        raise RowUnsuitable(f"answer: {answer!r} may be two of the choices: by its text, and by its place")
     return found.pop() if len(found) == 1 else None
 
 
@@ -115,6 +120,8 @@ def _letters(choices: list[tuple[str, str]]) -> list[str]:
 def _right(letters: list[str], texts: list[str], at: int) -> tuple[str, ...]:
     """The letter, in its writings, and the choice's own text where no other choice can be meant by it."""
     letter, text = letters[at], texts[at].strip()
-    forms = [letter, letter.lower(), *(form.format(letter, text) for form in ("{}) {}", "({}) {}", "{}. {}", "{}: {}"))]
+    forms = [letter, *(form.format(letter, text) for form in ("{}) {}", "({}) {}", "{}. {}", "{}: {}"))]
+    if letter.lower() not in map(str.strip, texts):  # the article `a`, as a choice
+        forms.insert(1, letter.lower())
     others = [*texts[:at], *texts[at + 1 :], *letters]
     return tuple(forms if any(is_same_value(text, one) for one in others) else [*forms, text])
