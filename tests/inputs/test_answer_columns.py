@@ -276,6 +276,27 @@ def test_no_row_of_a_source_with_answers_pays_for_its_end(
     assert "answer" in left.why
 
 
+def test_a_text_that_only_begins_like_an_object_ends_no_import(tmp_path: Path) -> None:
+    row = {**QUESTION, "answer": "2"}
+    path = rows_file(tmp_path / "rows.jsonl", {**row, "meta": "{x"}, {**row, "meta": '{"x": "a"}'}, {**row, "meta": 3})
+    assert [type(one) for one in read_source(path, Wanted(filters=("meta.x=a",)))] == [Imported]
+    swe = {"problem_statement": "p", "docker_image": "i"}
+    path = rows_file(tmp_path / "swe.jsonl", {**swe, "instance": "{x"}, {**swe, "instance": "{y"})
+    with pytest.raises(InvalidRequest, match=r"row 1: .*row 2: "):
+        list(read_source(path, Wanted()))
+
+
+@pytest.mark.parametrize("about", ["[]", '{"info": null}', '{"info": {"features": []}}'])
+def test_what_is_not_said_of_the_columns_is_not_needed(tmp_path: Path, about: str) -> None:
+    need_module("pyarrow", "pip install 'gangline[parquet]'")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    table = arrow.table({**{name: [value] for name, value in QUESTION.items()}, "answer": [2]})
+    parquet.write_table(table.replace_schema_metadata({b"huggingface": about.encode()}), tmp_path / "rows.parquet")
+    assert [type(one) for one in read_source(tmp_path / "rows.parquet", Wanted())] == [Imported]
+
+
 def test_a_source_without_any_answer_is_imported_with_a_note(tmp_path: Path) -> None:
     path = rows_file(tmp_path / "rows.jsonl", QUESTION, QUESTION)
     found = [one for one in read_source(path, Wanted()) if isinstance(one, Imported)]

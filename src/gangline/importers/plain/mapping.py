@@ -35,11 +35,15 @@ def parsed_mapping(given: list[str]) -> dict[str, str]:
 
 
 def column_of(row: Mapping[str, Any], path: str, default: Any = _MISSING) -> Any:
-    """The value at a path; objects may be JSON in a text. Raises: InvalidRequest without a default."""
+    """The value at a path; objects may be JSON in a text. With a default nothing is raised. Raises: InvalidRequest."""
     value: Any = row
     for name in [path] if path in row else path.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            value = _read(value, path)
+            try:
+                value = _read(value, path)
+            except InvalidRequest:
+                if default is _MISSING:
+                    raise
         if not isinstance(value, Mapping) or name not in value:
             if default is not _MISSING:
                 return default

@@ -188,6 +188,9 @@ def _value(scalar: Any) -> Any:
 def _classes_of(schema: Any, column: str) -> list[str]:
     """Names of a column of `datasets`' class labels, such as A to D; it is written as their numbers, -1 for none."""
     about: Any = json.loads(cast("dict[bytes, bytes]", schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = about.get("info", {}).get("features", {}).get(column)
+    try:
+        feature = about["info"]["features"][column]
+    except (KeyError, TypeError):  # other programs write it as well, or null
+        return []
     is_of_classes = isinstance(feature, dict) and cast("Any", feature).get("_type") == "ClassLabel"
     return cast("Any", feature).get("names") or [] if is_of_classes else []
