@@ -175,8 +175,8 @@ def _are_different(values: list[Any]) -> bool:
 
 
 def _may_be_a_part(value: Any) -> bool:
-    """A number or a letter: several may be a list, or all that is right of a question's choices."""
-    if not isinstance(value, str) or re.fullmatch(r"\(?[A-Z]\)?", value.strip()):
+    """A number, a letter or a verdict: several may be a list, all that is right of a question's choices, or votes."""
+    if not isinstance(value, str) or re.fullmatch(r"\(?[A-Z]\)?|(?i:yes|no|true|false)", value.strip()):
         return True
     return without_marks(value).strip("+-$%()").replace(",", "").replace(".", "").replace("/", "").isdigit()
 
@@ -186,8 +186,11 @@ def _of_object(value: Mapping[str, Any]) -> list[str]:
         texts = value["text"]
         return _of_list(cast("list[Any]", texts) if isinstance(texts, list) else [texts])
     if "value" in value:  # TriviaQA
-        aliases = [one for name in ("aliases", "normalized_aliases") for one in value.get(name) or ()]
-        return [text for one in (value["value"], *aliases) for text in _answers(one)]
+        columns = [value.get(name) for name in ("aliases", "normalized_aliases")]
+        aliases = [
+            one for given in columns for one in (cast("list[Any]", given) if isinstance(given, list) else [given])
+        ]
+        return [text for one in (value["value"], *filter(None, aliases)) for text in _answers(one)]
     if isinstance(spans := value.get("spans"), list) and spans:  # DROP
         if _are_different(cast("list[Any]", spans)):
             raise RowUnsuitable(_ONE_OR_SEVERAL)
