@@ -74,7 +74,7 @@ async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: fl
     except (asyncio.CancelledError, SystemExit) as error:
         if not is_fault(error):
             raise
-        raise EvaluatorError(f"the evaluator ended itself: {type(error).__name__} {error}") from error
+        raise GraderUnavailable(f"the evaluator ended itself: {type(error).__name__} {error}") from error
 
 
 def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: RuntimeHandle) -> EvaluationContext:

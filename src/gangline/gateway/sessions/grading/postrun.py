@@ -130,8 +130,8 @@ class Postrun:
         """Artifacts of the evaluator's."""
         try:
             context = self._context(trajectory, end, runtime, left, kept or {})
-            attempt = attempt.rewarded(trajectory, await self._evaluate(context))
-            attempt = msgspec.structs.replace(attempt, details=attempt.details | vetting_of(self._task))
+            graded = attempt.rewarded(trajectory, await self._evaluate(context))
+            attempt = msgspec.structs.replace(graded, details=graded.details | vetting_of(self._task))
         except GradingSpoiled as error:
             attempt = self._spoiled(attempt, trajectory, error)
         except Exception as error:
