@@ -183,7 +183,8 @@ async def test_an_action_server_that_the_agent_kills_is_replaced(tmp_path: Path)
 async def test_without_python_in_the_sandbox_other_tools_work(tmp_path: Path) -> None:
     """PATH has no program at all: the model reads why, and thinks on."""
     lease = native(
-        runtime={"backend": "process", "env": {"PATH": "/nowhere"}}, agent={"settings": {"tools": ["shell", "think"]}}
+        runtime={"backend": "process", "env": {"PATH": "/nowhere/bin"}},
+        agent={"settings": {"tools": ["shell", "think"]}},
     )
     thinks = {"name": "think", "arguments": {"thought": "Hm."}}
     result = await lived(tmp_path, lease, FIRST | {"tool_calls": [{"run": "ls"}, thinks]})

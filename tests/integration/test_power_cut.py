@@ -12,7 +12,7 @@ import pytest
 
 from gangline.client.running import keep_token
 from gangline.client.server import ServerClient
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import Unauthorized
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import append, make_folder, replacing, write_new, write_once, write_whole
 from gangline.gateway.backends.member_file import MemberFile
@@ -129,7 +129,7 @@ async def test_a_result_that_the_server_did_not_take_yet(disk: PowerCut, data: P
     class Refusing:
         async def post_result(self, *_args: Any) -> None:
             disk.leaves(after)
-            raise InvalidRequest("not this one")
+            raise Unauthorized("not with this key")
 
     client = cast(ServerClient, Refusing())
     journal = Journal.open(data / "journal")

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog
-from gangline.evaluators.untrusted.test_logs import last_exit_code, read_log, without_timing
+from gangline.evaluators.untrusted.test_logs import PARSERS, last_exit_code, read_log, without_timing
 from support.requirements import need
 
 PYTEST = """
@@ -175,3 +175,19 @@ def test_an_own_name_counts_before_an_alias_and_a_group_for_tests_without_result
     statuses = ["passed", "failed", "failed", None, "skipped", None, "passed", "skipped", None]
     assert [log.status_of(name) for name in names] == statuses
     assert log.renamed(lambda name: "one").status_of("one") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("log", "has_some"),
+    [
+        ("..\nRan 2 tests in 0.0s\n\nOK\n", True),
+        ("x\nRan 1 test in 0.0s\n\nOK (expected failures=1)\n", True),
+        ("E.\nRan 2 tests in 0.1s\n\nFAILED (errors=1)\n", True),
+        ("s\nRan 1 test in 0.0s\n\nOK (skipped=1)\n", False),
+        ("EF\nRan 2 tests in 0.0s\n\nFAILED (failures=1, errors=1)\n", False),
+        ("\nRan 0 tests in 0.0s\n\nFAILED (errors=1)\n", False),
+    ],
+)
+def test_a_log_without_names_says_whether_any_test_passed(log: str, has_some: bool) -> None:
+    """Where none did, none of those that must pass did, and the agent earned nothing."""
+    assert PARSERS["unittest"].has_unnamed_tests(log) is has_some

@@ -184,7 +184,10 @@ class ScriptEvaluator:
                 failure = failure or error
         before.forget()
         assert failure is not None
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame: a cycle that would keep the session's files in memory
 
     async def _graded(self, context: EvaluationContext, runtime: RuntimeHandle, lacks: dict[str, list[str]]) -> Reward:
         """Raises: EvaluatorError."""

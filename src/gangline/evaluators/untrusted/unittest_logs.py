@@ -31,6 +31,9 @@ _TEST = re.compile(r" *(\S+) \(([^()\s]+)\)(?: [\[(].*)?")
 _DOTS = " ... "
 _REPORT = re.compile(r"(?:FAIL|ERROR|UNEXPECTED SUCCESS): (.+)")
 _RAN = re.compile(r"Ran (\d{1,9}) tests? in [\d.]+s")
+_VERDICT = re.compile(r"(?:OK|FAILED)(?: \((.*)\))?")
+_OTHERS = re.compile(r"(?<!expected )\b(?:failures|errors|skipped|unexpected successes)=(\d{1,9})")
+"""Numbers of tests that did not pass."""
 _NOT_LOADED = ("unittest.loader._FailedTest", "unittest.loader.ModuleSkipped")
 _MAX_READINGS = 16
 
@@ -47,8 +50,16 @@ def has_unittest_summary(text: str) -> bool:
 
 
 def has_unnamed_tests_of_unittest(text: str) -> bool:
-    """Whether the text says that tests ran, by their number."""
-    return any(int(found[1]) for line in plain_lines(text) if (found := _RAN.fullmatch(line)))
+    """Whether the text says that tests passed, by their number."""
+    num_ran = 0
+    for line in plain_lines(text):
+        if (found := _RAN.fullmatch(line)) is not None:
+            num_ran = int(found[1])
+        elif num_ran and (verdict := _VERDICT.fullmatch(line)) is not None:
+            if num_ran > sum(map(int, _OTHERS.findall(verdict[1] or ""))):
+                return True
+            num_ran = 0
+    return num_ran > 0
 
 
 class _Reader:
