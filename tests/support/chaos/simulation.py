@@ -38,6 +38,9 @@ PATIENCE_S = 4000.0
 BEAT_S = 3.0
 SWEEP_S = 4.0
 
+_WITHOUT_A_RESULT = ("lease_expired", "lease_unheard", "given_back")
+"""Ends of sessions whose node reported none."""
+
 
 class World:
     """The clock, what is to happen, and the network. `make_server` is given the server's own clock."""
@@ -261,7 +264,7 @@ class World:
     def _no_result_is_lost(self, sessions: dict[str, Ended]) -> None:
         assert not any(node.outgoing for node in self.nodes), "a node still has a result that nobody answered"
         for session_id, session in sessions.items():
-            if session.outcome == "cancelled" or session.failure_code == "lease_expired":
+            if session.outcome == "cancelled" or session.failure_code in _WITHOUT_A_RESULT:
                 continue
             final = self.kept[session_id, session.result_attempt or 0]
             assert (final.outcome, final.attempt) == (session.outcome, session.attempt)
