@@ -18,9 +18,9 @@ answered with a 400 that names them, except at values that change nothing: they 
 or would make another reply. **Dropped** fields are named in the record (`dropped`), and the call goes on without them.
 
 A field that is in no table is dropped as well, and named in the record. The call is refused instead where the field's
-name speaks of a part of the conversation (`memory_store`, `thread_id`, `documents`, `system_prompt`), or its value names
-an earlier reply of the session by its id: without that field it would be another conversation. Empty values change
-nothing.
+name speaks of a part of the conversation (`memory_store`, `thread_id`, `documents`, `system_prompt`), or its value
+names an earlier reply of the session by its id: without that field it would be another conversation. Empty values
+change nothing.
 """
 
 _DIALECTS = {
