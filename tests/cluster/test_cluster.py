@@ -174,8 +174,8 @@ def test_a_killed_process_is_started_again_as_the_same_node_and_sessions_end_onc
     assert service.ends() == ONCE
     if killed == "node":
         assert service.hosts() == nodes
-    else:  # Ray may have placed it elsewhere; what it ran was given back
-        assert {one["attempt"] for one in ended} == {1}
+    else:  # Ray may have placed it elsewhere; what it ran was given back, and an agent that had started used an attempt
+        assert {one["attempt"] for one in ended} <= {1, 2}
     assert service.up.end()[0] == 0
     assert_nothing_is_left(service.up, ray_machines, gate)
 

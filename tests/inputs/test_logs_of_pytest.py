@@ -168,7 +168,12 @@ def ran(project: Path, *options: str, columns: int = 80, **env: str) -> tuple[st
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--doctest-glob=doc.txt", *options]
     more = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRUTH": str(told), "COLUMNS": str(columns), **env}
     done = subprocess.run(
-        command, cwd=project, env=os.environ | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        cwd=project,
+        env=os.environ | {"PYTEST_ADDOPTS": ""} | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     return done.stdout.decode(), json.loads(told.read_text()), done.returncode
 
