@@ -16,6 +16,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.runtimes.commands import execution, zygote
+from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.network.relay import listening_inside
 from gangline.runtimes.process import ProcessRuntime
 from gangline.runtimes.shared.handle import ExecRequest, open_channel
@@ -216,6 +217,20 @@ async def test_only_one_supervisor_rests(runtime: Runtime, tmp_path: Path) -> No
         await forks_of(owner, 3)
     finally:
         await handle.stop()
+
+
+async def test_an_end_that_is_cancelled_keeps_no_socket() -> None:
+    foreman = Foreman(f"{new_id('foreman')}/r")
+    await foreman.ready()
+    supervisor = foreman.supervisor(())
+    ending = asyncio.create_task(foreman.end())
+    await asyncio.sleep(0)
+    foreman.rest(supervisor)  # its command has ended while the foreman was let go
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not supervisor.is_ready
+    assert not foreman.alive
 
 
 async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runtime: Runtime, tmp_path: Path) -> None:

@@ -97,14 +97,20 @@ class Foreman:
 
     async def end(self) -> None:
         """Let it go, and wait for its end. Idempotent."""
+        self._dismiss_resting()
+        if self._orders.fileno() < 0:
+            return
+        try:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_END_S):  # one that was stopped is the reaper's
+                    self._orders.shutdown(socket.SHUT_WR)
+                    while await asyncio.get_running_loop().sock_recv(self._orders, 4096):
+                        pass
+        finally:
+            self._orders.close()
+            self._dismiss_resting()  # a command may have ended meanwhile
+
+    def _dismiss_resting(self) -> None:
         if self._resting is not None:
             self._resting.close()
             self._resting = None
-        if self._orders.fileno() < 0:
-            return
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_END_S):  # one that was stopped is the reaper's
-                self._orders.shutdown(socket.SHUT_WR)
-                while await asyncio.get_running_loop().sock_recv(self._orders, 4096):
-                    pass
-        self._orders.close()
