@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from gangline.language.parsing.events import CallEvent, Event, Schemas, TextEvent, held_length
+from gangline.language.parsing.values import arguments_text
 
 __all__ = ["CALL", "BodyReader", "TaggedCalls", "read_glm", "read_hermes", "read_qwen3_coder"]
 
@@ -127,34 +128,15 @@ def _pairs(text: str, before_key: str, after_key: str, before_value: str, end: s
         value, has_end, left = rest.lstrip("\n").partition(end) if before_value else rest.partition(end)
         if not (text.startswith(before_key) and has_key and has_end and value.startswith(before_value)):
             raise _Malformed
-        yield key.strip(), value.removeprefix(before_value)
+        value = value.removeprefix(before_value)
+        # Without a tag of its own, a value has a line break on either side that belongs to the format.
+        yield key.strip(), value if before_value else value.removeprefix("\n").removesuffix("\n")
         text = left.strip()
 
 
 def _call(name: str, pairs: Iterator[tuple[str, str]], schemas: Schemas) -> CallEvent | None:
-    """Values are text; where the tool's schema wants no text they are read as JSON."""
     try:
         values = dict(pairs)
     except _Malformed:
         return None
-    properties: object = schemas.get(name, {}).get("properties")
-    known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
-    arguments = {key: _value(text, known.get(key)) for key, text in values.items()}
-    return CallEvent(name, msgspec.json.encode(arguments).decode())
-
-
-def _value(text: str, schema: object) -> object:
-    # One line break on either side belongs to the format.
-    text = text.removeprefix("\n").removesuffix("\n")
-    if _is_text(schema):
-        return text
-    try:
-        return msgspec.json.decode(text.strip())
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return text
-
-
-def _is_text(schema: object) -> bool:
-    """Whether the first type in `schema` is text. Unknown: no, so that numbers come out as numbers."""
-    kind: object = cast("dict[str, object]", schema).get("type") if isinstance(schema, dict) else None
-    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+    return CallEvent(name, arguments_text(values.items(), schemas.get(name)))
