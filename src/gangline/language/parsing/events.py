@@ -24,6 +24,8 @@ class CallEvent:
     name: str
     arguments: str
     """JSON text of an object; byte for byte as sampled where the format is JSON."""
+    call_id: str | None = None
+    """An id that the text itself shows, such as Kimi's `functions.look:0`."""
 
 
 Event = TextEvent | ThinkingEvent | CallEvent

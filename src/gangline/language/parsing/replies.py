@@ -56,7 +56,8 @@ class ReplyText:
             thinking="".join(event.text for event in events if isinstance(event, ThinkingEvent)),
             text="".join(event.text for event in events if isinstance(event, TextEvent)),
             tool_calls=tuple(
-                ToolCallDelta(first + i, call.arguments, f"call_{first + i}", call.name) for i, call in enumerate(calls)
+                ToolCallDelta(first + i, call.arguments, call.call_id or f"call_{first + i}", call.name)
+                for i, call in enumerate(calls)
             ),
         )
 
