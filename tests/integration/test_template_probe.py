@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.probe import probe_template
 from gangline.engines.sglang.engine import SglangEngine
+from gangline.engines.templates.probe import probe_template
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.language.tokenizer import HfChatTokenizer
 from gangline.serving.app import serving

@@ -66,6 +66,36 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a request's tools are in its prompt. Where they are not, the model cannot know them."""
     renders_tool_results: bool | None = None
     """Likewise of the results of tool calls."""
+    renders_current_thinking: bool | None = None
+    """Whether thinking before a call, since the last user's message, is in the prompt."""
+    takes_system: bool | None = None
+    """`takes_...`: the template accepts messages of this form, and its prompt has their texts in their order."""
+    takes_system_alone: bool | None = None
+    """Without a user's message."""
+    takes_several_system: bool | None = None
+    """Several system messages at the front."""
+    takes_late_system: bool | None = None
+    """System messages behind a user's message, or a reply."""
+    takes_system_after_results: bool | None = None
+    """System messages behind the results of tool calls."""
+    takes_neighbours: bool | None = None
+    """Two messages of one role, one after the other."""
+    takes_reply_first: bool | None = None
+    """Replies before any user's message."""
+    takes_empty_replies: bool | None = None
+    takes_user_after_results: bool | None = None
+    """A user's message behind the results of tool calls."""
+    takes_parallel_calls: bool | None = None
+    """Several calls in one reply, and their results."""
+    takes_results_without_calls: bool | None = None
+    takes_calls_without_results: bool | None = None
+    """A call that a user's message follows. Only whether it is accepted."""
+    takes_text_and_thinking_with_calls: bool | None = None
+    """A call with text and with thinking in one reply, where it takes one with either. Only whether it is accepted."""
+    call_ids: Literal["any", "nine"] | None = None
+    """Form of the ids of calls: `any` takes the node's own, `nine` only nine of [a-zA-Z0-9]. None: takes no calls."""
+    prints_call_ids: bool | None = None
+    """Whether prompts show the ids of calls."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

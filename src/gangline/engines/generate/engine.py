@@ -39,8 +39,8 @@ from gangline.engines.generate.probe import ROUTES, probe_route
 from gangline.engines.generate.text import ReplyReader, TextSide
 from gangline.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.engines.http import EngineHttp
-from gangline.engines.probe import probe_template
 from gangline.engines.sight import Sight
+from gangline.engines.templates.probe import probe_template
 from gangline.event_loop import call_all
 
 __all__ = ["GenerateEngine", "RouteName"]

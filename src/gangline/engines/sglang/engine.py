@@ -24,7 +24,6 @@ from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineRep
 from gangline.engines.fields import messages_in_turns, sent_ids
 from gangline.engines.http import EngineHttp
 from gangline.engines.json_ids import SentIds, ids_from_json
-from gangline.engines.probe import probe_template
 from gangline.engines.replies import decode
 from gangline.engines.sglang.wire import (
     Detokenized,
@@ -35,6 +34,7 @@ from gangline.engines.sglang.wire import (
     render_body,
 )
 from gangline.engines.sight import Sight, with_evidence
+from gangline.engines.templates.probe import probe_template
 from gangline.engines.vocabulary import vocabulary_size
 
 __all__ = ["SglangEngine"]

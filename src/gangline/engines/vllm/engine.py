@@ -23,8 +23,8 @@ from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineRep
 from gangline.engines.fields import messages_in_turns, sent_ids
 from gangline.engines.http import EngineHttp
 from gangline.engines.json_ids import SentIds
-from gangline.engines.probe import probe_template
 from gangline.engines.sight import Sight, with_evidence
+from gangline.engines.templates.probe import probe_template
 from gangline.engines.vllm.calls import CallsOfChoices
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import (

@@ -1,0 +1,75 @@
+"""Engines of a chat template alone: one id for each character."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.utils import chat_template_utils
+
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.tokens import TokenIds
+from gangline.engines.generate.template import TemplateText
+from gangline.language.parsing.parser import Parsers
+from gangline.language.tokenizer import HfChatTokenizer
+
+__all__ = ["TemplateEngine", "template_tokenizer"]
+
+
+class _Characters:
+    """As much of a transformers tokenizer as `HfChatTokenizer` asks for."""
+
+    eos_token_id = 0
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self.added_tokens_decoder: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return 0x110000
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(map(chr, ids))
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, **arguments: Any) -> str:
+        tools = arguments.pop("tools", None)
+        utils: Any = chat_template_utils
+        texts, _ = utils.render_jinja_template(
+            [messages], tools=tools, chat_template=self._template, bos_token="<s>", eos_token="</s>", **arguments
+        )
+        return texts[0]
+
+
+def template_tokenizer(template: str) -> HfChatTokenizer:
+    return HfChatTokenizer(_Characters(template))
+
+
+class TemplateEngine:
+    """Renders, and reads ids. `num_asked` counts both."""
+
+    def __init__(self, template: str) -> None:
+        self._text = TemplateText(template_tokenizer(template), Parsers.named({}))
+        self.num_asked = 0
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        self.num_asked += 1
+        await asyncio.sleep(0)
+        return self._text._render(messages, tools, template_kwargs, add_generation_prompt)  # pyright: ignore[reportPrivateUsage]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        self.num_asked += 1
+        return await self._text.decode(ids)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str:
+        """Raises: EngineRefused."""
+        return "".join(map(chr, self._text._render(messages, tools, None, True).tolist()))  # pyright: ignore[reportPrivateUsage]
