@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import gangline
-from gangline.domain.errors import Failure, GanglineError, InvalidRequest, LeaseLost, LimitExceeded
+from gangline.domain.errors import Failure, GanglineError, InvalidRequest, LeaseLost, LimitExceeded, ServerUnavailable
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import ResultReceipt
@@ -55,12 +55,18 @@ class Listener:
         self.waiting: asyncio.Queue[Lease] = asyncio.Queue()
         self.heard: dict[str, asyncio.Future[SessionResult | str]] = {}
         self.beats: list[dict[str, Any]] = []
+        self.deaf_to = dict[str, int]()
+        """session id -> how many of the heartbeats that name it get no answer."""
         self._refuse = refuse
 
     async def lease(self, *_: Any, **__: Any) -> list[Lease]:
         return [await self.waiting.get()]
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        for name in beat.sessions:
+            if self.deaf_to.get(name, 0) > 0:
+                self.deaf_to[name] -= 1
+                raise ServerUnavailable("the server does not answer.")
         self.beats.append(beat.sessions)
         return HeartbeatReply(renewed=tuple(beat.sessions), lost=(), lease_s=30.0)
 
@@ -279,3 +285,18 @@ async def test_a_session_goes_on_when_the_operators_own_code_fails(tmp_path: Pat
     async with listening_node(tmp_path, server, on_result=fails):
         result = await server.report_of("s1")
     assert (result.outcome, result.reward) == ("completed", 0.5)
+
+
+async def test_a_lost_session_is_named_until_the_server_hears_of_it(tmp_path: Path) -> None:
+    server, steps = Listener(), Steps()
+    server.deaf_to = {"s1": 3}
+    async with listening_node(tmp_path, server):
+        with steps.watched():
+            steps.failing["s1"] = (LAST_RESORT[0], RuntimeError("planted"))
+            await server.loses("s1")
+            heard = len(server.beats)
+            async with asyncio.timeout(GIVE_UP_S):
+                while len(server.beats) < heard + 3:
+                    await asyncio.sleep(0.02)
+    assert server.deaf_to == {"s1": 0}
+    assert sum("s1" in beat for beat in server.beats) == 1

@@ -293,12 +293,15 @@ class Pipeline:
 
     async def _beat_once(self) -> None:
         held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
-        # Named once more, for a lease that was never heard of costs no attempt. Then it runs out.
-        held |= {session_id: (fence, "postrun") for session_id, fence in self._lost.items()}
-        self._lost.clear()
+        # Named until the server has heard it, for a lease that was never heard of costs no attempt. Then it runs out.
+        lost = dict(self._lost)
+        held |= {session_id: (fence, "postrun") for session_id, fence in lost.items()}
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
         draining, offer = self._draining.is_set(), self._offers.offer
-        for session_id in await self._link.beat(held, self.now(), draining=draining, offer=offer):
+        gone = await self._link.beat(held, self.now(), draining=draining, offer=offer)
+        if gone is not None:
+            self._lost = {name: fence for name, fence in self._lost.items() if lost.get(name) != fence}
+        for session_id in gone or ():
             self._drop((session_id, held[session_id][0]))
 
     def _may_end(self, key: _LeaseKey) -> bool:

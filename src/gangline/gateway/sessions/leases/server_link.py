@@ -66,8 +66,8 @@ class ServerLink:
 
     async def beat(
         self, held: Mapping[str, tuple[int, Stage]], now: NodeNow, *, draining: bool, offer: Offer | None = None
-    ) -> tuple[str, ...]:
-        """Report the sessions held: id -> fence and stage. Returns the ids of those that are lost.
+    ) -> tuple[str, ...] | None:
+        """Report the sessions held: id -> fence and stage. Returns the ids of those that are lost; None: no answer.
 
         Raises: NodeIdTaken, for whoever has the id runs sessions under it.
         """
@@ -89,6 +89,6 @@ class ServerLink:
             raise
         except GanglineError as error:
             log.warning("heartbeat.failed message=%s", error)
-            return ()
+            return None
         self.renewals.every_s = max(self._own_every_s, reply.every_s)
         return tuple(reply.lost)
