@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,10 @@ import pytest
 from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.evals.records import record_of
+from gangline.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt
+from gangline.trainers.verl.prompts import Prompt, TaskMaker
+from gangline.trainers.verl.sessions import PromptRunner
+from gangline.trainers.verl.settings import GanglineSettings, Sampling
 from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector
 from gangline.training.collecting.groups import ValiditySettings
 from gangline.training.run.evaluation import Evaluation
@@ -97,6 +103,61 @@ async def test_a_cause_that_stays_ends_the_collecting(make: Callable[[str], Sess
             with pytest.raises(InvalidGroup, match=r"(?s)8 tasks in a row gave nothing to train on.*gangline show t"):
                 await collector.collect(2)
         assert len(service.submitted) <= 30
+
+
+class Queue:
+    def __init__(self) -> None:
+        self.statuses = list[str]()
+
+    async def async_kv_put(self, key: str, partition_id: str, *, tag: dict[str, Any]) -> None:
+        self.statuses.append(tag["status"])
+
+    async def async_kv_batch_put(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+@pytest.mark.parametrize("make", CAUSES.values(), ids=CAUSES)
+async def test_verl_is_refused_more_prompts_by_a_cause_that_stays(
+    make: Callable[[str], SessionResult], partition: Any
+) -> None:
+    """It replaces each prompt that failed by another one."""
+    queue, sampling = Queue(), Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=64)
+    runner = PromptRunner(
+        Sessions(lambda session_id, _: make(session_id)),
+        queue,
+        TaskMaker(GanglineSettings(url="http://127.0.0.1:1")),
+        sampling={"train": sampling, "val": sampling},
+        num_samples={"train": 2, "val": 2},
+        validity=ValiditySettings(on_invalid="resubmit"),
+        compares_sessions=True,
+    )
+    for number in range(8):
+        runner.check()
+        columns = {"gangline_task": '{"instruction": "add"}'}
+        await runner.run(Prompt(f"t{number}", partition, global_steps=1, num_samples=None, columns=columns))
+    assert queue.statuses[1::2] == ["failure"] * 8
+    with pytest.raises(InvalidGroup, match=r"(?s)8 tasks in a row gave nothing to train on.*gangline show t"):
+        runner.check()
+
+
+async def test_skyrls_batches_are_one_run() -> None:
+    cfg = SimpleNamespace(trainer=SimpleNamespace(fully_async=SimpleNamespace(enabled=False)))
+    service = Sessions(lambda session_id, _: crashed(session_id))
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[Connection]:
+        yield Connection(service, [])
+
+    def task_of(_: SkyRLPrompt) -> dict[str, Any]:
+        return {"instruction": "add"}
+
+    validity = ValiditySettings(on_invalid="refuse")
+    generator = SkyRLGenerator(connect, task_of, cfg, SimpleNamespace(weight_version=1), validity=validity)
+    for number in range(8):
+        ids = [SimpleNamespace(instance_id=f"p{number}", repetition_id=sample) for sample in range(2)]
+        batch: dict[str, Any] = {"prompts": [[], []], "env_classes": ["any"] * 2, "trajectory_ids": ids}
+        with pytest.raises(InvalidGroup, match="8 tasks in a row" if number == 7 else "(?s)."):
+            await generator.generate(batch)
 
 
 async def test_the_error_has_the_end_of_what_an_agent_wrote(caplog: pytest.LogCaptureFixture) -> None:

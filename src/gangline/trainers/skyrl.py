@@ -30,6 +30,7 @@ from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.trainers.contract import Gate, TrainerRow, rows_of, updating
 from gangline.training.collecting.admission import version_spans
 from gangline.training.collecting.collector import PlainCollector
+from gangline.training.collecting.giving_up import Patience
 from gangline.training.collecting.groups import Group, ValiditySettings
 from gangline.training.collecting.service import RolloutClient
 
@@ -153,6 +154,7 @@ class SkyRLGenerator:
         self._first_version = first_version
         self._validity = validity
         self._trace_rewards: TraceRewards = trace_rewards
+        self._patience = Patience()
 
     @property
     def version(self) -> int:
@@ -176,7 +178,9 @@ class SkyRLGenerator:
         async with self._connect() as connection:
             async with updating(connection.gates, version):
                 pass  # SkyRL loaded them before it asked
-            async with PlainCollector(connection.service, iter(tasks), validity=self._validity) as collector:
+            async with PlainCollector(
+                connection.service, iter(tasks), validity=self._validity, patience=self._patience
+            ) as collector:
                 groups = await collector.collect(len(tasks))
         if self.version != version:
             raise InvalidRequest(

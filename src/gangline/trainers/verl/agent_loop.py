@@ -55,5 +55,5 @@ class GanglineAgentLoopManager:
         return cls(worker)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Begin the prompts. Raises: InvalidRequest; Ray's errors when the worker has died."""
+        """Begin the prompts. Raises: InvalidRequest, InvalidGroup; Ray's errors when the worker has died."""
         ray.get(self._worker.generate.remote(prompts))

@@ -17,6 +17,7 @@ from gangline.domain.session import SessionResult
 from gangline.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.trainers.verl.rows import QueueRows, training_rows, validation_rows
 from gangline.trainers.verl.settings import Sampling
+from gangline.training.collecting.giving_up import Patience
 from gangline.training.collecting.groups import ValiditySettings, judge_group, why_not_measured
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, answered
 
@@ -60,6 +61,13 @@ class PromptRunner:
         self._validity = validity
         self._compares_sessions = compares_sessions
         self._retry_s = retry_s
+        self._patience = Patience()
+        self._given_up: InvalidGroup | None = None
+
+    def check(self) -> None:
+        """Before more prompts are begun: verl replaces each that failed, for ever. Raises: InvalidGroup."""
+        if self._given_up is not None:
+            raise self._given_up
 
     async def run(self, prompt: Prompt) -> None:
         """Raises nothing: verl waits for a status, and only for that."""
@@ -127,7 +135,13 @@ class PromptRunner:
         task = self._tasks.task(prompt, task_id, self._num_sessions(prompt), sampling)
         await answered(self._service.submit, task, self._retry_s)
         await self._service.wait(task_id)
-        return await answered(self._service.result, task_id, self._retry_s)
+        results = await answered(self._service.result, task_id, self._retry_s)
+        try:
+            self._patience.note(prompt.uid, results)
+        except InvalidGroup as why:
+            self._given_up = why
+            raise
+        return results
 
     def _num_sessions(self, prompt: Prompt) -> int:
         return self._num_samples[prompt.partition] if prompt.num_samples is None else prompt.num_samples

@@ -62,8 +62,12 @@ class SessionWorker:
         return url
 
     async def generate(self, batch: TensorDict) -> int:
-        """Begin the batch's prompts. Returns their number at once. Raises: InvalidRequest, before any is begun."""
+        """Begin the batch's prompts. Returns their number at once.
+
+        Raises: InvalidRequest, and InvalidGroup once no session can run, before any is begun.
+        """
         assert self._runner is not None, "start comes first"
+        self._runner.check()
         prompts = prompts_in(batch)
         for prompt in prompts:
             self._own(self._runner.run(prompt))

@@ -90,6 +90,7 @@ class _Rollouts:
         admit: Admit | None,
         beside: Beside | None,
         retry_s: float,
+        patience: Patience | None,
     ) -> None:
         self._retry_s = retry_s
         self._beside = beside or Beside()
@@ -97,7 +98,7 @@ class _Rollouts:
         self._tasks = tasks
         self._validity = validity or ValiditySettings()
         self._admit = admit or _everything
-        self._patience = Patience()
+        self._patience = patience or Patience()
         self._running: dict[asyncio.Task[_Ended], _Rollout] = {}
         self.counts = CollectionCounts()
 
@@ -199,7 +200,7 @@ class _Collector:
     """Enter it before use: rollouts that are still in flight when it is left are cancelled.
 
     tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
-    does not answer. beside: what runs beside every task; None runs nothing.
+    does not answer. beside: what runs beside every task; None runs nothing. patience: of a run of several collectors.
     """
 
     def __init__(
@@ -211,8 +212,9 @@ class _Collector:
         admit: Admit | None = None,
         beside: Beside | None = None,
         retry_s: float = 0.5,
+        patience: Patience | None = None,
     ) -> None:
-        self._rollouts = _Rollouts(service, tasks, validity, admit, beside, retry_s)
+        self._rollouts = _Rollouts(service, tasks, validity, admit, beside, retry_s, patience)
         self._found: list[Group] = []
 
     @property
