@@ -169,7 +169,10 @@ def _fault(kind: Kind, entry: EntryPoint) -> str:
     if len({(_package(one), one.value) for one in found}) > 1:
         packages = " and ".join(sorted(f"{_package(one)} ({one.value})" for one in found))
         return f"is there twice, from {packages}; uninstall one"
-    return faults(kind, entry.name, entry.load())
+    try:
+        return faults(kind, entry.name, entry.load())
+    except (Exception, SystemExit) as error:  # the code of its class, such as of a metaclass
+        return f"cannot be read: {type(error).__name__}: {error}"
 
 
 def _shadowed(kind: Kind, entry: EntryPoint) -> str:
@@ -232,6 +235,11 @@ def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
         valid = config_type.model_validate(config)
     except ValidationError as error:
         raise InvalidRequest(f"{kind} {name!r}: {explain(error, config_type)}") from error
+    except (Exception, SystemExit) as error:
+        if _is_ours(entry := _registry(kind)[name]) or isinstance(error, GanglineError):
+            raise
+        fault = f"cannot read its configuration: {type(error).__name__}: {error}"
+        raise InvalidRequest(_refused(kind, entry, fault)) from error
     return made(kind, name, valid)
 
 
@@ -240,13 +248,14 @@ def made(kind: Kind, name: str, *config: BaseModel) -> Any:
     plugin, entry = load(kind, name), _registry(kind)[name]
     try:
         found = plugin(*config)
+        fault = "" if _is_ours(entry) else instance_faults(kind, found)
     except ValidationError as error:
         raise InvalidRequest(f"{kind} {name!r}: {explain(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _is_ours(entry) or isinstance(error, GanglineError):
             raise
         raise InvalidRequest(_refused(kind, entry, f"cannot be made: {type(error).__name__}: {error}")) from error
-    if fault := instance_faults(kind, found):
+    if fault:
         raise InvalidRequest(_refused(kind, entry, fault))
     return found
 

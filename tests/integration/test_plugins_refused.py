@@ -118,6 +118,20 @@ FAULTS: list[tuple[Kind, str, str]] = [
     ("evaluator", good("evaluator", changed="evaluate = 3"), "evaluate is not a method"),
     ("evaluator", good("evaluator", "Config") + "    Config = dict\n", "its Config is not a pydantic model"),
     ("evaluator", good("evaluator") + "    def __init__(self): ...\n", "is not made of its Config"),
+    *(
+        (
+            kind,
+            f"class Meta(type):\n    def __getattr__(cls, name): raise {error}(name)\n"
+            + good(kind, CONTRACTS[kind].fields[0]).replace("class Mine", "class Mine(metaclass=Meta)"),
+            f"cannot be read: {error}",
+        )
+        for kind, error in (("runtime", "RuntimeError"), ("harness", "KeyError"), ("dialect", "SystemExit"))
+    ),
+    (
+        "harness",
+        good("harness", "judge") + "    def judge(self, a): ...\n    judge.__wrapped__ = judge\n",
+        "cannot be read: ValueError",
+    ),
     ("harness", good("harness", changed="async def judge(self, a): ..."), "judge is `async def`"),
     ("builder", good("builder", changed="async def build(self, a): ..."), "build is `async def`"),
     ("runtime", good("runtime") + "    def __init__(self, config): ...\n", "is not made of nothing"),
@@ -169,6 +183,14 @@ def test_an_object_that_lacks_what_each_must_have_is_refused_when_it_is_made(sit
         plugins.make_environment("mine", {})
     with pytest.raises(InvalidRequest, match="harness `mine` cannot be made: ZeroDivisionError"):
         plugins.make_harness("mine", {})
+    exits = good("environment", "command") + "    @property\n    def command(self): raise SystemExit(3)\n"
+    site.install("environment", exits, name="exits")
+    with pytest.raises(InvalidRequest, match="environment `exits` cannot be made: SystemExit: 3"):
+        plugins.make_environment("exits", {})
+    bad_model = "    class Config(BaseModel):\n        def model_post_init(self, context): raise KeyError('a')\n"
+    site.install("builder", good("builder", "Config") + bad_model, name="odd")
+    with pytest.raises(InvalidRequest, match="builder `odd` cannot read its configuration: KeyError"):
+        plugins.make_builder("odd", {})
 
 
 def test_a_module_that_the_package_does_not_have_is_named(site: Site) -> None:

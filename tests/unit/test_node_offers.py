@@ -124,3 +124,51 @@ def test_runtimes_and_networks_are_given_with_commas_or_one_by_one() -> None:
         NodeSettings(networks=("host",))
     with pytest.raises(UnknownPlugin, match="sandbox"):
         NodeSettings(runtimes=("sandbx",)).allowed()
+
+
+def a_runtime(**parts: Any) -> Any:
+    return type("Odd", (), {"name": "odd", **parts})()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("odd"), KeyError("odd"), SystemExit(3), AttributeError("odd")], ids=repr
+)
+@pytest.mark.parametrize("part", ["missing", "num_gpus", "images", "check"])
+async def test_a_runtime_whose_code_fails_is_left_out_alone(part: str, error: BaseException) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    async def fails_later(*_: Any) -> Any:
+        raise error
+
+    code: Any = {"missing": fails, "num_gpus": property(fails), "images": fails_later, "check": fails_later}[part]
+    odd = a_runtime(**{part: code})
+    found = Offers(["sound", "odd"], lambda name: odd if name == "odd" else Machine().make(name))  # type: ignore[arg-type]
+    await found.look_at_images()
+    await found.look_again()
+    await found.doubt(["odd"])
+    assert found.offer.runtimes == ("sound",)
+
+
+@pytest.mark.parametrize(
+    "part", [{"missing": lambda _: False}, {"missing": lambda _: OSError("no")}, {"num_gpus": "2"}]
+)
+def test_a_runtime_that_answers_what_no_server_can_read_is_left_out(part: dict[str, Any]) -> None:
+    found = Offers(["odd"], lambda _: a_runtime(**part))
+    assert found.offer.runtimes == ()
+    assert "ValidationError" in found.offer.missing["odd"]
+
+
+async def test_gpus_are_offered_by_a_runtime_that_became_usable() -> None:
+    told = ["not installed"]
+
+    def missing(_self: Any) -> str | None:
+        return told.pop() if told else None
+
+    async def check(_self: Any) -> None: ...
+
+    odd = a_runtime(missing=missing, check=check, num_gpus=2)
+    found = Offers(["odd"], lambda _: odd)
+    assert found.offer.gpus == {}
+    await found.look_again()
+    assert found.offer.gpus == {"odd": 2}

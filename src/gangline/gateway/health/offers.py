@@ -17,6 +17,8 @@ import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from gangline import plugins
 from gangline.domain.contracts import GivesGpus, Runtime, TellsImages, TellsMissing
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
@@ -51,9 +53,9 @@ class Offers:
         self._allowed = allowed
         self._make = make
         self._names = plugins.names("runtime") if names is None else names
+        self._gpus: dict[str, int] = {}
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
         self._labels = tuple(dict.fromkeys((platform.machine(), *labels)))
-        self._gpus = {name: number for name in self._names if (number := self._num_gpus(name)) is not None}
         self._images: dict[str, dict[str, str]] = {}
         self._passed_at: dict[str, float] = {}
         self._monotonic = monotonic
@@ -76,18 +78,12 @@ class Offers:
             return refusal
         try:
             runtime = self._make(name)
-            return runtime.missing() if isinstance(runtime, TellsMissing) else None
-        except GanglineError as error:
-            return error.message
-        except Exception as error:  # a plug-in's: the node starts without it
-            return f"{type(error).__name__}: {error}"
-
-    def _num_gpus(self, name: str) -> int | None:
-        """None: its sandboxes never have any."""
-        if name in self._missing:
-            return None
-        runtime = self._make(name)
-        return runtime.num_gpus if isinstance(runtime, GivesGpus) else None
+            why = msgspec.convert(runtime.missing(), str | None) if isinstance(runtime, TellsMissing) else None
+            if why is None and isinstance(runtime, GivesGpus):
+                self._gpus[name] = msgspec.convert(runtime.num_gpus, int)
+        except (Exception, SystemExit) as error:  # a plug-in's: the node starts without it
+            return _told(error)
+        return why
 
     async def are_why(self, failure: Failure, lease: Lease) -> bool:
         """Whether a session failed because this node cannot run it now, and another may: its files or a runtime of its
@@ -130,10 +126,10 @@ class Offers:
             async with asyncio.timeout(_LISTING_S):
                 if isinstance(runtime, TellsImages):
                     found = await runtime.images()
-        except (GanglineError, TimeoutError) as error:
+            return {folder: packed(names) for folder, names in found.items() if len(names) <= MAX_IMAGES}
+        except (Exception, SystemExit) as error:
             log.debug("runtime.images_not_told runtime=%s error=%s", name, error)
             return {}
-        return {folder: packed(names) for folder, names in found.items() if len(names) <= MAX_IMAGES}
 
     async def look_again(self) -> None:
         async with self._lock:
@@ -144,11 +140,15 @@ class Offers:
     async def _check(self, name: str) -> None:
         try:
             await self._make(name).check()
-        except GanglineError as error:
+        except (Exception, SystemExit) as error:
             if name not in self._missing:
-                log.error("runtime.withdrawn runtime=%s message=%s", name, error.message)
-            self._missing[name] = error.message
+                log.error("runtime.withdrawn runtime=%s message=%s", name, _told(error))
+            self._missing[name] = _told(error)
         else:
             self._passed_at[name] = self._monotonic()
             if self._missing.pop(name, None) is not None:
                 log.info("runtime.offered runtime=%s", name)
+
+
+def _told(error: BaseException) -> str:
+    return error.message if isinstance(error, GanglineError) else f"{type(error).__name__}: {error}"
