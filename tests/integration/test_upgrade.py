@@ -89,3 +89,43 @@ def test_a_journal_of_a_version_that_is_not_read_is_refused_before_anything_chan
     assert set(after) - set(before) <= {"up.lock"}
     check = check_data_folder(Settings(data_dir=folder))
     assert (check.state, check.advice) == ("missing", why.value.message)
+
+
+@pytest.mark.parametrize("named", ["folder", "url"])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_the_database_of_a_later_version_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, is_running: bool
+) -> None:
+    file = tmp_path / ("data" if named == "folder" else "elsewhere") / "server" / "gangline.db"
+    TaskStore(str(file)).close()
+    settings = Settings(data_dir=tmp_path / "data")
+    if named == "url":
+        settings = settings.model_copy(update={"database_url": f"sqlite:///{file}"})
+        monkeypatch.setenv("GANGLINE_DATABASE", f"sqlite:///{file}")
+    database = sqlite3.connect(file)
+    database.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(schema.SCHEMA_VERSION + 1),))
+    database.commit()
+    if not is_running:
+        database.close()
+    before = content(file.parent)
+    check = check_data_folder(settings)
+    with pytest.raises(OtherVersion, match="a newer Gangline made it: use that one, or another data folder") as why:
+        asyncio.run(run_service(Plan(data_dir=settings.data_dir), never))
+    database.close()
+    assert (check.state, check.advice) == ("missing", why.value.message)
+    assert str(file) in why.value.message
+    assert {path.name for path in settings.data_dir.iterdir()} <= {"server", "logs", "up.lock", ".gitignore"}
+    if not is_running:
+        after = content(file.parent)
+        assert {name: after[name] for name in before} == before
+
+
+async def never(_running: object) -> None:
+    raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("bytes_there", [b"", b"no database", b"SQLite format 3\0" + b"\xff" * 200])
+def test_a_file_that_is_no_database_is_left_to_the_server(tmp_path: Path, bytes_there: bytes) -> None:
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "gangline.db").write_bytes(bytes_there)
+    assert check_data_folder(Settings(data_dir=tmp_path)).found != "the database is of a newer version"

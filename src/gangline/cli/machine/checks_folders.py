@@ -13,6 +13,7 @@ from gangline.domain.errors import OtherVersion
 from gangline.runtimes.bubblewrap.command_line import HOST_ROOTS
 from gangline.settings import Settings
 from gangline.store.journal.marker import check_journal
+from gangline.store.sql.database import check_database
 
 __all__ = ["check_data_folder"]
 
@@ -24,6 +25,12 @@ def check_data_folder(settings: Settings) -> Check:
     folder = settings.data_dir.absolute()
     found: list[str] = []
     advice: list[str] = []
+    try:
+        check_database(settings.database_url or folder / "server" / "gangline.db")
+    except OtherVersion as error:
+        return Check(
+            name="data folder", state="missing", found="the database is of a newer version", advice=error.message
+        )
     for journal in sorted(folder.glob("nodes/*/journal")):
         try:
             check_journal(journal)

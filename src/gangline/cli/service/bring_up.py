@@ -249,6 +249,7 @@ async def run_service(
     from gangline.cli.processes.supervisor import Supervisor
 
     _make_folders(plan.data_dir)
+    _check_database(plan)
     if plan.cluster is None:
         _warn_of_full_disk(plan)
         for number in range(plan.num_nodes):  # before the server brings its database up to date
@@ -261,6 +262,14 @@ async def run_service(
             live.append(await bring_up(plan, supervisor, token))
             running.publish(plan.data_dir, live[0])
             return await _first_of(body(live[0]), supervisor.keep())
+
+
+def _check_database(plan: Plan) -> None:
+    """Raises: OtherVersion."""
+    from gangline.store.sql.database import check_database
+
+    named = {**os.environ, **plan.environment}.get("GANGLINE_DATABASE")
+    check_database(named or plan.data_dir / "server" / "gangline.db")
 
 
 def _republish(data_dir: Path, live: list[running.Running], supervisor: Supervisor) -> None:

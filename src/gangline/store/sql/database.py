@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
@@ -31,9 +31,10 @@ from gangline.durable import disk_full_error
 from gangline.installation import extra_command
 from gangline.private import make_private_file, make_private_folder
 from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
+from gangline.store.sql.schema import SCHEMA_VERSION
 from gangline.store.sql.writer import Writer
 
-__all__ = ["Contended", "Database", "repeated"]
+__all__ = ["Contended", "Database", "check_database", "repeated"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -69,6 +70,16 @@ def repeated(job: Callable[P, T]) -> Callable[P, T]:
         return job(*args, **kwargs)
 
     return until_it_holds
+
+
+def check_database(target: str | Path) -> None:
+    """Change nothing; what cannot be asked is left to the server. Raises: OtherVersion for one of a later version."""
+    with suppress(NotFound, InvalidRequest, SQLAlchemyError):
+        engine = _engine(_url(target, read_only=True))
+        with engine.connect() as conn:
+            if (found := found_version(conn) or 0) > SCHEMA_VERSION:
+                refuse_other_version(conn, found)
+        engine.dispose()
 
 
 class Database:
