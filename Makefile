@@ -64,7 +64,7 @@ PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $
 SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
-.PHONY: help demo environments test test-inputs test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo environments test test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
@@ -72,6 +72,8 @@ help:
 	@echo "make demo    one command from a task to rows that carry their proof"
 	@echo "make test    all tests but those of the lanes below"
 	@echo "make test-inputs  what other people bring: logs of tests, data sets, folders, tables (part of make test too)"
+	@echo "make test-templates  111 chat templates with the requests of every client (three minutes)"
+	@echo "make templates  the same, measured anew: writes docs/reference/templates.md"
 	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
 	@echo "make test-chaos  kills of every process at many moments, and what they leave"
 	@echo "make environments  Gymnasium, TextArena, OpenEnv, verifiers and others in $(TOOLS): without them their tests are skipped"
@@ -155,6 +157,26 @@ test: .venv/.dev sandbox
 
 test-inputs: .venv/.dev sandbox
 	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/inputs)
+
+# llama.cpp's templates come with its Python sdist alone, of which no more is kept.
+LLAMA_CPP := llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+
+.venv/chat-templates/.ready: Makefile | .venv/.dev
+	@echo "Downloading the sdist of llama-cpp-python (77 MB), for its chat templates ..."
+	@mkdir -p $(@D)
+	@echo "$(LLAMA_CPP)" >$(@D)/requirements.txt
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes \
+		--requirement $(@D)/requirements.txt --dest $(@D)
+	tar -xzf $(@D)/llama_cpp_python-*.tar.gz -C $(@D) --strip-components 5 --wildcards '*/vendor/llama.cpp/models/templates/*.jinja'
+	@rm $(@D)/llama_cpp_python-*.tar.gz
+	@touch $@
+
+test-templates: .venv/.dev .venv/chat-templates/.ready
+	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/templates)
+
+templates: .venv/.dev .venv/chat-templates/.ready
+	PYTHONPATH=tests $(BIN)/python -P -m support.templates.results
+	$(BIN)/python docs/generate.py
 
 test-programs: .venv/.dev sandbox
 	@$(MAKE) --no-print-directory tools

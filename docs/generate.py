@@ -19,6 +19,7 @@ from log_actions import logs
 from metric_names import metrics
 from rewards_table import rewards_table
 from settings_table import settings
+from templates_table import templates_table
 
 from gangline.cli.commands import COMMANDS, load_command
 from gangline.cli.main import build_app
@@ -200,6 +201,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "rewards.md": rewards_table,
     "settings.md": settings,
+    "templates.md": templates_table,
 }
 
 

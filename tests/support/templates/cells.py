@@ -1,0 +1,206 @@
+"""One cell: a recording through a template, by one route, and what came of it.
+
+equal: every prompt is the template's rendering of the client's messages. fitted: of messages that were changed, and
+the record names the change. said: it differs, and the record says so. refused: not served, and the facts of the
+template say so before any session. Faults: `silent`, another prompt without a word; `refused_late`, refused within the
+session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from gangline import plugins
+from gangline.domain.completion import Completion
+from gangline.domain.conversation import Message, ToolCall, ToolDefinition
+from gangline.domain.errors import GanglineError
+from gangline.domain.node_views import TemplateFacts
+from gangline.engines.probe import probe_template
+from gangline.gateway.backends.engine import PooledEngine
+from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
+from gangline.gateway.calls.reading.body import read_here
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.truth.capture import tool_call_id
+from gangline.gateway.truth.references import resolved
+from gangline.settings.node import CallLimits
+from support.node.proxy import MemoryJournal
+from support.templates import judge
+from support.templates.engine import LaboratoryEngine, Writer
+from support.templates.recordings import Recording
+
+__all__ = ["ROUTES", "Bench", "Cell", "Outcome", "Route"]
+
+Route = Literal["ids", "rendered"]
+Outcome = Literal["equal", "fitted", "said", "refused", "refused_late", "silent"]
+
+ROUTES: tuple[Route, ...] = ("ids", "rendered")
+_WORST: tuple[Outcome, ...] = ("silent", "refused_late", "refused", "said", "fitted", "equal")
+_LIMITS = CallLimits()
+
+
+@dataclass
+class Cell:
+    template: str
+    recording: str
+    route: Route
+    outcome: Outcome = "equal"
+    notes: set[str] = field(default_factory=set[str])
+    """Changes, fallbacks, causes, refusals."""
+    shown: str = ""
+    """Of a fault: what was sent, and what the template writes."""
+
+    def add(self, outcome: Outcome, *notes: str) -> None:
+        self.outcome = _WORST[min(_WORST.index(self.outcome), _WORST.index(outcome))]
+        self.notes.update(notes)
+
+
+@cache
+def _dialect(name: str) -> Any:
+    return plugins.made("dialect", name)
+
+
+class _OneBackend:
+    """Implements `Backends`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def backend_of(self, assignment: Assignment) -> Backend:
+        return self._backend
+
+    async def is_lost(self, backend: Backend) -> bool:
+        return False
+
+
+class Bench:
+    """One template, probed once, for all recordings."""
+
+    def __init__(self, name: str, template: str, facts: TemplateFacts, writer: Writer) -> None:
+        self.name = name
+        self.template = template
+        self.facts = facts
+        self.writer = writer
+
+    @classmethod
+    async def of(cls, name: str, template: str) -> Bench:
+        writer = Writer(template)
+        facts = await probe_template(LaboratoryEngine(writer, takes_ids=True))
+        return cls(name, template, facts, writer)
+
+    async def cell(self, name: str, recording: Recording, route: Route) -> Cell:
+        engine = LaboratoryEngine(self.writer, takes_ids=route == "ids", template=self.facts)
+        session = ModelSession(
+            SessionSpec(session_id="s", attempt=1, key="k", retry_grace_s=0.0),
+            await self._pooled(engine),
+            MemoryJournal(),
+        )
+        cell = Cell(self.name, name, route)
+        dialect = _dialect(recording.dialect)
+        keys: dict[str, str] = {}
+        ids: dict[str, str] = {}
+        for request in recording.requests:
+            read = read_here(dialect, request.raw(keys), "call", recording.path, _LIMITS)
+            engine.reply = request.reply
+            call = resolved(read.call, session._ledger)  # pyright: ignore[reportPrivateUsage]
+            subscription = session.subscribe(read.call, read.mark, read.known)
+            try:
+                await subscription.flight.reply()
+            except GanglineError as error:
+                known = self._known_before(call)
+                cell.add("refused" if known else "refused_late", *(known or [f"refused: {error.message}"]))
+                break
+            finally:
+                subscription.leave()
+            keys[request.key] = key = subscription.flight.record_key
+            self._judge(cell, call.messages, call.tools, session.tree, engine, ids)
+            calls = [part for part in engine.said[-1].parts if isinstance(part, ToolCall)]
+            ids |= {tool_call_id(key, 0, index): one.call_id for index, one in enumerate(calls)}
+        await session.fence("over")
+        return cell
+
+    async def _pooled(self, engine: LaboratoryEngine) -> PooledEngine:
+        backend = Backend(
+            backend_id="b",
+            number=0,
+            spec=BackendSpec("http://laboratory"),
+            engine=engine,
+            capabilities=await engine.probe(),
+            identity={},
+            is_near=True,
+            state="healthy",
+            since=time.time(),
+        )
+        return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend))
+
+    def _known_before(self, call: Any) -> list[str]:
+        """Why the facts say that these messages are not served."""
+        if not self.facts.tokenizer_digest:
+            return ["refuses a user's message alone"]
+        return []
+
+    def _judge(
+        self,
+        cell: Cell,
+        messages: tuple[Message, ...],
+        tools: tuple[ToolDefinition, ...],
+        tree: Any,
+        engine: LaboratoryEngine,
+        ids: dict[str, str],
+    ) -> None:
+        completion: Completion = list(tree)[-1]
+        certificate = completion.certificate
+        prompt = self.writer.tokenizer.decode(tree.prompt_ids(completion).tolist())
+        if certificate.fallback is not None:
+            cell.notes.add(f"row: {certificate.fallback}")
+        if certificate.context == "diverged" and certificate.fallback is None:
+            cell.notes.add(f"row: {certificate.cause}")
+        known = judge.with_ids(messages, ids)
+        for label, history in self._histories(messages, engine.said[:-1], ids):
+            expected = judge.rendering(self.template, history, tools)
+            if expected == prompt:
+                cell.add("equal", *([label] if label else []))
+                break
+        else:
+            expected = judge.rendering(self.template, known, tools) or ""
+            if judge.differs_in_sampled_turns_alone(self._pieces(tree, completion), expected):
+                cell.add("said", "kept as sampled")
+            else:
+                cell.add("silent")
+                cell.shown = cell.shown or _difference(prompt, expected)
+        lost = judge.lost_texts(messages, prompt)
+        cell.notes |= {f"lost: {role}" for role in lost}
+
+    def _pieces(self, tree: Any, completion: Completion) -> list[str]:
+        """What came before and after each sampled turn of the prompt."""
+        line = [completion]
+        while line[0].parent_id is not None and line[0].certificate.context == "exact":
+            line.insert(0, tree[line[0].parent_id])
+        decode = self.writer.tokenizer.decode
+        ends = [decode(one.prompt_suffix_ids.tolist()) for one in line[1:]]
+        return [decode(tree.prompt_ids(line[0]).tolist()), *ends]
+
+    def _histories(
+        self, messages: tuple[Message, ...], said: list[Message], ids: dict[str, str]
+    ) -> Iterator[tuple[str, tuple[Message, ...]]]:
+        """What the client meant: its messages; with the engine's ids; with the thoughts that it left out."""
+        yield "", messages
+        known = judge.with_ids(messages, ids)
+        if known != messages:
+            yield "", known
+        thought = judge.with_thoughts(messages, said)
+        if thought != messages:
+            yield "kept thinking", thought
+            yield "kept thinking", judge.with_ids(thought, ids)
+
+
+def _difference(sent: str, expected: str | None) -> str:
+    if expected is None:
+        return "the template refuses the client's messages"
+    least = min(len(sent), len(expected))
+    at = next((i for i in range(least) if sent[i] != expected[i]), least)
+    return f"sent ...{sent[max(0, at - 60) : at + 120]!r}\nnot  ...{expected[max(0, at - 60) : at + 120]!r}"

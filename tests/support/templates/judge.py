@@ -1,0 +1,117 @@
+"""What a template writes of a client's messages, said without the code under test."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
+from gangline.language.tools import tool_fields
+from support.templates.characters import plain_text
+
+__all__ = ["differs_in_sampled_turns_alone", "lost_texts", "rendering", "with_ids", "with_thoughts"]
+
+
+def rendering(template: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> str | None:
+    """The prompt's text. None where the template refuses the messages."""
+    plain = [fields for message in messages for fields in _plain(message)]
+    try:
+        return plain_text(template, plain, [tool_fields(tool) for tool in tools] or None, prompt=True)
+    except Exception:  # a template refuses in any way it likes
+        return None
+
+
+def _plain(message: Message) -> list[dict[str, Any]]:
+    """As vLLM gives messages to a template."""
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    plain = [{"role": "tool", "tool_call_id": result.call_id, "content": _result_text(result)} for result in results]
+    rest = [part for part in message.parts if not isinstance(part, ToolResult)]
+    if not rest and results:
+        return plain
+    role = {"developer": "system", "tool": "user"}.get(message.role, message.role)
+    fields: dict[str, Any] = {"role": role, "content": "\n".join(p.text for p in rest if isinstance(p, Text))}
+    calls = [part for part in rest if isinstance(part, ToolCall)]
+    if calls:
+        fields["tool_calls"] = [
+            {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+            for c in calls
+        ]
+    if thoughts := [part.text for part in rest if isinstance(part, Thinking)]:
+        fields["reasoning"] = fields["reasoning_content"] = "".join(thoughts)
+    return [*plain, fields]
+
+
+def _result_text(result: ToolResult) -> str:
+    text = "\n".join(piece.text for piece in result.content if isinstance(piece, Text))
+    return f"Error: {text}" if result.is_error and not text.lower().startswith("error") else text
+
+
+def with_ids(messages: Sequence[Message], ids: Mapping[str, str]) -> tuple[Message, ...]:
+    """ids: the client's -> the engine's."""
+
+    def known(part: Any) -> Any:
+        if isinstance(part, ToolCall):
+            return ToolCall(ids.get(part.call_id, part.call_id), part.name, part.arguments)
+        if isinstance(part, ToolResult):
+            return ToolResult(ids.get(part.call_id, part.call_id), part.content, part.is_error)
+        return part
+
+    return tuple(Message(one.role, tuple(map(known, one.parts)), one.name) for one in messages)
+
+
+def with_thoughts(messages: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
+    """Assistant messages with the thoughts that the model had, in order, where the client sent none."""
+    thoughts = iter(said)
+    whole: list[Message] = []
+    for message in messages:
+        thought = [p for p in next(thoughts, message).parts if isinstance(p, Thinking)] if _is_said(message) else []
+        has = any(isinstance(part, Thinking) for part in message.parts)
+        whole.append(message if has or not thought else Message(message.role, (*thought, *message.parts), message.name))
+    return tuple(whole)
+
+
+def _is_said(message: Message) -> bool:
+    return message.role == "assistant"
+
+
+def lost_texts(messages: Sequence[Message], prompt: str) -> set[str]:
+    """Roles of messages whose text is not in the prompt: `tool` for results."""
+    lost: set[str] = set()
+    for message in messages:
+        for part in message.parts:
+            pieces = part.content if isinstance(part, ToolResult) else (part,)
+            role = "tool" if isinstance(part, ToolResult) else message.role
+            for piece in pieces:
+                if isinstance(piece, Text) and not _is_in(piece.text, prompt):
+                    lost.add(role)
+    return lost
+
+
+def _is_in(text: str, prompt: str) -> bool:
+    end = text.strip().rpartition("\n")[2].strip()[-25:]
+    return end in prompt or json.dumps(end)[1:-1] in prompt or json.dumps(end, ensure_ascii=False)[1:-1] in prompt
+
+
+def differs_in_sampled_turns_alone(pieces: Sequence[str], expected: str) -> bool:
+    """Whether the template writes all pieces of a prompt but the turns between them, which stay as they were sampled:
+    a template may write a turn that has gone by otherwise, without its thought."""
+    if len(pieces) < 2:
+        return False
+    first, *others = map(_without_opened_thought, pieces[:-1])
+    last = pieces[-1]
+    if not (expected.startswith(first) and expected.endswith(last)):
+        return False
+    at, end = len(first), len(expected) - len(last)
+    for piece in others:
+        at = expected.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return at <= end
+
+
+def _without_opened_thought(piece: str) -> str:
+    """A prompt may open the thought, which a turn that has gone by then lacks."""
+    return re.sub(r"(<[^<>]*think[^<>]*>|\[THINK\])\s*$", "", piece)
