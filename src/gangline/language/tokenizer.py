@@ -95,7 +95,15 @@ class HfChatTokenizer:
             except (TypeError, UndefinedError):
                 # Simple templates join strings and choke on the null content of a tool call.
                 text = self._apply([{**text, "content": text.get("content") or ""} for text in texts], arguments)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text)
 
