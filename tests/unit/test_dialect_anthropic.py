@@ -184,7 +184,7 @@ def test_hosted_tools_and_unknown_fields_are_dropped_by_name() -> None:
     )
     assert [tool.name for tool in call.tools] == ["bash", "b"]
     assert call.dropped == (
-        *("metadata", "thinking.budget_tokens", "output_config.effort"),
+        *("metadata", "thinking.budget_tokens"),
         *("tools[1]: web_search", "tools[2]: mcp_toolset", "tools[3].input_examples"),
     )
 
@@ -207,13 +207,6 @@ def test_structured_output_is_asked_for_in_the_words_of_engines() -> None:
     expected = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
     assert parse(output_config={"format": wish}).response_format == expected
     assert parse(output_format=wish).response_format == expected
-
-
-def test_only_thinking_that_is_off_is_said_to_the_template() -> None:
-    assert parse(thinking={"type": "disabled"}).template_kwargs == {"enable_thinking": False}
-    assert parse(thinking={"type": "adaptive", "display": "omitted"}).dropped == ("thinking.display",)
-    for kind in ("adaptive", "enabled", "between_tools"):
-        assert parse(thinking={"type": kind}).template_kwargs == {}
 
 
 def assistant(block: dict[str, Any]) -> list[Any]:

@@ -163,10 +163,10 @@ def test_parameters_are_carried() -> None:
 
 
 def test_fields_without_meaning_here_are_named_in_dropped() -> None:
-    assert _parse(user="me", store=False, reasoning_effort="low", logit_bias={}).dropped == (
-        "reasoning_effort",
+    assert _parse(user="me", store=False, verbosity="low", logit_bias={}).dropped == (
         "store",
         "user",
+        "verbosity",
     )
 
 

@@ -384,7 +384,6 @@ STATE: dict[str, Any] = {
 }
 EXTRAS: dict[str, Any] = {
     "cache_salt": "s",
-    "enable_thinking": False,
     "extra_body": {"a": 1},
     "include_reasoning": True,
     "keep_alive": "5m",

@@ -167,7 +167,6 @@ def test_hosted_tools_and_unknown_fields_are_left_out_by_name() -> None:
         "include: file_search_call.results",
         "input[1]: web_search_call",
         "prompt_cache_key",
-        "reasoning.effort",
         "text.verbosity",
         "tools[1]: web_search",
         "tools[2]: image_generation",

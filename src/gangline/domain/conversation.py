@@ -110,6 +110,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model is to think, in the words of providers, the least first."""
+
+
+class ThinkingWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client says of thinking in its dialect's words; None: nothing."""
+
+    is_on: bool | None = None
+    effort: str | None = None
+    """Usually one of `EFFORTS`."""
+
+
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a harness, in no provider's words."""
 
@@ -127,6 +139,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probs that the *client* asked for; None when it did not."""
     response_format: dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
+    thinking: ThinkingWish = ThinkingWish()
+    """Besides `template_kwargs`: what no argument of the template says yet."""
+    template_wished: dict[str, Any] = {}
+    """What the client said of both, where its task says something else."""
     dropped: tuple[str, ...] = ()
     """Request fields and hosted tools that have no meaning here and were left out; kept for the record."""
     undeclared: dict[str, str] = {}

@@ -97,6 +97,21 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     prints_call_ids: bool | None = None
     """Whether prompts show the ids of calls."""
 
+    # -- choices: None where unknown, empty where the template has no word for it
+    thinking_on: dict[str, Any] | None = None
+    """Arguments of the template that turn thinking on, such as {"enable_thinking": true}."""
+    thinking_off: dict[str, Any] | None = None
+    efforts: dict[str, tuple[str, ...]] | None = None
+    """Argument of the template -> words for the amount of thinking that it takes."""
+    keeps_thinking_with: dict[str, Any] | None = None
+    """Arguments that make the template keep earlier thinking, where it does not of itself."""
+    reads_tools: bool | None = None
+    """Whether tool calls in replies are read on this side; None: the engine reads them, or it is unknown."""
+    refuses: str = ""
+    """Why the template renders no conversation at all; empty: it does, or it is unknown."""
+    refuses_tools: str = ""
+    """Why it renders no conversation with a tool call and its result."""
+
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """One backend as an operator sees it."""

@@ -10,6 +10,7 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.image_names import has_image, located
 from gangline.domain.task import NetworkPolicy, TaskRequest
+from gangline.domain.template_arguments import HARMLESS
 
 __all__ = ["Allowed", "Needs", "Offer", "nearest", "needs_of"]
 
@@ -25,6 +26,8 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     runtimes: frozenset[str] | None = None
     """Names of runtime plug-ins; None: all that are installed."""
     networks: frozenset[str] = frozenset(_NETWORKS)
+    template_kwargs: frozenset[str] = frozenset(HARMLESS)
+    """Names for `capture.template_kwargs`."""
 
     def refusal(self, runtime: str) -> str | None:
         """Why a runtime is refused; None: it is not."""
@@ -40,6 +43,14 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
             known = _listed(self.networks)
             raise InvalidRequest(
                 f"network `{network}` is refused: the node's operator allows only {known} (`--networks`)."
+            )
+
+    def check_template(self, arguments: Iterable[str]) -> None:
+        """Raises: InvalidRequest, naming the arguments of the model's template that the operator refuses."""
+        if refused := frozenset(arguments) - self.template_kwargs:
+            raise InvalidRequest(
+                f"capture.template_kwargs {_listed(refused)} is refused: the node's operator allows only "
+                f"{_listed(self.template_kwargs)} (`--template-kwargs`)."
             )
 
 
@@ -60,6 +71,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Runtime and the most GPUs that one of its sandboxes has, of the same. Sorted."""
     networks: tuple[str, ...] = ()
     """Network policies of the same. Sorted."""
+    template_kwargs: tuple[str, ...] = ()
+    """Names of the template's arguments that the task chooses. Sorted."""
 
     @property
     def num_gpus(self) -> int:
@@ -84,6 +97,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     them."""
     networks: tuple[str, ...] = _NETWORKS
     """Network policies that its operator allows. Sorted."""
+    template_kwargs: tuple[str, ...] = HARMLESS
+    """Names that its operator allows in `capture.template_kwargs`. Sorted."""
 
     @property
     def num_gpus(self) -> int:
@@ -98,7 +113,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             f"network `{name}`, which its operator refuses" for name in needs.networks if name not in self.networks
         ]
         labels = [f"label `{label}`" for label in needs.labels if label not in self.labels]
-        return runtimes + images + gpus + networks + labels
+        arguments = [
+            f"capture.template_kwargs `{name}`, which its operator refuses (`--template-kwargs`)"
+            for name in needs.template_kwargs
+            if name not in self.template_kwargs
+        ]
+        return runtimes + images + gpus + networks + labels + arguments
 
     def _misses(self, runtime: str, image: str) -> bool:
         """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
@@ -129,6 +149,7 @@ def needs_of(task: TaskRequest) -> Needs:
         images=tuple(sorted(images)) if sum(len(image) for _, image in images) <= _MAX_IMAGE_CHARS else (),
         gpus=tuple(sorted((name, number) for name, number in gpus if number)),
         networks=tuple(sorted({spec.network for spec in specs})),
+        template_kwargs=tuple(sorted(task.capture.template_kwargs)),
     )
 
 

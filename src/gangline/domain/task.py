@@ -19,6 +19,7 @@ from gangline.domain.patterns import checked_pattern
 from gangline.domain.seeds import derived_seed
 from gangline.domain.services import MAX_SERVICES, ServiceName, ServiceSpec, checked_services
 from gangline.domain.task_values import Argv, Command, Environment, FilePath, FolderPath, Image, Line, Seconds, Size
+from gangline.domain.template_arguments import TemplateArguments
 from gangline.domain.vetting import TaskVerdict
 
 __all__ = [
@@ -322,6 +323,9 @@ class CaptureSpec(_Spec):
     thinking: Literal["follow_template", "retain"] = "follow_template"
     """At a new user turn, where the template strips earlier thinking: start a new chain as deployment would see it,
     or stitch on."""
+    template_kwargs: TemplateArguments = {}
+    """Arguments of the model's chat template for every call, such as {"enable_thinking": false}. They replace those
+    that the harness sends; the record's metadata has both. The node's operator says which names are allowed."""
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

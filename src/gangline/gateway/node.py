@@ -428,6 +428,7 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
         store=await asyncio.to_thread(ExternalStore, folder / "sessions"),
         journal=parts.journal,
         host=parts,
+        allowed=parts.allowed,
     )
     stack.push_async_callback(external.close)
     await external.restore()

@@ -77,6 +77,14 @@ def _networks(given: tuple[str, ...]) -> tuple[str, ...]:
     return _names(given)
 
 
+def _template_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    from gangline.domain.template_arguments import why_not_an_argument  # noqa: PLC0415 - as above
+
+    if (why := why_not_an_argument(_names(given))) is not None:
+        raise ValueError(why)
+    return _names(given)
+
+
 def _roles_are_valid(engines: dict[str, RoleEngines]) -> dict[str, RoleEngines]:
     _require_names("role", engines)
     return engines
@@ -191,6 +199,9 @@ class NodeSettings(BaseModel):
     process, whose agents are this machine's own processes."""
     networks: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_networks)] = ()
     """Network policies that tasks may use, such as none,proxy; others are refused. Default: none,proxy,list,full."""
+    template_kwargs: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_template_names)] = ()
+    """Arguments of chat templates that tasks may choose in capture.template_kwargs, such as enable_thinking,thinking;
+    others are refused. Default: those that say how much a model thinks, and which thoughts its prompt keeps."""
     engine_kind: str = "auto"
     """Engine plug-in for these engines; auto asks the engine."""
     engine_options: _JsonTable = {}
@@ -276,12 +287,13 @@ class NodeSettings(BaseModel):
         return None if self.sampling is None else _read_policy(self.sampling)
 
     def allowed(self) -> Allowed:
-        """`runtimes` and `networks`, as the gateway uses them. Raises: UnknownPlugin."""
+        """`runtimes`, `networks` and `template_kwargs`, as the gateway uses them. Raises: UnknownPlugin."""
         from gangline.domain.placement import Allowed  # noqa: PLC0415 - as above
 
         for name in self.runtimes:
             load("runtime", name)
-        given = {"networks": frozenset(self.networks)} if self.networks else {}
+        told = {"networks": self.networks, "template_kwargs": self.template_kwargs}
+        given = {name: frozenset(names) for name, names in told.items() if names}
         return Allowed(runtimes=frozenset(self.runtimes) or None, **given)
 
     def engines_of_graders(self) -> dict[str, GraderEngine]:

@@ -23,7 +23,8 @@ from gangline.dialects.anthropic.tools import Toolbox, read_tools, tool_choice
 from gangline.dialects.anthropic.wire import Body, ContextEdit, KeptTurns, MessageParam, ThreadContinue
 from gangline.dialects.bodies import decoded
 from gangline.dialects.declared import DeclaredFields
-from gangline.domain.conversation import Message, ModelCall, SamplingParams, Thinking
+from gangline.dialects.thinking import KINDS
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Thinking, ThinkingWish
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
@@ -88,7 +89,7 @@ def _call(body: bytes, request: Body) -> ModelCall:
         sampling=_sampling(request),
         stream=bool(request.stream),
         response_format=_response_format(request),
-        template_kwargs=_template_kwargs(request),
+        thinking=_thinking(request),
         dropped=(*dropped, *system_dropped, *toolbox.dropped),
         undeclared={name: bytes(unread[name]).decode() for name in MESSAGES_FIELDS.undeclared(unread)},
         previous_reply_id=goes_on_from,
@@ -196,10 +197,10 @@ def _response_format(request: Body) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": chosen.schema, "strict": True}}
 
 
-def _template_kwargs(request: Body) -> dict[str, Any]:
-    """Only `disabled` reaches the template: its default is the one that the model was trained with."""
-    off = request.thinking is not None and request.thinking.type == "disabled"
-    return {"enable_thinking": False} if off else {}
+def _thinking(request: Body) -> ThinkingWish:
+    """The effort is that of the whole reply, and switches nothing."""
+    effort = None if request.output_config is None else request.output_config.effort
+    return ThinkingWish(is_on=None if request.thinking is None else KINDS.get(request.thinking.type), effort=effort)
 
 
 def _dropped_settings(request: Body) -> list[str]:
@@ -208,6 +209,4 @@ def _dropped_settings(request: Body) -> list[str]:
     if request.thinking is not None:
         found += [name for name in ("budget_tokens", "display") if getattr(request.thinking, name) is not None]
         found = [f"thinking.{name}" for name in found]
-    if request.output_config is not None and request.output_config.effort is not None:
-        found.append("output_config.effort")
     return found

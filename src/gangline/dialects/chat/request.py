@@ -3,7 +3,8 @@
 Strict about fields that would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about
 fields without meaning here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
 
-Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`.
+Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`;
+other providers' words for thinking.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gangline.dialects.bodies import decoded, role_in
 from gangline.dialects.chat.parts import content_parts
 from gangline.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 from gangline.dialects.declared import DeclaredFields
+from gangline.dialects.thinking import KINDS, wish_of_effort
 from gangline.domain.conversation import (
     Document,
     Image,
@@ -27,10 +29,12 @@ from gangline.domain.conversation import (
     SamplingParams,
     Text,
     Thinking,
+    ThinkingWish,
     ToolCall,
     ToolResult,
 )
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.template_arguments import why_not_an_argument
 
 __all__ = ["CHAT_FIELDS", "parse_chat_call"]
 
@@ -74,6 +78,15 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    enabled: bool | None = None
+
+
 class _Body(msgspec.Struct):
     model: str
     messages: list[_Message]
@@ -96,6 +109,13 @@ class _Body(msgspec.Struct):
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    """As Qwen's API has it."""
+    thinking: _Thinking | bool | None = None
+    """As DeepSeek's, GLM's and Kimi's APIs have it."""
+    reasoning: _Reasoning | None = None
+    """As routers of many models have it."""
+    reasoning_effort: str | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -123,7 +143,6 @@ CHAT_FIELDS = DeclaredFields(
         "prompt_cache_key": _CACHING,
         "prompt_cache_options": _CACHING,
         "prompt_cache_retention": _CACHING,
-        "reasoning_effort": "chat templates differ in it: use `chat_template_kwargs`",
         "safety_identifier": _ABOUT_THE_USER,
         "service_tier": "it says who pays",
         "store": "replies cannot be fetched later: that is answered with 404",
@@ -154,7 +173,8 @@ def parse_chat_call(body: bytes) -> ModelCall:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=request.response_format,
-        template_kwargs=request.chat_template_kwargs or {},
+        template_kwargs=_template_kwargs(request),
+        thinking=_thinking(request),
         agent_role=role_in(request.metadata),
         dropped=(*sorted(unread), *left_out),
         undeclared={name: bytes(unread[name]).decode() for name in CHAT_FIELDS.undeclared(unread)},
@@ -244,6 +264,24 @@ def _sampling(request: _Body) -> SamplingParams:
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
     )
+
+
+def _template_kwargs(request: _Body) -> dict[str, Any]:
+    """Raises: InvalidRequest for an argument that would replace a part of the call."""
+    arguments = request.chat_template_kwargs or {}
+    if (why := why_not_an_argument(arguments)) is not None:
+        raise InvalidRequest(f"chat_template_kwargs: {why}.", param="chat_template_kwargs")
+    return arguments
+
+
+def _thinking(request: _Body) -> ThinkingWish:
+    reasoning = request.reasoning or _Reasoning()
+    wish = wish_of_effort(request.reasoning_effort or reasoning.effort)
+    kind = request.thinking
+    kind = KINDS.get(kind.type or "") if isinstance(kind, _Thinking) else kind
+    switches = (request.enable_thinking, kind, reasoning.enabled, wish.is_on)
+    is_on = next((one for one in switches if one is not None), None)
+    return ThinkingWish(is_on=is_on, effort=None if is_on is False else wish.effort)
 
 
 def _num_choices(n: int | None) -> int:

@@ -16,7 +16,8 @@ from gangline.dialects.google.contents import ContentReader
 from gangline.dialects.google.fields import Fields, decode_body, invalid
 from gangline.dialects.google.schema import json_schema
 from gangline.dialects.google.tools import read_tool_choice, read_tools
-from gangline.domain.conversation import ModelCall, SamplingParams
+from gangline.dialects.thinking import wish_of_effort
+from gangline.domain.conversation import ModelCall, SamplingParams, ThinkingWish
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["GOOGLE_CONFIG_FIELDS", "GOOGLE_FIELDS", "parse_google_call", "parse_google_count"]
@@ -101,7 +102,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
     config = body.object("generationConfig") or Fields({}, "generationConfig")
     _refuse(config, GOOGLE_CONFIG_FIELDS)
     allowed, choice, choice_dropped = read_tool_choice(body, tools)
-    shows_thoughts, template_kwargs, thinking_dropped = _thinking(config)
+    shows_thoughts, thinking, thinking_dropped = _thinking(config)
     sampling, num_choices, num_top_logprobs = _sampling(config), _num_choices(config), _num_top_logprobs(config)
     response_format = _response_format(config)
     dropped = [*reader.dropped, *hosted, *choice_dropped, *thinking_dropped, *config.left(), *body.left()]
@@ -117,7 +118,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
         include_usage=True,
         num_top_logprobs=num_top_logprobs,
         response_format=response_format,
-        template_kwargs=template_kwargs,
+        thinking=thinking,
         dropped=tuple(sorted(dropped)),
         undeclared=body.unread(GOOGLE_FIELDS) | config.unread(GOOGLE_CONFIG_FIELDS),
         echo={"thoughts": shows_thoughts, "array": as_array},
@@ -175,18 +176,19 @@ def _num_top_logprobs(config: Fields) -> int | None:
     return count
 
 
-def _thinking(config: Fields) -> tuple[bool, dict[str, Any], list[str]]:
-    """Whether the client is shown thoughts; the resulting template arguments; the dropped fields.
-
-    Chat templates know only a budget of 0: no thinking at all.
-    """
+def _thinking(config: Fields) -> tuple[bool, ThinkingWish, list[str]]:
+    """Whether the client is shown thoughts; its wish; the dropped fields. Of a budget only 0 and the rest differ: -1
+    lets the model decide how much it thinks."""
     thinking = config.object("thinkingConfig")
     if thinking is None:
-        return False, {}, []
+        return False, ThinkingWish(), []
     shows = thinking.flag("includeThoughts")
+    wish = wish_of_effort(thinking.text("thinkingLevel"))
     budget = thinking.integer("thinkingBudget")
-    dropped = [] if budget in (None, 0) else [thinking.at("thinkingBudget")]
-    return shows, {"enable_thinking": False} if budget == 0 else {}, [*dropped, *thinking.left()]
+    if budget is not None:
+        wish = ThinkingWish(is_on=False) if budget == 0 else ThinkingWish(is_on=True, effort=wish.effort)
+    dropped = [] if budget in (None, 0, -1) else [thinking.at("thinkingBudget")]
+    return shows, wish, [*dropped, *thinking.left()]
 
 
 def _response_format(config: Fields) -> dict[str, Any] | None:

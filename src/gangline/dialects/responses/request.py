@@ -29,6 +29,7 @@ from gangline.dialects.responses.fields import (
 )
 from gangline.dialects.responses.items import read_input
 from gangline.dialects.responses.tools import read_allowed, read_tool_choice, read_tools
+from gangline.dialects.thinking import wish_of_effort
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 
 __all__ = ["RESPONSES_FIELDS", "RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
@@ -142,7 +143,8 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
     num_top_logprobs, includes_left_out = _includes(fields)
     read = RESPONSES_FIELDS.served | RESPONSES_FIELDS.refused.keys()
     unread = [name for name in fields if name not in read and fields[name] is not None]
-    thinking_left_out = _others(fields, "reasoning", "summary")
+    thinking_left_out = _others(fields, "reasoning", "summary", "effort")
+    reasoning = optional_record(fields, "reasoning") or {}
     left_out = [
         *unread,
         *tools_left_out,
@@ -163,6 +165,7 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
         include_usage=True,
         num_top_logprobs=num_top_logprobs,
         response_format=response_format,
+        thinking=wish_of_effort(string(reasoning, "effort", "reasoning")),
         agent_role=role_in(fields.get("metadata")),
         dropped=tuple(sorted(left_out)),
         undeclared={name: msgspec.json.encode(fields[name]).decode() for name in RESPONSES_FIELDS.undeclared(unread)},
@@ -203,10 +206,10 @@ def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
             raise invalid("text.format.type", f"{kind!r} is none of text, json_object, json_schema.")
 
 
-def _others(fields: Fields, name: str, carried: str) -> list[str]:
+def _others(fields: Fields, name: str, *carried: str) -> list[str]:
     """The fields of the settings object `name` beside `carried`."""
     settings = optional_record(fields, name) or {}
-    return [f"{name}.{key}" for key, value in settings.items() if key != carried and value is not None]
+    return [f"{name}.{key}" for key, value in settings.items() if key not in carried and value is not None]
 
 
 def _json_schema(chosen: Fields) -> Fields:

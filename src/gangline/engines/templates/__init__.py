@@ -1,5 +1,6 @@
 """What an engine's chat template does with a conversation, learned by asking.
 
 `probe` has conversations rendered and compares the prompts; `taken_messages` finds which forms of messages a template
-takes; both ask through `renderings`. Start with `probe`.
+takes, `choices` what it lets its caller choose of thinking; they ask through `renderings`. `words` puts a call's wishes
+into a template's words. Start with `probe`.
 """

@@ -19,6 +19,7 @@ import msgspec
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len
+from gangline.engines.templates.choices import probe_choices
 from gangline.engines.templates.renderings import Renderings, Renders
 from gangline.engines.templates.taken_messages import PROBE_TOOL, taken_messages
 
@@ -89,6 +90,7 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         renders_tools=tools,
         renders_tool_results=results,
         **taken,
+        **await probe_choices(engine, rendered),
     )
 
 

@@ -13,6 +13,7 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
+from gangline.engines.templates.words import in_template_words
 from gangline.event_loop import Turn
 from gangline.forks.calls import REQUEST, USAGE, request_fields
 from gangline.gateway.calls.empty_generation import GIVEN_UP, Tries, is_empty
@@ -94,6 +95,7 @@ class _ChatSampler:
         if parts.checkpoint is not None:  # now, while the agent waits: it acts as soon as it sees a part of the answer
             self._checkpoint = await parts.checkpoint()
         capabilities = await parts.engine.capabilities()
+        self._call = in_template_words(self._call, capabilities.template)
         decision = await parts.tier.decide(self._call, place, capabilities)
         experts_from = parts.experts_from(capabilities, place.parent_id, decision.prompt_ids)
         with_mask = parts.asks_mask(capabilities, self._call.sampling)
@@ -241,6 +243,10 @@ class _ChatSampler:
             metadata["volatile_system_text"] = self._volatile
         if self._wished is not None:
             metadata["sampling_wished"] = msgspec.to_builtins(self._wished)
+        if self._call.template_kwargs:
+            metadata["template_kwargs"] = self._call.template_kwargs
+        if self._call.template_wished:
+            metadata["template_kwargs_wished"] = self._call.template_wished
         return metadata
 
     def _reply(self, choices: list[EngineChoice], answer: EngineReply) -> Reply:

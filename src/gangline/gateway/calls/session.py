@@ -21,6 +21,7 @@ from gangline.domain.errors import ForkDiverged, InvalidRequest, SessionOver
 from gangline.domain.lifecycle import CallLimit
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.engines.contract import Engine
+from gangline.engines.templates.words import in_template_words, with_task_arguments
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.calls.again.answered import answered_calls
 from gangline.gateway.calls.again.replayed import replayed_call
@@ -194,7 +195,7 @@ class ModelSession:
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest,
         EngineUnavailable where a fork's other engine is gone."""
-        call = resolved(call, self._ledger)
+        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
         if not call.of_environment:
             self._refuse_loop(call)
         recorded = None
@@ -231,8 +232,10 @@ class ModelSession:
         """
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        call = resolved(call, self._ledger)
-        return len(await self.engine_of(call.agent_role).render(call.messages, call.tools, call.template_kwargs))
+        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
+        engine = self.engine_of(call.agent_role)
+        call = in_template_words(call, (await engine.capabilities()).template)
+        return len(await engine.render(call.messages, call.tools, call.template_kwargs))
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""

@@ -39,6 +39,7 @@ from gangline.domain.errors import (
 from gangline.domain.ids import ID_PATTERN, new_id, new_secret
 from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.node_views import Claim, ExternalView, OpenedSession
+from gangline.domain.placement import Allowed
 from gangline.domain.session import SessionResult
 from gangline.domain.task import BuilderSpec, CaptureSpec
 from gangline.domain.tokens import encode_msgpack
@@ -182,6 +183,7 @@ class ExternalSessions:
         journal: Journal,
         host: SessionHost,
         max_open: int = MAX_OPEN,
+        allowed: Allowed = Allowed(),  # noqa: B008 - it is immutable
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._node_id = node_id
@@ -189,6 +191,7 @@ class ExternalSessions:
         self._journal = journal
         self._host = host
         self._max_open = max_open
+        self._allowed = allowed
         self._clock = clock
         self._sessions: dict[str, _Live] = {}
         self._takes_more = True
@@ -264,6 +267,7 @@ class ExternalSessions:
         plugins.make_builder(request.builder.strategy, request.builder.config)
         if request.capture.checkpoints != "none":
             raise InvalidRequest("capture.checkpoints needs a sandbox of the node's, and this agent runs elsewhere.")
+        self._allowed.check_template(request.capture.template_kwargs)
         session_id = request.session_id or new_id("session")
         if session_id in self._sessions or self._is_leased(session_id):
             raise Conflict(f"session {session_id!r} exists already; its key is returned only once.")

@@ -70,6 +70,7 @@ class Offers:
             images=self._images,
             gpus=self._gpus,
             networks=tuple(sorted(self._allowed.networks)),
+            template_kwargs=tuple(sorted(self._allowed.template_kwargs)),
         )
 
     def _cannot(self, name: str) -> str | None:

@@ -266,6 +266,7 @@ class Attempt:
         handle = await self._prepared_sandbox()
         session = await self._new_session()
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        parts.allowed.check_template(task.capture.template_kwargs)
         check_tools_are_shown(harness, task, parts.backends.policy.views())
         await self._worlds.start(handle, session.session_id, session.spec.environment_key)
         session.environments = self._worlds.offered

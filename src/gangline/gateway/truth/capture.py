@@ -24,6 +24,7 @@ from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.engines.fields import has_documents, media_in
+from gangline.engines.templates.words import unmet_wishes
 from gangline.gateway.truth.experts import KeptExperts, kept_experts
 from gangline.gateway.truth.masks import KeptMask, kept_mask
 from gangline.gateway.truth.placing import Place
@@ -122,7 +123,7 @@ def completion_of(
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
-        dropped=(*call.dropped, *_unrendered(call, capabilities.template)),
+        dropped=(*call.dropped, *unmet_wishes(call), *_unrendered(call, capabilities.template)),
         metadata=(metadata or {}) | requested,
     )
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
-from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ThinkingWish, ToolCall
 from gangline.event_loop import Turn
 from gangline.gateway.truth.lineage_index import HistoryDigest, LineageIndex, Step
 from gangline.gateway.truth.meaning import calls_of, is_echo, normal_form, said_by
@@ -66,7 +66,8 @@ class Place(msgspec.Struct, frozen=True):
 
 def branch_key(call: ModelCall) -> str:
     """Digest of everything before the messages: calls of different keys share no prefix."""
-    material = msgspec.json.encode((call.model, call.tools, call.template_kwargs), order="deterministic")
+    said = () if call.thinking == ThinkingWish() else (call.thinking,)
+    material = msgspec.json.encode((call.model, call.tools, call.template_kwargs, *said), order="deterministic")
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 

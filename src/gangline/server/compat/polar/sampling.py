@@ -1,8 +1,8 @@
-"""Sampling of an evaluation, which Polar's bridge writes into the settings of every harness; pure.
+"""Sampling and template arguments, which Polar's bridge and templates write into the settings of harnesses; pure.
 
-There only one harness acts on them. Here they are a policy that holds for each: it replaces what the harness sends.
+There only some harnesses act on them. Here they hold for each, in the place of what the harness sends.
 
-Source: the `_apply_eval_runtime_overrides` of the published bridge for slime.
+Source: the `_apply_eval_runtime_overrides` of the published bridge for slime; skill2env's template.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from gangline.domain.errors import InvalidRequest
 __all__ = ["taken_from_settings"]
 
 _FIELD = "model_kwargs"
+_TEMPLATE = "chat_template_kwargs"
 _RULES = ("temperature", "top_p", "top_k", "max_tokens")
 _OF_TEXT = ("skip_special_tokens", "no_stop_trim")
 """Change the text of a reply and none of its ids."""
 
 
 def taken_from_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An agent's settings without their sampling, and its rules for `capture.sampling`. Raises: InvalidRequest."""
+    """An agent's settings without these, and the fields of `capture` that say the same. Raises: InvalidRequest."""
     settings = dict(given)
     wanted = settings.pop(_FIELD, None)
     if not isinstance(wanted, dict):
@@ -33,7 +34,10 @@ def taken_from_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         wanted |= cast("dict[str, Any]", further)
     if wanted.get("top_k") in (0, -1):  # as of engines: no limit
         del wanted["top_k"]
+    arguments = wanted.pop(_TEMPLATE, None)
     for name, value in wanted.items():
         if value is not None and name not in (*_RULES, *_OF_TEXT):
             raise InvalidRequest(f"agent.settings.{_FIELD}.{name}: is not supported; leave it out.")
-    return settings, {name: {"override": wanted[name]} for name in _RULES if wanted.get(name) is not None}
+    rules = {name: {"override": wanted[name]} for name in _RULES if wanted.get(name) is not None}
+    capture = {"sampling": rules, "template_kwargs": arguments}
+    return settings, {name: value for name, value in capture.items() if value}

@@ -112,10 +112,9 @@ def _set_sampling(task: dict[str, Any]) -> None:
     """Raises: InvalidRequest."""
     if not isinstance(settings := task["agent"].get("settings"), dict):
         return
-    task["agent"]["settings"], rules = taken_from_settings(cast("dict[str, Any]", settings))
-    capture = task["capture"]
-    if rules and isinstance(capture, dict):
-        cast("dict[str, Any]", capture).setdefault("sampling", rules)
+    task["agent"]["settings"], taken = taken_from_settings(cast("dict[str, Any]", settings))
+    if isinstance(capture := task["capture"], dict):
+        task["capture"] = taken | cast("dict[str, Any]", capture)
 
 
 def _metadata(task: Mapping[str, Any]) -> Mapping[str, Any]:
