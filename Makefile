@@ -74,6 +74,7 @@ help:
 	@echo "make test-inputs  what other people bring: logs of tests, data sets, folders, tables (part of make test too)"
 	@echo "make test-templates  111 chat templates with the requests of every client (three minutes)"
 	@echo "make templates  the same, measured anew: writes docs/reference/templates.md"
+	@echo "make check-templates  agent programs over a template of each family (half an hour); writes the same page"
 	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
 	@echo "make test-chaos  kills of every process at many moments, and what they leave"
 	@echo "make environments  Gymnasium, TextArena, OpenEnv, verifiers and others in $(TOOLS): without them their tests are skipped"
@@ -176,6 +177,11 @@ test-templates: .venv/.dev .venv/chat-templates/.ready
 
 templates: .venv/.dev .venv/chat-templates/.ready
 	PYTHONPATH=tests $(BIN)/python -P -m support.templates.results
+	$(BIN)/python docs/generate.py
+
+check-templates: .venv/.dev .venv/chat-templates/.ready sandbox
+	@$(MAKE) --no-print-directory tools
+	PYTHONPATH=tests $(BIN)/python -P -m support.templates.check
 	$(BIN)/python docs/generate.py
 
 test-programs: .venv/.dev sandbox

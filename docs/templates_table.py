@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _DATA = Path(__file__).parent / "templates.json"
+_CHECKS = Path(__file__).parent / "template_checks.json"
 _TITLES = ("template", "ids", "rendered", "tools read", "changes", "refused, and other reasons")
 _ROWS_SHOWN = 3
 _INTRODUCTION = """\
@@ -22,8 +23,9 @@ every prompt.
 *ids*: the node sends exact ids, and stitches. *rendered*: the engine renders every prompt. Of the recordings are
 
 - *equal*: every prompt is the template's rendering of the client's messages;
+- *kept*: the same, apart from the model's own turns, which stay as they were sampled, such as with their thinking;
 - *fitted*: of messages that were changed to a form that the template takes; the record names the change;
-- *said*: a prompt differs, and the record says why: mostly turns that stay as they were sampled, with their thinking;
+- *said*: a prompt differs, and its certificate says so;
 - *refused*: the template cannot serve these messages, which is known before the first session.
 
 Two more would be faults, and are counted: `silent`, another prompt without a word, and `refused_late`, a session that
@@ -49,7 +51,7 @@ def templates_table() -> str:
         "|---" * len(_TITLES) + "|",
         *_rows(found),
     ]
-    return _INTRODUCTION + "\n".join(lines) + "\n\n" + _unserved(found)
+    return _INTRODUCTION + "\n".join(lines) + "\n\n" + _unserved(found) + _checks()
 
 
 def _rows(found: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -83,3 +85,31 @@ def _unserved(found: dict[str, dict[str, Any]]) -> str:
         for reason, names in sorted(by_reason.items())
     ]
     return "## Not served\n\n| reason | templates |\n|---|---|\n" + "\n".join(lines) + "\n"
+
+
+def _checks() -> str:
+    """Agent programs over a template of each family."""
+    if not _CHECKS.exists():
+        return ""
+    found: dict[str, dict[str, Any]] = json.loads(_CHECKS.read_text(encoding="utf-8"))
+    names = [one["harness"] for one in next(iter(found.values()))["harnesses"]]
+    lines = [
+        "\n## Agent programs over a template of each family\n",
+        "`gangline harness check` of each program, with Qwen3's tokenizer and the template: four calls, of which three",
+        "use tools. A cell has the rows of the conversation, and of its later calls those whose context is exact.\n",
+        f"| family | template | {' | '.join(names)} |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for family, one in found.items():
+        cells = [f"{family}", f"`{one['template']}`", *map(_checked, one["harnesses"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _checked(report: dict[str, Any]) -> str:
+    contexts: dict[str, int] = report["contexts"]
+    exact, diverged = (contexts.get(one, 0) for one in ("exact", "diverged"))
+    rows = sum(chain != "side" for chain in report["chains"])
+    causes = ", ".join(report["causes"])
+    said = f"{rows} row{'s' * (rows != 1)}, {exact} of {exact + diverged} exact" + (f" ({causes})" if causes else "")
+    return said if report["ok"] else f"**failed**, {said}"

@@ -1,6 +1,7 @@
 """One cell: a recording through a template, by one route, and what came of it.
 
-equal: every prompt is the template's rendering of the client's messages. fitted: of messages that were changed, and
+equal: every prompt is the template's rendering of the client's messages. kept: apart from the model's own turns, which
+stay as they were sampled. fitted: of messages that were changed, and
 the record names the change. said: it differs, and the record says so. refused: not served, and the facts of the
 template say so before any session. Faults: `silent`, another prompt without a word; `refused_late`, refused within the
 session.
@@ -9,17 +10,18 @@ session.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.conversation import Message, ToolCall, ToolDefinition
+from gangline.domain.conversation import ModelCall, ToolCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.probe import probe_template
+from gangline.engines.templates.probe import probe_template
 from gangline.gateway.backends.engine import PooledEngine
 from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
 from gangline.gateway.calls.reading.body import read_here
@@ -36,10 +38,10 @@ from support.templates.recordings import Recording
 __all__ = ["ROUTES", "Bench", "Cell", "Outcome", "Route"]
 
 Route = Literal["ids", "rendered"]
-Outcome = Literal["equal", "fitted", "said", "refused", "refused_late", "silent"]
+Outcome = Literal["equal", "kept", "fitted", "said", "refused", "refused_late", "silent"]
 
 ROUTES: tuple[Route, ...] = ("ids", "rendered")
-_WORST: tuple[Outcome, ...] = ("silent", "refused_late", "refused", "said", "fitted", "equal")
+_WORST: tuple[Outcome, ...] = ("silent", "refused_late", "refused", "said", "fitted", "kept", "equal")
 _LIMITS = CallLimits()
 
 
@@ -117,7 +119,7 @@ class Bench:
             finally:
                 subscription.leave()
             keys[request.key] = key = subscription.flight.record_key
-            self._judge(cell, call.messages, call.tools, session.tree, engine, ids)
+            self._judge(cell, call, session.tree, engine, ids)
             calls = [part for part in engine.said[-1].parts if isinstance(part, ToolCall)]
             ids |= {tool_call_id(key, 0, index): one.call_id for index, one in enumerate(calls)}
         await session.fence("over")
@@ -137,21 +139,18 @@ class Bench:
         )
         return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend))
 
-    def _known_before(self, call: Any) -> list[str]:
-        """Why the facts say that these messages are not served."""
+    def _known_before(self, call: ModelCall) -> list[str]:
+        """Why the facts say, before any session, that a run with these tools is not served."""
         if not self.facts.tokenizer_digest:
-            return ["refuses a user's message alone"]
+            return ["refused: every conversation"]
+        if call.tools and self.facts.call_ids is None:
+            return ["refused: calls of tools, and their results"]
+        if call.tools and self.facts.renders_tool_results is False:
+            return ["refused: some results of tools, and it renders none"]
         return []
 
-    def _judge(
-        self,
-        cell: Cell,
-        messages: tuple[Message, ...],
-        tools: tuple[ToolDefinition, ...],
-        tree: Any,
-        engine: LaboratoryEngine,
-        ids: dict[str, str],
-    ) -> None:
+    def _judge(self, cell: Cell, call: ModelCall, tree: Any, engine: LaboratoryEngine, ids: dict[str, str]) -> None:
+        """ids: of calls, the client's -> the engine's."""
         completion: Completion = list(tree)[-1]
         certificate = completion.certificate
         prompt = self.writer.tokenizer.decode(tree.prompt_ids(completion).tolist())
@@ -159,21 +158,23 @@ class Bench:
             cell.notes.add(f"row: {certificate.fallback}")
         if certificate.context == "diverged" and certificate.fallback is None:
             cell.notes.add(f"row: {certificate.cause}")
-        known = judge.with_ids(messages, ids)
-        for label, history in self._histories(messages, engine.said[:-1], ids):
-            expected = judge.rendering(self.template, history, tools)
-            if expected == prompt:
-                cell.add("equal", *([label] if label else []))
-                break
+        changes: dict[str, int] = completion.metadata.get("fitted", {})
+        cell.notes.update(f"changed: {name}" for name in changes)
+        came = engine.asked[-1]
+        meant = replace(came, messages=judge.with_ids(call.messages, ids))
+        if prompt in [self._written(one) for one in (replace(came, messages=call.messages), meant)]:
+            cell.add("equal")
+        elif changes and prompt == self._written(came):
+            cell.add("fitted")
+        elif self._keeps_sampled_turns(tree, completion, came if changes else meant):
+            cell.add("fitted" if changes else "kept")
+        elif getattr(certificate, "as_rendered", None) is False:
+            cell.add("said", f"said: {getattr(certificate, 'unlike_rendering', '')}")
         else:
-            expected = judge.rendering(self.template, known, tools) or ""
-            if judge.differs_in_sampled_turns_alone(self._pieces(tree, completion), expected):
-                cell.add("said", "kept as sampled")
-            else:
-                cell.add("silent")
-                cell.shown = cell.shown or _difference(prompt, expected)
-        lost = judge.lost_texts(messages, prompt)
-        cell.notes |= {f"lost: {role}" for role in lost}
+            cell.add("silent")
+            cell.shown = cell.shown or _difference(prompt, self._written(came))
+        lost = judge.lost_texts(call.messages, prompt)
+        cell.notes |= {f"lost: {role}" for role in lost - {"assistant"}}
 
     def _pieces(self, tree: Any, completion: Completion) -> list[str]:
         """What came before and after each sampled turn of the prompt."""
@@ -184,18 +185,15 @@ class Bench:
         ends = [decode(one.prompt_suffix_ids.tolist()) for one in line[1:]]
         return [decode(tree.prompt_ids(line[0]).tolist()), *ends]
 
-    def _histories(
-        self, messages: tuple[Message, ...], said: list[Message], ids: dict[str, str]
-    ) -> Iterator[tuple[str, tuple[Message, ...]]]:
-        """What the client meant: its messages; with the engine's ids; with the thoughts that it left out."""
-        yield "", messages
-        known = judge.with_ids(messages, ids)
-        if known != messages:
-            yield "", known
-        thought = judge.with_thoughts(messages, said)
-        if thought != messages:
-            yield "kept thinking", thought
-            yield "kept thinking", judge.with_ids(thought, ids)
+    def _written(self, call: ModelCall, *, prompt: bool = True) -> str | None:
+        return judge.rendering(self.template, call.messages, call.tools, call.template_kwargs, prompt=prompt)
+
+    def _keeps_sampled_turns(self, tree: Any, last: Completion, call: ModelCall) -> bool:
+        expected, without = self._written(call), self._written(call, prompt=False)
+        if expected is None or without is None:
+            return False
+        num_shared = next((i for i, (a, b) in enumerate(zip(expected, without, strict=False)) if a != b), len(without))
+        return judge.keeps_sampled_turns(self._pieces(tree, last), expected, len(expected) - num_shared)
 
 
 def _difference(sent: str, expected: str | None) -> str:

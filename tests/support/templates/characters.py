@@ -81,12 +81,18 @@ class Characters:
         return compiled.render(messages=messages, bos_token=BOS, eos_token=EOS, **arguments)
 
 
-def plain_text(template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
+def plain_text(
+    template: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    kwargs: dict[str, Any],
+    prompt: bool,
+) -> str:
     """The judge's rendering: Jinja as the documentation of chat templates describes it, with nothing of ours.
 
     Raises: whatever the template raises.
     """
-    arguments: dict[str, Any] = {} if tools is None else {"tools": tools}
+    arguments: dict[str, Any] = kwargs if tools is None else kwargs | {"tools": tools}
     return _compiled(template).render(
         messages=messages, add_generation_prompt=prompt, bos_token=BOS, eos_token=EOS, **arguments
     )

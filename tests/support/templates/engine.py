@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len, logprobs, token_ids
@@ -31,9 +32,12 @@ _MARK = "zqx"
 _USER = Message("user", (Text("x"),))
 _TOOL = ToolDefinition("probe", "p", {"type": "object", "properties": {"query": {"type": "string"}}})
 _CALL = ToolCall("aaaaaaaa0", "probe", f'{{"query": "{_MARK}"}}')
-_OWN_ENDS = ("<|call|>",)
-"""Ends of turn by a model's generation config that the template writes for calls alone (gpt-oss)."""
+_OWN_ENDS = ("<|call|>", "<|calls|>", "<|eom_id|>")
+"""Ends of turn by generation configs, which templates write after calls alone (gpt-oss, Solar, Functionary)."""
 _THOUGHT = "I think."
+_OPENS_THOUGHT = re.compile(r"^[<\[][^/]*(?<!END_)think", re.IGNORECASE)
+_OPENS_TURN = re.compile("start|begin|user|bot|system", re.IGNORECASE)
+_ANCHOR = 16
 
 
 class Writer:
@@ -81,11 +85,11 @@ class Writer:
         except EngineRefused as refused:
             self.unwritten.add(refused.message)
             return reply, np.append(self._encode(_as_text(reply)), self._id(self.text_end)).astype(np.int32)
-        shared = common_prefix_len(prompt, whole)
+        shared = self._begin(prompt, whole, self.ids(messages, tools, kwargs, prompt=False))
         body = self._cut(whole[shared:], calls)
-        opened = [name for name in self._specials(prompt[shared:]) if "think" in name.lower() and "/" not in name]
-        if opened:
-            tag = opened[-1][:1] + "/" + opened[-1][1:]
+        opened = [name for name in self._specials(prompt[shared:]) if _OPENS_THOUGHT.search(name)]
+        if opened and shared < len(prompt):
+            tag = opened[-1].replace("START", "END") if "START" in opened[-1] else f"{opened[-1][:1]}/{opened[-1][1:]}"
             reply = replace(reply, parts=(Thinking(_THOUGHT), *reply.parts))
             body = np.concatenate([self._encode(f"{_THOUGHT}\n{tag}\n\n"), body])
         return reply, body
@@ -96,22 +100,35 @@ class Writer:
             closed = self._after_mark(self.ids((_USER, turn), tools, prompt=False))
         except EngineRefused:
             return EOS, False
-        names = self._specials(closed)
-        is_text = not tools
-        if is_text and names:
-            return names[-1], False
-        if not is_text and not self.text_opens and self.text_end in names:
-            return self.text_end, False
-        if names and names[-1] in _OWN_ENDS:
-            return names[-1], False
         try:
             followed = self._after_mark(self.ids((_USER, turn, after), tools, prompt=False))
         except EngineRefused:
             followed = closed
-        beyond = followed[common_prefix_len(closed, followed) :]
-        if len(beyond) and beyond[0] < self._num_special:
-            return self.characters.specials[int(beyond[0])], True
+        common = common_prefix_len(closed, followed)
+        names, all_names = (
+            [name for name in self._specials(ids) if not _OPENS_TURN.search(name)] for ids in (closed[:common], closed)
+        )
+        is_text = not tools
+        names = names or (all_names if is_text else [])
+        if is_text and names:
+            return names[-1], False
+        if not is_text and not self.text_opens and self.text_end in all_names:
+            return self.text_end, False
+        if all_names and all_names[-1] in _OWN_ENDS:
+            return all_names[-1], False
+        if common < len(followed) and followed[common] < self._num_special:
+            return self.characters.specials[int(followed[common])], True
         return (names[-1], False) if names and not is_text else (EOS, True)
+
+    def _begin(self, prompt: TokenIds, whole: TokenIds, without_opening: TokenIds) -> int:
+        """Where in `whole` the turn begins that follows `prompt`."""
+        shared = common_prefix_len(prompt, whole)
+        if shared >= common_prefix_len(prompt, without_opening):
+            return shared
+        # The template moves something once the turn stands: the end of the prompt shows the place.
+        texts = [self.tokenizer.decode(ids.tolist()) for ids in (prompt, whole)]
+        at = texts[1].rfind(texts[0][-_ANCHOR:])
+        return shared if at < 0 else len(self.tokenizer.encode(texts[1][: at + _ANCHOR]))
 
     def _cut(self, body: TokenIds, calls: bool) -> TokenIds:
         end, opens = (self.call_end, self.call_opens) if calls else (self.text_end, self.text_opens)
@@ -151,6 +168,8 @@ class LaboratoryEngine:
         """What is said next."""
         self.said: list[Message] = []
         """What was said, with the engine's own call ids."""
+        self.asked: list[ModelCall] = []
+        """The calls that were answered, as they came here."""
 
     async def probe(self) -> EngineCapabilities:
         return EngineCapabilities(
@@ -177,6 +196,7 @@ class LaboratoryEngine:
         if prompt is None:
             prompt = self.writer.ids(call.messages, call.tools, call.template_kwargs)
         self.said.append(message)
+        self.asked.append(call)
         calls = any(isinstance(part, ToolCall) for part in message.parts)
         choice = EngineChoice(
             index=0,

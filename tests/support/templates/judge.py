@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,21 @@ from gangline.domain.conversation import Message, Text, Thinking, ToolCall, Tool
 from gangline.language.tools import tool_fields
 from support.templates.characters import plain_text
 
-__all__ = ["differs_in_sampled_turns_alone", "lost_texts", "rendering", "with_ids", "with_thoughts"]
+__all__ = ["keeps_sampled_turns", "lost_texts", "rendering", "with_ids"]
 
 
-def rendering(template: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> str | None:
+def rendering(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolDefinition],
+    kwargs: dict[str, Any],
+    *,
+    prompt: bool = True,
+) -> str | None:
     """The prompt's text. None where the template refuses the messages."""
     plain = [fields for message in messages for fields in _plain(message)]
     try:
-        return plain_text(template, plain, [tool_fields(tool) for tool in tools] or None, prompt=True)
+        return plain_text(template, plain, [tool_fields(tool) for tool in tools] or None, kwargs, prompt)
     except Exception:  # a template refuses in any way it likes
         return None
 
@@ -61,21 +67,6 @@ def with_ids(messages: Sequence[Message], ids: Mapping[str, str]) -> tuple[Messa
     return tuple(Message(one.role, tuple(map(known, one.parts)), one.name) for one in messages)
 
 
-def with_thoughts(messages: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
-    """Assistant messages with the thoughts that the model had, in order, where the client sent none."""
-    thoughts = iter(said)
-    whole: list[Message] = []
-    for message in messages:
-        thought = [p for p in next(thoughts, message).parts if isinstance(p, Thinking)] if _is_said(message) else []
-        has = any(isinstance(part, Thinking) for part in message.parts)
-        whole.append(message if has or not thought else Message(message.role, (*thought, *message.parts), message.name))
-    return tuple(whole)
-
-
-def _is_said(message: Message) -> bool:
-    return message.role == "assistant"
-
-
 def lost_texts(messages: Sequence[Message], prompt: str) -> set[str]:
     """Roles of messages whose text is not in the prompt: `tool` for results."""
     lost: set[str] = set()
@@ -94,12 +85,15 @@ def _is_in(text: str, prompt: str) -> bool:
     return end in prompt or json.dumps(end)[1:-1] in prompt or json.dumps(end, ensure_ascii=False)[1:-1] in prompt
 
 
-def differs_in_sampled_turns_alone(pieces: Sequence[str], expected: str) -> bool:
+def keeps_sampled_turns(pieces: Sequence[str], expected: str, opening_len: int) -> bool:
     """Whether the template writes all pieces of a prompt but the turns between them, which stay as they were sampled:
-    a template may write a turn that has gone by otherwise, without its thought."""
+    a template may write a turn that has gone by otherwise, without its thought.
+
+    pieces: each ends with a generation prompt of `opening_len` characters, which a turn that has gone by may lack.
+    """
     if len(pieces) < 2:
         return False
-    first, *others = map(_without_opened_thought, pieces[:-1])
+    first, *others = (piece[: len(piece) - opening_len] for piece in pieces[:-1])
     last = pieces[-1]
     if not (expected.startswith(first) and expected.endswith(last)):
         return False
@@ -110,8 +104,3 @@ def differs_in_sampled_turns_alone(pieces: Sequence[str], expected: str) -> bool
             return False
         at += len(piece)
     return at <= end
-
-
-def _without_opened_thought(piece: str) -> str:
-    """A prompt may open the thought, which a turn that has gone by then lacks."""
-    return re.sub(r"(<[^<>]*think[^<>]*>|\[THINK\])\s*$", "", piece)
