@@ -111,6 +111,9 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why the template renders no conversation at all; empty: it does, or it is unknown."""
     refuses_tools: str = ""
     """Why it renders no conversation with a tool call and its result."""
+    refuses_some_tools: str = ""
+    """Why it renders no tools without parameters or descriptions, or none with unions and nested values in their
+    schemas; empty: it takes all of these, or no tools, or it is unknown."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.engines.templates.choices import probe_choices
 from gangline.engines.templates.renderings import Renderings, Renders
 from gangline.engines.templates.taken_messages import PROBE_TOOL, taken_messages
+from gangline.engines.templates.taken_tools import refusal_of_some_tools
 
 __all__ = ["probe_template"]
 
@@ -91,6 +92,7 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         renders_tool_results=results,
         **taken,
         **await probe_choices(engine, rendered),
+        refuses_some_tools=await refusal_of_some_tools(engine, rendered),
     )
 
 
