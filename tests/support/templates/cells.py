@@ -141,12 +141,15 @@ class Bench:
 
     def _known_before(self, call: ModelCall) -> list[str]:
         """Why the facts say, before any session, that a run with these tools is not served."""
-        if not self.facts.tokenizer_digest:
+        facts = self.facts
+        if facts.refuses:
             return ["refused: every conversation"]
-        if call.tools and self.facts.call_ids is None:
-            return ["refused: calls of tools, and their results"]
-        if call.tools and self.facts.renders_tool_results is False:
-            return ["refused: some results of tools, and it renders none"]
+        if call.tools and facts.refuses_tools:
+            return [f"refused: calls of tools: {facts.refuses_tools}"]
+        if call.tools and facts.renders_tool_results is False:
+            return ["refused: some results of tools, of which it renders none"]
+        if call.tools and facts.refuses_some_tools:
+            return [f"refused: some tools: {facts.refuses_some_tools}"]
         return []
 
     def _judge(self, cell: Cell, call: ModelCall, tree: Any, engine: LaboratoryEngine, ids: dict[str, str]) -> None:

@@ -67,12 +67,14 @@ async def _measured(parts: Sequence[str]) -> dict[str, Any]:
 
 def main(parts: Sequence[str]) -> None:
     rows = asyncio.run(_measured(parts))
-    total = Counter[str]()
+    total, unserved = Counter[str](), Counter[str]()
     for row in rows.values():
+        unserved.update(row.get("refused", {}))
         for counts in row["outcomes"].values():
             total.update(counts)
-    figures = {"cells": total.total(), **{name: total[name] for name in ("silent", "refused_late", "refused")}}
-    print(json.dumps(figures))
+    figures = {f"templates.{name}": total[name] for name in ("silent", "refused_late")}
+    figures = {"templates.cells": total.total(), **figures, "templates.unserved": dict(unserved)}
+    print(json.dumps(figures, indent=1))
     if not parts:
         DATA.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
