@@ -36,7 +36,7 @@ FAMILIES = {
     "Nemotron 3": "trl/nemotron_3_nano",
     "Mistral": "llama.cpp/mistralai-Mistral-Nemo-Instruct-2407",
     "Gemma 4": "trl/gemma4_v5",
-    "DeepSeek V3.1": "llama.cpp/deepseek-ai-DeepSeek-V3.1",
+    "DeepSeek V3.2": "llama.cpp/deepseek-ai-DeepSeek-V3.2",
 }
 """Family -> one of its templates; Mistral's takes ids of nine characters alone."""
 _TAG = re.compile(r"</?[a-z_:]+>")
