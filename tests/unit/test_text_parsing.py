@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -240,6 +241,10 @@ def test_smollm2_writes_no_tags() -> None:
     assert not detect_parsers(load_tokenizer(smollm2_name()))
 
 
+PROBED = "value\\n'of'_probe"
+"""The value of `detect`'s call."""
+
+
 class Writes:
     """A tokenizer whose template writes calls as `call` says."""
 
@@ -267,9 +272,21 @@ class Writes:
 @pytest.mark.parametrize(
     ("call", "parsers"),
     [
-        ("<tool_call>\n<function=probe>\n</function>\n</tool_call>", Parsers("qwen3_coder")),
-        ("<tool_call>probe\n<arg_key>key_of_probe</arg_key>\n</tool_call>", Parsers("glm")),
-        ('<tool_call>\n{"name": "probe"}\n</tool_call>', Parsers("hermes")),
+        (
+            f"<tool_call>\n<function=probe>\n<parameter=key_of_probe>\n{PROBED}\n</parameter>\n</function>\n</tool_call>",
+            Parsers("qwen3_coder"),
+        ),
+        (
+            f"<tool_call>probe\n<arg_key>key_of_probe</arg_key>\n<arg_value>{PROBED}</arg_value>\n</tool_call>",
+            Parsers("glm"),
+        ),
+        (
+            '<tool_call>\n{"name": "probe", "arguments": {"key_of_probe": PROBED}}\n</tool_call>'.replace(
+                "PROBED", json.dumps(PROBED)
+            ),
+            Parsers("hermes"),
+        ),
+        ("<tool_call>\nprobe\n</tool_call>", Parsers()),
         ('{"name": "probe", "parameters": {"key_of_probe": "value_of_probe"}}', Parsers("llama3_json")),
         ("<|start|>assistant to=functions.probe<|channel|>commentary json<|message|>{}", Parsers("harmony", "harmony")),
         ("probe()", Parsers()),

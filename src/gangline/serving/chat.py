@@ -106,7 +106,7 @@ class _ChatCall:
         rules = text_rules(chat)
         skips = rules.skip_special and not parsers.need_special_tokens
         self._text_rules = msgspec.structs.replace(rules, skip_special=skips)
-        self._in_thinking = parsers.thinking is not None and opens_thinking(sampler.tokenizer, self._prompt_ids)
+        self._in_thinking = opens_thinking(sampler.tokenizer, self._prompt_ids, parsers.thinking)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._num_choices = chat.n or 1

@@ -20,7 +20,7 @@ from gangline.engines.replies import decode
 from gangline.engines.vllm.wire import render_body, rendered_ids
 from gangline.language.parsing.parser import Parsers
 from gangline.language.parsing.replies import ReplyText
-from gangline.language.parsing.thinking import THINK
+from gangline.language.parsing.thinking import opens_thought
 from gangline.language.text import StopStrings
 
 __all__ = ["EngineText", "generate_engine"]
@@ -81,8 +81,9 @@ class EngineText:
         return f"token_id:{token_id}"
 
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader:
-        asks = self._parsers.thinking == "qwen3"
-        in_thinking = asks and (await self.decode(prompt_ids.tolist()[-8:])).rstrip().endswith(THINK)
+        thinking = self._parsers.thinking
+        asks = thinking not in (None, "deepseek_r1", "harmony")
+        in_thinking = asks and opens_thought(await self.decode(prompt_ids.tolist()[-8:]), thinking)
         reply = ReplyText(self._parsers, call, choice_index=choice_index, in_thinking=in_thinking)
         return _WholeReader(self, reply, call.sampling.stop, choice_index)
 

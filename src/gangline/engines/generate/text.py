@@ -83,7 +83,7 @@ class TokenReader:
     def __init__(
         self, tokenizer: ChatTokenizer, parsers: Parsers, call: ModelCall, prompt_ids: TokenIds, choice_index: int
     ) -> None:
-        in_thinking = parsers.thinking is not None and opens_thinking(tokenizer, prompt_ids.tolist()[-8:])
+        in_thinking = opens_thinking(tokenizer, prompt_ids.tolist()[-8:], parsers.thinking)
         self._text = IncrementalText(tokenizer, skip_special=not parsers.need_special_tokens)
         self._stops = StopStrings(call.sampling.stop)
         self._reply = ReplyText(parsers, call, choice_index=choice_index, in_thinking=in_thinking)

@@ -32,7 +32,7 @@ from gangline.engines.contract import (
 )
 from gangline.language.parsing.parser import Parsers
 from gangline.language.parsing.replies import ReplyText
-from gangline.language.parsing.thinking import THINK
+from gangline.language.parsing.thinking import opens_thought
 
 __all__ = ["ParsedEngine"]
 
@@ -142,7 +142,8 @@ class ParsedEngine:
 
     async def _in_thinking(self, prompt_ids: TokenIds | None) -> bool:
         """Whether the prompt opened the think block. False where the engine reports no ids."""
-        if prompt_ids is None or self._parsers.thinking != "qwen3":
+        thinking = self._parsers.thinking
+        if prompt_ids is None or thinking in (None, "deepseek_r1", "harmony"):
             return False
         tail = prompt_ids[-_NUM_TAIL_IDS:]
         key = tail.tobytes()
@@ -150,7 +151,7 @@ class ParsedEngine:
             if len(self._opens_thinking) >= 1024:
                 self._opens_thinking.clear()
             text = await self._engine.detokenize(tail.tolist())
-            self._opens_thinking[key] = text.rstrip().endswith(THINK)
+            self._opens_thinking[key] = opens_thought(text, thinking)
         return self._opens_thinking[key]
 
     async def render(

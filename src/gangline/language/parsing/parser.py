@@ -17,15 +17,59 @@ from typing import Any, Literal, get_args
 from gangline.domain.completion import ParseStatus
 from gangline.domain.errors import InvalidRequest
 from gangline.language.parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
+from gangline.language.parsing.families import SECTIONS
 from gangline.language.parsing.harmony import Harmony
 from gangline.language.parsing.llama_json import LlamaJson
+from gangline.language.parsing.sections import SectionCalls
 from gangline.language.parsing.tagged_calls import TaggedCalls, read_glm, read_hermes, read_qwen3_coder
 from gangline.language.parsing.thinking import ThinkTags
 
 __all__ = ["Parsers", "ReplyParser", "ThinkingFormat", "ToolFormat"]
 
-ThinkingFormat = Literal["qwen3", "deepseek_r1", "harmony"]
-ToolFormat = Literal["hermes", "qwen3_coder", "glm", "llama3_json", "harmony"]
+ThinkingFormat = Literal[
+    "qwen3",
+    "deepseek_r1",
+    "harmony",
+    "apertus",
+    "apriel",
+    "cohere",
+    "gemma4",
+    "hunyuan",
+    "kimi_k3",
+    "minimax_m3",
+    "mistral",
+    "muse",
+    "seed_oss",
+    "solar",
+]
+ToolFormat = Literal[
+    "hermes",
+    "qwen3_coder",
+    "glm",
+    "llama3_json",
+    "harmony",
+    "apertus",
+    "cohere",
+    "deepseek_v3",
+    "deepseek_v4",
+    "functionary",
+    "gemma4",
+    "gigachat",
+    "hunyuan",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "lfm2_raw",
+    "minicpm",
+    "minimax_m1",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "muse",
+    "nemotron_v2",
+    "seed_oss",
+    "solar",
+]
 
 _CALLS = {
     "hermes": partial(TaggedCalls, read_hermes),
@@ -33,6 +77,10 @@ _CALLS = {
     "glm": partial(TaggedCalls, read_glm, shows_its_end=False),
     "llama3_json": LlamaJson,
 }
+# Their marks are tokens, but not special ones.
+_PLAIN_THINKING = frozenset({None, "qwen3", "deepseek_r1"})
+_PLAIN_TOOLS = frozenset({None, "hermes", "qwen3_coder", "glm"})
+_OFTEN_PLAIN_TOOLS = frozenset({"llama3_json", "functionary", "minicpm", "minimax_m1", "minimax_m2", "nemotron_v2"})
 
 
 @dataclass(frozen=True)
@@ -60,7 +108,12 @@ class Parsers:
     @property
     def need_special_tokens(self) -> bool:
         """The marks are special tokens, which text is usually decoded without."""
-        return self.thinking == "harmony" or self.tools == "llama3_json"
+        return self.thinking not in _PLAIN_THINKING or self.tools not in _PLAIN_TOOLS
+
+    @property
+    def read_plain_text(self) -> bool:
+        """Whether the text of a chat route, which comes without special tokens, still has the marks."""
+        return self.thinking in _PLAIN_THINKING | {"apriel"} and self.tools in _PLAIN_TOOLS | _OFTEN_PLAIN_TOOLS
 
 
 def _one_of(what: str, name: object, known: tuple[str, ...]) -> Any:
@@ -128,6 +181,10 @@ def _formats(
 ) -> tuple[ThinkTags | Harmony | None, CallFormat | None]:
     if parsers.thinking == "harmony":
         return Harmony(reads_calls=reads_calls and parsers.tools == "harmony"), None
-    thinking = ThinkTags(opened=in_thinking, always=parsers.thinking == "deepseek_r1") if parsers.thinking else None
+    section = SECTIONS.get(parsers.tools or "")
+    begins = (*section.opens, *section.starts) if section and reads_calls else ()
+    thinking = ThinkTags(parsers.thinking, opened=in_thinking, also_ends=begins) if parsers.thinking else None
+    if section is not None:
+        return thinking, SectionCalls(section, schemas, reads_calls=reads_calls)
     make = _CALLS.get(parsers.tools or "") if reads_calls else None
     return thinking, make(schemas) if make is not None else None

@@ -1,24 +1,49 @@
-"""Thinking between `<think>` and `</think>`, at the beginning of a reply."""
+"""Thinking between two tags at the beginning of a reply, such as `<think>` and `</think>`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from gangline.language.parsing.events import Event, TextEvent, ThinkingEvent, held_length
 
-__all__ = ["THINK", "ThinkTags"]
+__all__ = ["THINK_TAGS", "ThinkTags", "opens_thought"]
 
-THINK, _THINK_END = "<think>", "</think>"
+THINK_TAGS: dict[str, tuple[str, str]] = {
+    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+    "hunyuan": ("<think:opensource>", "</think:opensource>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "muse": ("to=self<|message|>", "<|eom|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "solar": ("<|think|>", "<|end|>"),
+}
+"""Name of a format -> what opens and what closes a thought. `deepseek_r1`: replies begin inside it."""
+
+
+def opens_thought(text: str, thinking: str | None) -> bool:
+    """Whether a prompt that ends with `text` has opened the thought of its reply."""
+    tags = THINK_TAGS.get(thinking or "")
+    return tags is not None and text.rstrip().endswith(tags[0].rstrip())
 
 
 class ThinkTags:
     """Splits the block off; one that never closes is thinking to its end. Any tag later on is text."""
 
-    def __init__(self, *, opened: bool = False, always: bool = False) -> None:
+    def __init__(self, thinking: str, *, opened: bool = False, also_ends: Sequence[str] = ()) -> None:
         """
         opened: the prompt has opened the block already.
-        always: the reply begins inside the block, whether it opens one or not.
+        also_ends: tags of calls, before which models forget to close the block.
         """
+        always = thinking == "deepseek_r1"
+        self._open, self._close = THINK_TAGS[thinking]
+        self._ends = (self._close, *also_ends)
         self._state: Literal["start", "inside", "after"] = "inside" if opened and not always else "start"
         self._otherwise: Literal["inside", "after"] = "inside" if always else "after"
         self._held = ""
@@ -27,22 +52,24 @@ class ThinkTags:
         text, self._held = self._held + text, ""
         if self._state == "start":
             begun = text.lstrip()
-            if not begun.startswith(THINK) and THINK.startswith(begun):
+            if not begun.startswith(self._open) and self._open.startswith(begun):
                 self._held = text
                 return []
-            self._state = "inside" if begun.startswith(THINK) else self._otherwise
-            text = begun[len(THINK) :] if begun.startswith(THINK) else text
+            self._state = "inside" if begun.startswith(self._open) else self._otherwise
+            text = begun[len(self._open) :] if begun.startswith(self._open) else text
         if self._state == "after":
             return [TextEvent(text)] if text else []
         return self._inside(text)
 
     def _inside(self, text: str) -> list[Event]:
-        thought, closed, after = text.partition(_THINK_END)
-        if closed:
+        found = [at for end in self._ends if (at := text.find(end)) >= 0]
+        if found:
             self._state = "after"
+            at = min(found)
+            thought, after = text[:at], text[at:].removeprefix(self._close)
         else:
-            cut = len(text) - held_length(text, _THINK_END)
-            thought, self._held = text[:cut], text[cut:]
+            cut = len(text) - held_length(text, self._ends)
+            thought, after, self._held = text[:cut], "", text[cut:]
         events: list[Event] = [ThinkingEvent(thought)] if thought else []
         return [*events, TextEvent(after)] if after else events
 
