@@ -113,10 +113,11 @@ def make_engine(
     if not isinstance(names, Mapping):
         raise InvalidRequest('parsers must be an object such as {"thinking": "qwen3", "tools": "hermes"}.')
     parsers = Parsers.named(cast("Mapping[str, Any]", names))
-    if parsers.thinking == "harmony":
+    if not parsers.read_plain_text:
+        named = " and ".join(sorted({name for name in (parsers.thinking, parsers.tools) if name}))
         raise InvalidRequest(
-            "harmony's marks are special tokens, which the text of a chat route comes without: use the engine's own "
-            "parsers, or its route of ids with kind generate_template."
+            f"the marks of {named} are special tokens, which the text of a chat route comes without: use the engine's "
+            "own parsers, or its route of ids with kind generate_template."
         )
     engine = make(url, **given, **own)
     return ParsedEngine(engine, parsers) if parsers else engine
