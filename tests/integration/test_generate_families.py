@@ -77,3 +77,8 @@ async def streamed(engine: GenerateEngine) -> EngineReply:
     async for delta in engine.stream(EngineRequest(call=CALL)):
         folded.feed(delta)
     return folded.reply()
+
+
+def test_a_text_side_says_whether_it_finds_calls() -> None:
+    assert TemplateText(glm()).reads_calls
+    assert not TemplateText(glm(), Parsers(thinking="qwen3")).reads_calls

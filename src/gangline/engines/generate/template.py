@@ -60,6 +60,11 @@ class TemplateText:
         self._parsers = detect_parsers(tokenizer) if parsers is None else parsers
         self._rendering = asyncio.Lock()
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether tool calls are found in replies. False: they stay text, though the template may render tools."""
+        return self._parsers.tools is not None
+
     async def render(
         self,
         messages: Sequence[Message],
