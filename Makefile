@@ -173,7 +173,7 @@ LLAMA_CPP := llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e
 	@touch $@
 
 test-templates: .venv/.dev .venv/chat-templates/.ready
-	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/templates)
+	GANGLINE_CALLS=200 $(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/templates tests/property/test_formats_of_families.py)
 
 templates: .venv/.dev .venv/chat-templates/.ready
 	PYTHONPATH=tests $(BIN)/python -P -m support.templates.results
