@@ -9,12 +9,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gangline.domain.conversation import Message, ToolDefinition
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 from gangline.gateway.backends.records import Assignment, Backend
 
-__all__ = ["PooledEngine"]
+__all__ = ["FITTED", "PooledEngine"]
+
+FITTED = "fitted"
+"""Name in a reply's metadata, and so in a record's, of the changes to its messages that the template asked for."""
 
 ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT", EngineChoice, EngineDelta)
@@ -33,12 +37,15 @@ class Backends(Protocol):
 class PooledEngine:
     """Implements `Engine`. A call whose backend dies goes to another one, unless part of its stream is out already.
 
-    The first reply of a session's new backend carries `backend_replaced` in its metadata: a list of moves.
+    The first reply of a session's new backend carries `backend_replaced` in its metadata: a list of moves. A reply to
+    messages that were fitted to the backend's template carries `fitted`: kind of change -> how often.
     """
 
     def __init__(self, pool: Backends, assignment: Assignment) -> None:
         self._pool = pool
         self._assignment = assignment
+        self.engine_ids: dict[str, str] = {}
+        """Id of a call as the client knows it -> as the engine or the model named it."""
 
     async def probe(self) -> EngineCapabilities:
         return await self._ask(lambda backend: backend.engine.probe())
@@ -47,7 +54,7 @@ class PooledEngine:
         return (await self._pool.backend_of(self._assignment)).capabilities
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        reply = await self._ask(lambda backend: _chat(backend, request))
+        reply = await self._ask(lambda backend: self._chat(backend, request))
         return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
@@ -55,13 +62,15 @@ class PooledEngine:
             backend = await self._pool.backend_of(self._assignment)
             started = False
             is_known = backend.weights_known
+            fitted, changes = self._fitted(backend, request)
             try:
                 with backend.in_use() as engine:
-                    async with aclosing(engine.stream(request)) as deltas:
+                    async with aclosing(engine.stream(fitted)) as deltas:
                         async for delta in deltas:
                             if not started:
                                 started = True
-                                delta = msgspec.structs.replace(delta, metadata=delta.metadata | self._take_moves())
+                                metadata = delta.metadata | changes | self._take_moves()
+                                delta = msgspec.structs.replace(delta, metadata=metadata)
                             yield delta if is_known else _of_unknown_weights(delta)
                 return
             except EngineUnavailable:
@@ -76,9 +85,14 @@ class PooledEngine:
         template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> TokenIds:
-        return await self._ask(
-            lambda backend: backend.engine.render(messages, tools, template_kwargs, add_generation_prompt)
-        )
+        async def rendered(backend: Backend) -> TokenIds:
+            fitted, changes = fit(tuple(messages), backend.capabilities.template, self.engine_ids)
+            if RESULTS_AS_USER in changes or SPLIT_CALLS in changes:
+                # The stitcher asks with a reply that stands for another one: to it, the template refuses this.
+                raise EngineRefused("the template takes each result only after its own call", status=400)
+            return await backend.engine.render(fitted, tools, template_kwargs, add_generation_prompt)
+
+        return await self._ask(rendered)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._ask(lambda backend: backend.engine.detokenize(ids))
@@ -114,17 +128,28 @@ class PooledEngine:
                     raise
             attempt += 1
 
+    async def _chat(self, backend: Backend, request: EngineRequest) -> EngineReply:
+        is_known = backend.weights_known
+        fitted, changes = self._fitted(backend, request)
+        reply = await backend.engine.chat(fitted)
+        if changes:
+            reply = msgspec.structs.replace(reply, metadata=reply.metadata | changes)
+        if is_known:
+            return reply
+        return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
+
+    def _fitted(self, backend: Backend, request: EngineRequest) -> tuple[EngineRequest, dict[str, Any]]:
+        """With messages that the backend's template takes; and the metadata of the reply."""
+        call = request.call
+        messages, changes = fit(call.messages, backend.capabilities.template, self.engine_ids)
+        if messages is call.messages:
+            return request, {}
+        call = msgspec.structs.replace(call, messages=messages)
+        return msgspec.structs.replace(request, call=call), {FITTED: changes} if changes else {}
+
     def _take_moves(self) -> dict[str, Any]:
         moves, self._assignment.moves = self._assignment.moves, []
         return {"backend_replaced": moves} if moves else {}
-
-
-async def _chat(backend: Backend, request: EngineRequest) -> EngineReply:
-    is_known = backend.weights_known
-    reply = await backend.engine.chat(request)
-    if is_known:
-        return reply
-    return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
 
 
 def _of_unknown_weights(part: PartT) -> PartT:
