@@ -16,8 +16,9 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
+from gangline.engines.templates.tails import CannotStitch
 from gangline.gateway.truth.placing import Place, branch_key, history_of_key
-from gangline.gateway.truth.stitch import CannotStitch, Stitcher, ThinkingPolicy
+from gangline.gateway.truth.stitch import Stitcher, ThinkingPolicy
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.engine import TemplateEngine
@@ -435,3 +436,29 @@ def test_a_template_that_fails_at_the_stand_ins_is_no_engine_that_fails(
     place = Place(branch_key(call), parent.completion_id, 2, tuple(new), b"")
     with pytest.raises(CannotStitch if is_the_templates_fault else EngineUnavailable):
         asyncio.run(stitcher.prompt_ids(call, place))
+
+
+@pytest.mark.parametrize(
+    ("sampled", "parts", "new"),
+    [
+        ("hello", (Text("hello"),), USER),
+        ("hello \n", (Text("hello \n"),), USER),
+        ("", (), USER),
+        (WRITTEN.lstrip("\n"), (CALL,), RESULT),
+        (f"{WRITTEN}\n".lstrip("\n"), (CALL,), RESULT),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [TinyTokenizer(), _NamingTokenizer()])
+def test_a_reply_whose_end_of_turn_the_engine_left_out_is_closed(
+    tokenizer: Any, sampled: str, parts: Any, new: Message
+) -> None:
+    """The last id is content then, not another end of turn in the place of the template's."""
+    parent = _completion([1, 2], tokenizer.encode(sampled), "stop")
+    parent = replace(parent, response=Message("assistant", parts))
+    try:
+        stitched = _stitch(tokenizer, parent, [new])
+    except CannotStitch:
+        assert isinstance(tokenizer, _NamingTokenizer)  # may begin within the call
+        return
+    tail = tokenizer.decode(stitched[2 + len(parent.sampled_ids) :])
+    assert tail.startswith("<|im_end|>\n<|im_start|>")

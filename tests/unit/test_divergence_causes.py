@@ -70,6 +70,7 @@ async def _cause(
     )
 
 
+CALL = ToolCall("c", "run", LS)
 OK, SAID = Text("ok"), Text("the answer")
 
 
@@ -132,6 +133,17 @@ OK, SAID = Text("ok"), Text("the answer")
             },
         ),
         ("unknown", {"sampled": f"hm ok{END}", "rendered": f"ok{END}", "response": [Thinking("hm"), OK]}),
+        # Thinking that the client wrote anew, trimmed, or added.
+        *(
+            (expected, {"sampled": f"a{END}", "rendered": f"b{END}", "response": response, "echo": echo})
+            for expected, response, echo in (
+                ("history_edited", [Thinking("plan A"), OK], [Thinking("plan B"), OK]),
+                ("history_edited", [Thinking("plan A"), CALL], [Thinking("plan B"), CALL]),
+                ("history_edited", [CALL], [Thinking("plan B"), CALL]),
+                ("whitespace", [Thinking("\nplan A\n"), OK], [Thinking("plan A"), OK]),
+                ("tool_call_reserialised", [Thinking("plan A"), CALL], [Thinking("plan A"), CALL]),
+            )
+        ),
         # Calls: other arguments, arguments that a template writes anew, and what stands around them.
         (
             "tool_call_reserialised",

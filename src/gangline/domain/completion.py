@@ -69,6 +69,7 @@ DivergenceCause = Literal[
     "special_token_in_text",
     "truncated_turn",
     "end_of_turn",
+    "template_rewrites",
     "unknown",
 ]
 
@@ -128,6 +129,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     cause: DivergenceCause | None = None
     fallback: str | None = None
     """Why the call was observed although the engine takes ids; None when it was stitched, or never could be."""
+    as_rendered: bool | None = None
+    """Whether a stitched prompt is the template's rendering of the whole conversation, but for the model's own turns,
+    which are kept as they were prompted and sampled. None: it was not compared, or not stitched."""
+    unlike_rendering: str | None = None
+    """The difference, where `as_rendered` is false."""
     untrainable: str | None = None
     """Why no token of this call may be trained on (NaN log-probs, missing ids ...); None when they may."""
     stop_reason: str | None = None

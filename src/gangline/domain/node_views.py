@@ -114,6 +114,11 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     refuses_some_tools: str = ""
     """Why it renders no tools without parameters or descriptions, or none with unions and nested values in their
     schemas; empty: it takes all of these, or no tools, or it is unknown."""
+    user_turns_as_rendered: bool | None = None
+    """Whether prompts stitched at user turns are the template's rendering of the whole conversation, with a system
+    message where the template takes one. Where they are not, every such call is compared."""
+    tool_turns_as_rendered: bool | None = None
+    """Likewise of prompts after the results of tools, over two rounds of calls."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

@@ -326,6 +326,9 @@ class CaptureSpec(_Spec):
     template_kwargs: TemplateArguments = {}
     """Arguments of the model's chat template for every call, such as {"enable_thinking": false}. They replace those
     that the harness sends; the record's metadata has both. The node's operator says which names are allowed."""
+    not_as_rendered: Literal["fall_back", "stitch"] = "fall_back"
+    """A stitched prompt that the template would write otherwise, apart from the model's own turns: let the engine
+    render it as deployment would see it, or send it and say so in the certificate."""
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

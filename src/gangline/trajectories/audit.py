@@ -23,6 +23,7 @@ from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.trajectories.comparability import why_not_trainable
+from gangline.trajectories.renderings import count_renderings
 
 __all__ = ["AuditReport", "ClassCount", "Violation", "audit", "merge_reports", "turn_class"]
 
@@ -61,6 +62,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     drop_reasons: tuple[str, ...] = ()
     num_unshown: int = 0
     """Calls whose tools, or results of tools, the model was not shown."""
+    renderings: dict[str, int] = {}
+    """See `DriftReport`."""
 
     @property
     def ok(self) -> bool:
@@ -113,6 +116,7 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
         dropped=ClassCount(len(dropped), sum(len(completion.sampled_ids) for completion in dropped)),
         drop_reasons=(trajectory.drops_turns,) if dropped and trajectory.drops_turns is not None else (),
         num_unshown=sum(bool({TOOLS, TOOL_RESULTS} & set(call.dropped)) for call in tree),
+        renderings=count_renderings(call.certificate for call in tree),
     )
 
 
@@ -136,6 +140,7 @@ def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
         dropped=ClassCount(sum(part.dropped.turns for part in parts), sum(part.dropped.tokens for part in parts)),
         drop_reasons=tuple(dict.fromkeys(reason for part in parts for reason in part.drop_reasons)),
         num_unshown=sum(part.num_unshown for part in parts),
+        renderings=dict(sum((Counter(part.renderings) for part in parts), Counter[str]())),
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Context, DivergenceCause, PromptSource
 from gangline.domain.errors import BuilderError
+from gangline.trajectories.renderings import count_renderings
 
 __all__ = ["Break", "CallDrift", "DriftReport", "call_drifts", "drift_by", "drift_report"]
 
@@ -42,6 +43,8 @@ class CallDrift(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_ids: int
     num_sampled_ids: int
     fallback: str | None
+    as_rendered: bool | None
+    unlike_rendering: str | None
     parse: str
     finish_reason: str
     untrainable: str | None
@@ -79,6 +82,10 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     """Causes of the breaks, both kinds."""
     fallbacks: dict[str, int]
     """Why calls were observed although the engine takes ids."""
+    renderings: dict[str, int]
+    """Stitched calls: `as_rendered`, `not_as_rendered`, `not_compared` with the template's rendering."""
+    unlike_renderings: dict[str, int]
+    """Difference from the template's rendering -> stitched calls."""
     parses: dict[str, int]
     finish_reasons: dict[str, int]
     untrainable: dict[str, int]
@@ -123,6 +130,8 @@ def _call_drift(tree: CompletionTree, completion: Completion) -> CallDrift:
         num_prompt_ids=tree.num_prompt_ids(completion),
         num_sampled_ids=len(completion.sampled_ids),
         fallback=certificate.fallback,
+        as_rendered=certificate.as_rendered,
+        unlike_rendering=certificate.unlike_rendering,
         parse=certificate.parse,
         finish_reason=certificate.finish_reason,
         untrainable=certificate.untrainable,
@@ -148,6 +157,8 @@ def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
         prompt_sources=_counted(call.prompt_source for call in held),
         causes=_counted(one.cause for one in breaks),
         fallbacks=_counted(call.fallback for call in held),
+        renderings=count_renderings(held),
+        unlike_renderings=_counted(call.unlike_rendering for call in held),
         parses=_counted(call.parse for call in held),
         finish_reasons=_counted(call.finish_reason for call in held),
         untrainable=_counted(call.untrainable for call in held),

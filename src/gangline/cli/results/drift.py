@@ -98,6 +98,8 @@ def _print(document: dict[str, Any], by: By) -> None:
     for title, found in (
         ("causes", total.causes),
         ("observed instead of stitched", total.fallbacks),
+        ("stitched", {name.replace("_", " "): num for name, num in total.renderings.items()}),
+        ("stitched unlike the template", total.unlike_renderings),
         ("tool calls read", {name: num for name, num in total.parses.items() if name != "ok"}),
         ("not trainable", total.untrainable),
     ):

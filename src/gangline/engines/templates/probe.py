@@ -20,7 +20,8 @@ from gangline.domain.conversation import Message, Text, Thinking, ToolCall, Tool
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.engines.templates.choices import probe_choices
-from gangline.engines.templates.renderings import Renderings, Renders
+from gangline.engines.templates.renderings import Renderings, Renders, unless_refused
+from gangline.engines.templates.stitched_turns import tool_turns_as_rendered, user_turns_as_rendered
 from gangline.engines.templates.taken_messages import PROBE_TOOL, taken_messages
 from gangline.engines.templates.taken_tools import refusal_of_some_tools
 
@@ -93,6 +94,8 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         **taken,
         **await probe_choices(engine, rendered),
         refuses_some_tools=await refusal_of_some_tools(engine, rendered),
+        user_turns_as_rendered=await unless_refused(user_turns_as_rendered(engine)),
+        tool_turns_as_rendered=await unless_refused(tool_turns_as_rendered(engine)),
     )
 
 

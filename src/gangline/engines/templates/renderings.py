@@ -12,7 +12,7 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineError, EngineUnavailable
 from gangline.domain.tokens import TokenIds
 
-__all__ = ["Renderings", "Renders"]
+__all__ = ["Renderings", "Renders", "unless_refused"]
 
 ResultT = TypeVar("ResultT")
 
@@ -55,7 +55,7 @@ class Renderings:
         key = _key(messages, tools, template_kwargs)
         if key not in self._asked:
             asked = self._engine.render(messages, tools, template_kwargs)
-            self._asked[key] = asyncio.create_task(_unless_refused(asked))
+            self._asked[key] = asyncio.create_task(unless_refused(asked))
         return await self._asked[key]
 
     async def text(
@@ -77,7 +77,7 @@ class Renderings:
         template_kwargs: dict[str, Any] | None,
     ) -> str | None:
         ids = await self.ids(messages, tools, template_kwargs)
-        return None if ids is None else await _unless_refused(self._engine.detokenize(ids.tolist()))
+        return None if ids is None else await unless_refused(self._engine.detokenize(ids.tolist()))
 
     async def differ(
         self,
@@ -97,7 +97,7 @@ def _key(messages: tuple[Message, ...], tools: tuple[ToolDefinition, ...], kwarg
     return messages, tuple(tool.name for tool in tools), tuple(sorted((kwargs or {}).items()))
 
 
-async def _unless_refused(asked: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+async def unless_refused(asked: Coroutine[Any, Any, ResultT]) -> ResultT | None:
     """Some engines answer 500 where a template fails; an engine that says nothing at all is down."""
     try:
         return await asked

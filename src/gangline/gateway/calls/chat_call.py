@@ -24,7 +24,7 @@ from gangline.gateway.truth.placing import Digests, Place, unknown
 from gangline.gateway.truth.prompts import PromptReport
 from gangline.gateway.truth.recorder import Recorder, Sampled
 from gangline.gateway.truth.references import INSTRUCTIONS
-from gangline.gateway.truth.stitch import Decision
+from gangline.gateway.truth.renderings import Decision
 
 __all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "shown_again", "whole_delta"]
 

@@ -36,8 +36,10 @@ from gangline.gateway.replay.replay import Match, Replay
 from gangline.gateway.truth.ledger import CompletionJournal, Ledger
 from gangline.gateway.truth.parts import CallParts, PartsByRole
 from gangline.gateway.truth.placing import Digests, unknown
+from gangline.gateway.truth.prompt_tier import PromptTier
 from gangline.gateway.truth.references import resolved
-from gangline.gateway.truth.stitch import PromptTier, Stitcher
+from gangline.gateway.truth.renderings import CheckedStitcher, Renderings
+from gangline.gateway.truth.stitch import Stitcher
 from gangline.gateway.truth.volatile import VolatileText
 from gangline.trajectories.repetition import is_loop
 
@@ -53,8 +55,9 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _tier(capture: CaptureSpec, tree: CompletionTree, engine: Engine) -> PromptTier:
-    return PromptTier(capture.tier, Stitcher(engine, tree, capture.thinking))
+def _tier(capture: CaptureSpec, tree: CompletionTree, renderings: Renderings, engine: Engine) -> PromptTier:
+    stitcher = Stitcher(engine, tree, capture.thinking)
+    return PromptTier(capture.tier, CheckedStitcher(engine, tree, stitcher, capture.not_as_rendered, renderings))
 
 
 class ModelSession:
@@ -68,6 +71,7 @@ class ModelSession:
         *,
         completions: Iterable[Completion] = (),
         gate: Gate | None = None,
+        renderings: Renderings | None = None,
         sampling: SamplingPolicy | None = None,
         checkpoint: Callable[[], Awaitable[str | None]] | None = None,
         engine_of: Callable[[str], Engine | None] = _of_policy,
@@ -79,7 +83,7 @@ class ModelSession:
 
         engine: the policy's.
         completions: records that the journal already has of this attempt; their conversations go on.
-        gate: the node's; None is one of its own, open.
+        gate: the node's; None is one of its own, open. renderings: likewise.
         sampling: the operator's policy, applied after the task's.
         checkpoint: see `CallParts`.
         engine_of: a role's own engine; None where the policy's answers it.
@@ -99,7 +103,7 @@ class ModelSession:
         behind = None if replay is None else replay.engine
         volatile = VolatileText(capture.volatile_system_text)
         ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, behind)
-        tier_of = partial(_tier, capture, ledger.tree)
+        tier_of = partial(_tier, capture, ledger.tree, renderings or Renderings())
         parts = CallParts(
             engine=engine,
             ledger=ledger,

@@ -28,6 +28,7 @@ from gangline.gateway.sessions.stock.checkpoints import Checkpoints
 from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.gateway.sessions.stock.warm import WarmPool
 from gangline.gateway.sessions.verdicts import Verdicts
+from gangline.gateway.truth.renderings import Renderings
 from gangline.runtimes.keeping.kept import Keeper
 from gangline.store.journal.log import Journal
 
@@ -70,6 +71,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """See `EvaluationContext.graded_before`."""
     child_work: ChildWork | None = None
     """Where graders read what agents wrote; None: each in processes of its own."""
+    renderings: Renderings = msgspec.field(default_factory=Renderings)
+    """Which stitched prompts are compared with their rendering."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Called with the result of each attempt that ended."""
@@ -119,6 +122,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
             self.journal,
             completions=completions,
             gate=self.gate,
+            renderings=self.renderings,
             sampling=self.sampling,
             checkpoint=checkpoint,
             replay=replay,

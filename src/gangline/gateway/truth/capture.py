@@ -47,6 +47,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     first_divergence: int | None = None
     cause: DivergenceCause | None = None
     fallback: str | None = None
+    as_rendered: bool | None = None
+    unlike_rendering: str | None = None
 
 
 def tool_call_id(record_key: str, choice_index: int, call_index: int) -> str:
@@ -160,6 +162,8 @@ def _certificate(
         first_divergence=prompt.first_divergence,
         cause=prompt.cause,
         fallback=prompt.fallback,
+        as_rendered=prompt.as_rendered,
+        unlike_rendering=prompt.unlike_rendering,
         untrainable=(
             cut_off or _unseen(call, choice) or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids)
         ),

@@ -73,11 +73,18 @@ def _from_messages(pairs: Sequence[tuple[Message, Message]], user_turn_follows: 
     # Thoughts that the client does echo are still taken out by some templates, at a new user turn.
     if any(has_thought(sampled) and (user_turn_follows or not has_thought(echo)) for sampled, echo in assistant):
         return "thinking_dropped"
+    if any("".join(_thoughts(sampled).split()) != "".join(_thoughts(echo).split()) for sampled, echo in assistant):
+        return "history_edited"
     if any(_arguments(sampled) != _arguments(echo) or _is_reserialised(sampled) for sampled, echo in assistant):
         return "tool_call_reserialised"
     if _has_marker(pairs):
         return "special_token_in_text"
-    if any(_text(sampled) != _text(echo) or _text(sampled) != _text(sampled).strip() for sampled, echo in pairs):
+    if any(
+        _text(sampled) != _text(echo)
+        or _text(sampled) != _text(sampled).strip()
+        or _thoughts(sampled) != _thoughts(echo)
+        for sampled, echo in pairs
+    ):
         return "whitespace"
     # The call is the same JSON; what stands around it (tags, line breaks) was written anew.
     return "tool_call_reserialised" if any(_arguments(sampled) for sampled, _ in assistant) else None
@@ -101,6 +108,10 @@ def _part_text(part: Part) -> str:
 
 def _text(message: Message) -> str:
     return "".join(_part_text(part) for part in message.parts if isinstance(part, Text))
+
+
+def _thoughts(message: Message) -> str:
+    return "".join(part.text for part in message.parts if isinstance(part, Thinking))
 
 
 def _says_the_same(sampled: Message, echo: Message) -> bool:

@@ -16,7 +16,7 @@ from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.truth.experts import num_known
 from gangline.gateway.truth.ledger import Ledger
 from gangline.gateway.truth.placing import PlaceIndex
-from gangline.gateway.truth.stitch import PromptTier
+from gangline.gateway.truth.prompt_tier import PromptTier
 
 __all__ = ["CallParts", "PartsByRole"]
 

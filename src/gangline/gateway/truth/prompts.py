@@ -19,7 +19,7 @@ from gangline.gateway.truth.capture import Prompt
 from gangline.gateway.truth.divergence import find_cause
 from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place
-from gangline.gateway.truth.stitch import Decision
+from gangline.gateway.truth.renderings import Decision
 
 __all__ = ["PromptReport"]
 
@@ -53,7 +53,12 @@ class PromptReport(msgspec.Struct, frozen=True):
             _log.error("call.prompt_ids_ignored session=%s", self.parts.ledger.session_id)
         prompt = self._compared(reported, fallback)
         if stitched:
-            return msgspec.structs.replace(prompt, source="stitched")
+            return msgspec.structs.replace(
+                prompt,
+                source="stitched",
+                as_rendered=decision.as_rendered,
+                unlike_rendering=decision.unlike_rendering,
+            )
         if prompt.context == "diverged" and cause is None:
             cause = await self._find_cause(call, reported, prompt.shared)
         return msgspec.structs.replace(prompt, cause=cause if prompt.context == "diverged" else None)

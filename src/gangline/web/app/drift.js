@@ -21,6 +21,7 @@ const CAUSES = {
   special_token_in_text: "A text contains the name of a special token.",
   truncated_turn: "An earlier reply was cut off.",
   end_of_turn: "The template ends a reply otherwise than it was sampled.",
+  template_rewrites: "The template writes earlier content otherwise once more follows it.",
   unknown: "The cause is not known.",
 };
 const MAKERS = {

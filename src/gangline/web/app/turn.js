@@ -92,6 +92,7 @@ function warningsOf(call) {
     found.push(`does not continue call ${call.parent}${at}: ${certificate.cause ?? "unknown cause"}`);
   }
   if (call.relation === "changed") found.push(`the client changed the history of call ${call.origin}: ${visible(call.reason)}`);
+  if (certificate.as_rendered === false) found.push(`not as the template renders it: ${visible(certificate.unlike_rendering ?? "")}`);
   if (certificate.fallback !== null) found.push(`rendered by the engine: ${visible(certificate.fallback)}`);
   if (certificate.parse !== "ok") found.push(`tool calls were read in part: ${certificate.parse}`);
   return found;

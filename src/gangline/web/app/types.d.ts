@@ -9,6 +9,8 @@ export interface Certificate {
   first_divergence: number | null;
   cause: string | null;
   fallback: string | null;
+  as_rendered: boolean | null;
+  unlike_rendering: string | null;
   untrainable: string | null;
   stop_reason: string | null;
   sampling: Record<string, unknown>;

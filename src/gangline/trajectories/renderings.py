@@ -1,0 +1,26 @@
+"""How far stitched prompts are what the template renders, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from gangline.domain.completion import PromptSource
+
+__all__ = ["count_renderings"]
+
+_NAMES = {True: "as_rendered", False: "not_as_rendered", None: "not_compared"}
+
+
+class _Prompt(Protocol):
+    @property
+    def prompt_source(self) -> PromptSource: ...
+
+    @property
+    def as_rendered(self) -> bool | None: ...
+
+
+def count_renderings(prompts: Iterable[_Prompt]) -> dict[str, int]:
+    """Name -> stitched prompts."""
+    return dict(Counter(_NAMES[one.as_rendered] for one in prompts if one.prompt_source == "stitched"))
