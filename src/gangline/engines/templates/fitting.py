@@ -41,7 +41,7 @@ def fit(messages: tuple[Message, ...], facts: TemplateFacts, engine_ids: Mapping
     """
     engine_ids: id of a call as the client knows it -> as the engine or the model named it, where they differ.
     """
-    shows_ids = bool(engine_ids) and facts.prints_call_ids is not False
+    shows_ids = bool(engine_ids) and facts.prints_call_ids is True
     wants_nine = facts.call_ids == "nine"
     fitted, changes = messages, Counter[str]()
     if _refuses_some(facts):

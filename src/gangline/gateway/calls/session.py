@@ -22,6 +22,7 @@ from gangline.domain.lifecycle import CallLimit
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.engines.templates.words import in_template_words, with_task_arguments
+from gangline.gateway.backends.engine import PooledEngine
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.calls.again.answered import answered_calls
 from gangline.gateway.calls.again.replayed import replayed_call
@@ -55,9 +56,12 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _tier(capture: CaptureSpec, tree: CompletionTree, renderings: Renderings, engine: Engine) -> PromptTier:
-    stitcher = Stitcher(engine, tree, capture.thinking)
-    return PromptTier(capture.tier, CheckedStitcher(engine, tree, stitcher, capture.not_as_rendered, renderings))
+def _tier(capture: CaptureSpec, ledger: Ledger, renderings: Renderings, engine: Engine) -> PromptTier:
+    """Of one engine, which learns here the ids of the session's calls."""
+    if isinstance(engine, PooledEngine):
+        engine.engine_ids = ledger.engine_call_ids
+    stitcher = Stitcher(engine, ledger.tree, capture.thinking)
+    return PromptTier(capture.tier, CheckedStitcher(engine, ledger.tree, stitcher, capture.not_as_rendered, renderings))
 
 
 class ModelSession:
@@ -103,7 +107,7 @@ class ModelSession:
         behind = None if replay is None else replay.engine
         volatile = VolatileText(capture.volatile_system_text)
         ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, behind)
-        tier_of = partial(_tier, capture, ledger.tree, renderings or Renderings())
+        tier_of = partial(_tier, capture, ledger, renderings or Renderings())
         parts = CallParts(
             engine=engine,
             ledger=ledger,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -29,7 +30,21 @@ from gangline.gateway.truth.experts import KeptExperts, kept_experts
 from gangline.gateway.truth.masks import KeptMask, kept_mask
 from gangline.gateway.truth.placing import Place
 
-__all__ = ["Prompt", "completion_of", "parse_status", "tool_call_id", "with_own_call_ids"]
+__all__ = [
+    "ENGINE_CALL_IDS",
+    "Prompt",
+    "completion_of",
+    "engine_call_ids",
+    "parse_status",
+    "tool_call_id",
+    "with_own_call_ids",
+]
+
+ENGINE_CALL_IDS = "engine_call_ids"
+"""Name in a record's metadata, of what the engine or the model named its calls: own id -> theirs."""
+
+_NO_ID = re.compile(r"(call_\d+)?")
+"""What readers of replies here write where a call's text shows no id; the same ones come in each reply."""
 
 _NO_LOGPROB = -9999.0
 """vLLM's number for minus infinity."""
@@ -66,6 +81,16 @@ def with_own_call_ids(message: Message, record_key: str, choice_index: int) -> M
         else:
             parts.append(part)
     return Message(message.role, tuple(parts), message.name)
+
+
+def engine_call_ids(message: Message, own: Message) -> dict[str, str]:
+    """Own id -> the engine's, or the one in the sampled text; without those that stand for none."""
+    pairs = zip(_calls(own), _calls(message), strict=True)
+    return {ours.call_id: theirs.call_id for ours, theirs in pairs if not _NO_ID.fullmatch(theirs.call_id)}
+
+
+def _calls(message: Message) -> list[ToolCall]:
+    return [part for part in message.parts if isinstance(part, ToolCall)]
 
 
 def completion_of(

@@ -11,6 +11,7 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
 from gangline.forks.calls import REPLAYED
+from gangline.gateway.truth.capture import ENGINE_CALL_IDS
 from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.placing import PlaceIndex
 from gangline.gateway.truth.volatile import VolatileText
@@ -55,6 +56,8 @@ class Ledger:
         self._num_committed = 0
         self.num_sampled_tokens = 0
         """Sampled tokens of the agent's completions, including aborted ones."""
+        self.engine_call_ids: dict[str, str] = {}
+        """Id of a call as its client knows it -> as the engine or the model named it, where prompts show ids."""
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
@@ -130,6 +133,7 @@ class Ledger:
     def _note(self, completion: Completion) -> None:
         if not completion.of_environment:
             self.num_sampled_tokens += len(completion.sampled_ids)
+        self.engine_call_ids |= completion.metadata.get(ENGINE_CALL_IDS, {})
         reply_id = completion.metadata.get("reply_id")
         if isinstance(reply_id, str) and completion.status == "complete":
             self._replies.setdefault(reply_id, []).append(completion.completion_id)

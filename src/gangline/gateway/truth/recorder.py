@@ -15,7 +15,13 @@ from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, assistant_message
 from gangline.engines.evidence import cuts
 from gangline.event_loop import Turn
-from gangline.gateway.truth.capture import Prompt, completion_of, with_own_call_ids
+from gangline.gateway.truth.capture import (
+    ENGINE_CALL_IDS,
+    Prompt,
+    completion_of,
+    engine_call_ids,
+    with_own_call_ids,
+)
 from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place
@@ -47,19 +53,21 @@ class Recorder:
         self._parts = parts
         self._record_key = record_key
         self._started_at = started_at
+        self._engine_ids: dict[str, str] = {}
+        """Own id of a call -> the engine's."""
         self._set_aside: list[tuple[list[Completion], HistoryDigest]] = []
         """Records of replies that were given up, committed with the call's own."""
 
     def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
         """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
-        return [
-            msgspec.structs.replace(
-                choice,
-                message=with_own_call_ids(choice.message, self._record_key, choice.index),
-                version_spans=self.stamps.spans(choice),
+        own: list[EngineChoice] = []
+        for choice in choices:
+            message = with_own_call_ids(choice.message, self._record_key, choice.index)
+            self._engine_ids |= engine_call_ids(choice.message, message)
+            own.append(
+                msgspec.structs.replace(choice, message=message, version_spans=self.stamps.spans(choice)),
             )
-            for choice in choices
-        ]
+        return own
 
     async def commit(self, sampled: Sampled, *, turn: Turn | None = None) -> list[Completion]:
         """Record a call that was answered. `turn`: given back before the journal is asked. Raises: StoreError."""
@@ -92,6 +100,8 @@ class Recorder:
 
     def _drafts(self, sampled: Sampled, aborted: str | None) -> list[Completion]:
         finished_at, metadata = self._parts.clock(), dict(sampled.metadata)
+        if self._engine_ids and sampled.capabilities.template.prints_call_ids:
+            metadata[ENGINE_CALL_IDS] = dict(self._engine_ids)
         parent_id, tree = sampled.prompt.parent_id, self._parts.ledger.tree
         experts_before = None if parent_id is None else tree[parent_id].certificate.routed_experts
         return [
