@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.node_views import TemplateFacts
 from gangline.engines.contract import EngineReply, EngineRequest
-from gangline.gateway.backends.engine import PooledEngine
-from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from support.engines.families import FamilyEngine, Turn, family
+from support.engines.pooled import pooled
 from support.node.proxy import MemoryJournal
 
 PRINTS = TemplateFacts(prints_call_ids=True, call_ids="any")
@@ -27,32 +25,6 @@ class Remembers(FamilyEngine):
     async def chat(self, request: EngineRequest) -> EngineReply:
         self.asked = [*getattr(self, "asked", []), request.call.messages]
         return await super().chat(request)
-
-
-class OneBackend:
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    async def backend_of(self, assignment: Assignment) -> Backend:
-        return self._backend
-
-    async def is_lost(self, backend: Backend) -> bool:
-        return False
-
-
-async def pooled(engine: FamilyEngine) -> PooledEngine:
-    backend = Backend(
-        backend_id="b",
-        number=0,
-        spec=BackendSpec("http://engine"),
-        engine=engine,
-        capabilities=await engine.probe(),
-        identity={},
-        is_near=True,
-        state="healthy",
-        since=time.time(),
-    )
-    return PooledEngine(OneBackend(backend), Assignment("s", "t", backend))
 
 
 def ids(messages: Sequence[Message]) -> list[str]:

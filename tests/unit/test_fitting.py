@@ -8,9 +8,8 @@ from gangline.domain.conversation import Message, Role, Text, Thinking, ToolCall
 from gangline.domain.errors import EngineRefused
 from gangline.engines.templates.fitting import fit
 from gangline.engines.templates.probe import probe_template
-from support.engines.templates import TemplateEngine
+from support.engines.templates import MISTRAL, TemplateEngine
 from support.engines.tokenizers import template_text
-from unit.test_taken_messages import MISTRAL
 
 TOOL = ToolDefinition(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 TEMPLATES = ("qwen3", "qwen3_5_nothink", "qwen3_6", "qwen3_8", "qwen3_vl", "glm4moe", "nemotron_3_nano", "gptoss")

@@ -10,7 +10,7 @@ import pytest
 from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.node_views import TemplateFacts
 from gangline.engines.templates.probe import probe_template
-from support.engines.templates import TemplateEngine
+from support.engines.templates import MISTRAL, TemplateEngine
 from support.engines.tokenizers import template_text
 
 FRONT_ONLY = {"takes_system_alone", "takes_several_system", "takes_late_system", "takes_system_after_results"}
@@ -39,21 +39,6 @@ NOT_TAKEN: dict[str, set[str]] = {
     "deepseekv3": {"takes_late_system"},
     "cohere": {"takes_several_system", "takes_late_system", "takes_neighbours", "takes_reply_first"},
 }
-
-MISTRAL = (
-    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
-    "{% set ns = namespace(index=0) %}"
-    "{% for m in rest %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
-    "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}"
-    "{% for m in rest %}{% if m.role == 'user' %}[INST]{% if loop.last and messages[0].role == 'system' %}"
-    "{{ messages[0].content }}{% endif %}{{ m.content }}[/INST]"
-    "{% elif m.tool_calls %}{% for c in m.tool_calls %}{% if c.id|length != 9 %}{{ raise_exception('ids') }}{% endif %}"
-    "[TOOL_CALLS]{{ c.function.name }}[ID]{{ c.id }}{% endfor %}</s>"
-    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }} {{ m.content }}[/TOOL_RESULTS]"
-    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ raise_exception('roles') }}{% endif %}{% endfor %}"
-)
-"""The rules of Mistral-Nemo's template."""
 
 
 def not_taken(facts: TemplateFacts) -> set[str]:
@@ -129,4 +114,5 @@ async def test_an_engine_that_is_busy_is_not_a_template_that_refuses(status: int
 async def test_a_probe_asks_for_each_conversation_once() -> None:
     engine = TemplateEngine(template_text("qwen3"))
     await probe_template(engine)
+    assert engine.num_asked <= 130
     assert engine.num_asked <= 130

@@ -27,6 +27,7 @@
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
     │   │   └── EngineMalformed  502: its answer cannot be read
     │   ├── EngineRefused      the engine answered 4xx
+    │   │   └── MessagesRefused  its chat template takes no such conversation: no fault of the agent's
     │   ├── ContextOverflow    prompt and reply do not fit the context
     │   ├── EngineIncapable    no token ids or no log-probs: its replies cannot be trained on
     │   └── WeightsNotLoaded   retryable: not all engines have a trainer's new weights; lists each one's
@@ -97,6 +98,7 @@ __all__ = [
     "InvalidRequest",
     "LeaseLost",
     "LimitExceeded",
+    "MessagesRefused",
     "MethodNotAllowed",
     "NodeDraining",
     "NodeError",
@@ -321,6 +323,12 @@ class EngineMalformed(EngineUnavailable):
 
 class EngineRefused(EngineError):
     code = "engine_refused"
+
+
+class MessagesRefused(EngineRefused):
+    """The model's chat template refuses a conversation, as fitted as it can be, and takes a plain one."""
+
+    code = "messages_refused"
 
 
 class ContextOverflow(EngineError):

@@ -14,7 +14,22 @@ from gangline.engines.generate.template import TemplateText
 from gangline.language.parsing.parser import Parsers
 from gangline.language.tokenizer import HfChatTokenizer
 
-__all__ = ["TemplateEngine", "template_tokenizer"]
+__all__ = ["MISTRAL", "TemplateEngine", "template_tokenizer"]
+
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
+    "{% set ns = namespace(index=0) %}"
+    "{% for m in rest %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}"
+    "{% for m in rest %}{% if m.role == 'user' %}[INST]{% if loop.last and messages[0].role == 'system' %}"
+    "{{ messages[0].content }}{% endif %}{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}{% for c in m.tool_calls %}{% if c.id|length != 9 %}{{ raise_exception('ids') }}{% endif %}"
+    "[TOOL_CALLS]{{ c.function.name }}[ID]{{ c.id }}{% endfor %}</s>"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }} {{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ raise_exception('roles') }}{% endif %}{% endfor %}"
+)
+"""The rules of Mistral-Nemo's template."""
 
 
 class _Characters:

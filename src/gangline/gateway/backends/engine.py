@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gangline.domain.conversation import Message, ToolDefinition
-from gangline.domain.errors import EngineRefused, EngineUnavailable
+from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
+from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.fields import has_media
 from gangline.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 from gangline.gateway.backends.records import Assignment, Backend
 
@@ -24,6 +25,10 @@ ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT", EngineChoice, EngineDelta)
 
 _MAX_BACKENDS_PER_CALL = 3
+
+_OF_TEMPLATES = (400, 422, 500)
+"""Statuses that engines answer where a chat template refuses."""
+_PLAIN = (Message("user", (Text("x"),)),)
 
 
 class Backends(Protocol):
@@ -73,10 +78,12 @@ class PooledEngine:
                                 delta = msgspec.structs.replace(delta, metadata=metadata)
                             yield delta if is_known else _of_unknown_weights(delta)
                 return
-            except EngineUnavailable:
+            except EngineUnavailable as error:
                 is_lost = await self._pool.is_lost(backend)
                 if started or not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
-                    raise
+                    raise (error if started else await _named(backend, fitted.call, error)) from error
+            except EngineRefused as error:
+                raise await _named(backend, fitted.call, error) from error
 
     async def render(
         self,
@@ -131,7 +138,10 @@ class PooledEngine:
     async def _chat(self, backend: Backend, request: EngineRequest) -> EngineReply:
         is_known = backend.weights_known
         fitted, changes = self._fitted(backend, request)
-        reply = await backend.engine.chat(fitted)
+        try:
+            reply = await backend.engine.chat(fitted)
+        except (EngineRefused, EngineUnavailable) as error:
+            raise await _named(backend, fitted.call, error) from error
         if changes:
             reply = msgspec.structs.replace(reply, metadata=reply.metadata | changes)
         if is_known:
@@ -150,6 +160,29 @@ class PooledEngine:
     def _take_moves(self) -> dict[str, Any]:
         moves, self._assignment.moves = self._assignment.moves, []
         return {"backend_replaced": moves} if moves else {}
+
+
+async def _named(backend: Backend, call: ModelCall, error: EngineError) -> EngineError:
+    """A refusal of the chat template's as such: the engine renders a plain conversation, and not this one. vLLM and
+    SGLang answer 400 or 500 to a template's error, and 400 to a mistake of the client's."""
+    if error.details.get("status") not in _OF_TEMPLATES or not backend.capabilities.renders or has_media(call.messages):
+        return error
+    try:
+        await backend.engine.render(_PLAIN, (), call.template_kwargs)
+    except EngineError:
+        return error
+    try:
+        await backend.engine.render(call.messages, call.tools, call.template_kwargs)
+    except EngineError as refused:
+        if refused.details.get("status") not in _OF_TEMPLATES:
+            return error
+        return MessagesRefused(
+            f"{refused.message}. The model's chat template takes other messages, so neither the agent nor its request "
+            "is at fault: serve the model with another template, or use another harness. `gangline harness check "
+            "HARNESS --tokenizer DIR` shows which go together.",
+            status=400,
+        )
+    return error
 
 
 def _of_unknown_weights(part: PartT) -> PartT:

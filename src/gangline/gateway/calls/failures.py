@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError
+from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError, MessagesRefused
 from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import Engine
 from gangline.gateway.backends.engine import PooledEngine
@@ -94,4 +94,5 @@ class SessionFailures:
 
 def _is_about_the_call(error: GanglineError) -> bool:
     """Whether the engine refused the harness's own input."""
-    return isinstance(error, EngineRefused) and error.details.get("status") in (400, 413, 422)
+    is_refused = isinstance(error, EngineRefused) and not isinstance(error, MessagesRefused)
+    return is_refused and error.details.get("status") in (400, 413, 422)

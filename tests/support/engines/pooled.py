@@ -1,0 +1,39 @@
+"""An engine as a session of a node sees it: the only backend of its pool."""
+
+from __future__ import annotations
+
+import time
+
+from gangline.engines.contract import Engine
+from gangline.gateway.backends.engine import PooledEngine
+from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
+
+__all__ = ["pooled"]
+
+
+class _OneBackend:
+    """Implements `Backends`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def backend_of(self, assignment: Assignment) -> Backend:
+        return self._backend
+
+    async def is_lost(self, backend: Backend) -> bool:
+        return False
+
+
+async def pooled(engine: Engine) -> PooledEngine:
+    backend = Backend(
+        backend_id="b",
+        number=0,
+        spec=BackendSpec("http://engine"),
+        engine=engine,
+        capabilities=await engine.probe(),
+        identity={},
+        is_near=True,
+        state="healthy",
+        since=time.time(),
+    )
+    return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend))
