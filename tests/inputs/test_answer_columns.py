@@ -228,6 +228,13 @@ CHOICES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "articles": ({"choices": ["an", "a", "the"], "answer": 0}, ["A", "an", "(A)"], ["a", "B", "the"]),
     "an article": ({"choices": ["an", "a", "the"], "answer": "B"}, ["B", "b", "a"], ["A", "an"]),
     "numbers with an index": ({"choices": ["1", "2", "3"], "answer": 1}, ["B", "2"], ["1", "A"]),
+    "filled up": ({"choices": ["up", "down", None, ""], "answer": "B"}, ["B", "down"], ["A", "up"]),
+    "a struct filled up": ({"options": {"A": "up", "B": "down", "C": None}, "answer": 1}, ["B", "down"], ["A"]),
+    "labels filled up": (
+        {"choices": {"text": ["up", "down", float("nan")], "label": ["A", "B", "C"]}, "answer": "A"},
+        ["A", "up"],
+        ["B"],
+    ),
     "a csv of numpy": ({"choices": "['up' 'down'\n 'left']", "answer": "up"}, ["A", "up"], ["down"]),
 }
 
@@ -249,6 +256,42 @@ def test_an_answer_that_may_be_two_choices_is_left_out(choices: Any, answer: str
     """By its text, and by its place: one of the two would be paid wrongly."""
     with pytest.raises(RowUnsuitable, match=r"answer: '.' may be two of the choices"):
         task_of({"instruction": "Which?", "choices": choices, "answer": answer})
+
+
+EMPTY = [None, "", " ", float("nan")]
+
+
+@pytest.mark.parametrize("empty", EMPTY, ids=repr)
+@pytest.mark.parametrize("answer", [0, 1, 2, 3, "0", "3", "A", "B", "c", "(D)", "up", "left", 2.0, ["C"]], ids=repr)
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda texts: texts,
+        lambda texts: dict(zip("ABCD", texts, strict=True)),
+        lambda texts: {"text": texts, "label": list("ABCD")},
+        lambda texts: [{"label": label, "text": text} for label, text in zip("ABCD", texts, strict=True)],
+    ],
+    ids=["list", "struct", "columns", "structs"],
+)
+def test_a_row_with_an_empty_choice_before_others_is_left_out(form: Any, answer: Any, empty: Any) -> None:
+    """Nobody knows whether its places were counted with the empty one."""
+    with pytest.raises(InvalidRequest, match=r"choice 2 of 4 is empty"):
+        task_of({"instruction": "Which?", "choices": form(["up", empty, "left", "right"]), "answer": answer})
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [(["up", "down", None], 2), (["up", None], "A"), (["up", "down", ""], "C"), ([None, "up", "down"], 0)],
+)
+def test_an_answer_that_names_an_empty_choice_is_left_out(choices: Any, answer: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"choice \d of \d is empty"):
+        task_of({"instruction": "Which?", "choices": choices, "answer": answer})
+
+
+@pytest.mark.parametrize("choices", ["['up', None, 'left']", "['up' nan 'left']", '["up", null, "left"]', 3])
+def test_a_letter_beside_choices_that_cannot_be_read_is_left_out(choices: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"choices: is no list of texts, and the answer 'C' is a letter"):
+        task_of({"instruction": "Which?", "choices": choices, "answer": "C"})
 
 
 def test_choices_that_the_question_shows_are_not_shown_twice() -> None:

@@ -33,14 +33,23 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
     """None for a row whose answer is no choice.
 
     is_mapped: the user has named the column of the choices. Raises: RowUnsuitable when then the answer is none of them,
-    and for one that may be two of them.
+    for one that may be two of them, and where an empty choice leaves open which one is meant.
     """
     column = next((name for name in _COLUMNS if given.get(name) is not None), None)
     if column is None:
         if is_mapped:
             raise RowUnsuitable("choices: is null")
         return None
-    choices = _choices(given[column])
+    pairs = _pairs(given[column])
+    if pairs is None and isinstance(answer, str) and _LETTER.fullmatch(answer.strip()):
+        raise RowUnsuitable(f"{column}: is no list of texts, and the answer {answer!r} is a letter")
+    shown = _without_end(pairs or [])
+    if pairs and not all(text for _, text in pairs):
+        named = _index(answer, pairs)
+        if named is not None and (named >= len(shown) or len(shown) == 1 or not all(text for _, text in shown)):
+            empty = next(at for at, (_, text) in enumerate(pairs, 1) if not text)
+            raise RowUnsuitable(f"{column}: choice {empty} of {len(pairs)} is empty, so which one is right is open")
+    choices = _choices(shown)
     at = None if choices is None else _index(answer, choices)
     if choices is None or at is None:
         if is_mapped:
@@ -54,10 +63,14 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
     return Chosen(instruction, _right(letters, [text for _, text in choices], at))
 
 
-def _choices(value: Any) -> list[tuple[str, str]] | None:
+def _without_end(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Without the empty ones behind the last, by which rows of fewer choices are filled up."""
+    return pairs[: max((at for at, (_, text) in enumerate(pairs, 1) if text), default=0)]
+
+
+def _choices(pairs: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
     """(label, text) of each; the label is empty where the row has none."""
-    pairs = _pairs(value)
-    if pairs is None or not 2 <= len(pairs) <= len(string.ascii_uppercase) or not all(text for _, text in pairs):
+    if not 2 <= len(pairs) <= len(string.ascii_uppercase) or not all(text for _, text in pairs):
         return None
     marked = [_MARKED.fullmatch(text) for _, text in pairs]
     if all(one and one[1] == letter for one, letter in zip(marked, string.ascii_uppercase, strict=False)):
@@ -66,22 +79,28 @@ def _choices(value: Any) -> list[tuple[str, str]] | None:
 
 
 def _pairs(value: Any) -> list[tuple[str, str]] | None:
+    """The text is empty where a choice is missing."""
     if isinstance(value, Mapping):
         columns = cast("Mapping[str, Any]", value)
         if {"text", "label"} <= columns.keys():
             try:
-                return [(str(one), str(text)) for one, text in zip(columns["label"], columns["text"], strict=True)]
+                return [(str(one), _text(text)) for one, text in zip(columns["label"], columns["text"], strict=True)]
             except (TypeError, ValueError):
                 return None
-        return [(name, str(text)) for name, text in columns.items() if text is not None]
+        return [(name, _text(text)) for name, text in columns.items()]
     if isinstance(value, list) and all(isinstance(one, Mapping) for one in cast("list[Any]", value)):
-        return [(str(one.get("label", "")), str(one.get("text") or "")) for one in cast("list[Any]", value)]
+        return [(str(one.get("label", "")), _text(one.get("text"))) for one in cast("list[Any]", value)]
     if isinstance(value, list):
-        return [("", str(one)) for one in cast("list[Any]", value) if one is not None]
+        return [("", _text(one)) for one in cast("list[Any]", value)]
     try:
-        return [("", text) for text in texts_of(value)]
+        return [("", _text(text)) for text in texts_of(value)]
     except ValueError:
         return None
+
+
+def _text(choice: Any) -> str:
+    """Empty for null, NaN and blanks."""
+    return "" if choice is None or choice != choice or not str(choice).strip() else str(choice)
 
 
 def _index(answer: Any, choices: list[tuple[str, str]]) -> int | None:
