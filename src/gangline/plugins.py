@@ -29,6 +29,7 @@ from gangline.domain.contracts import (
     Runtime,
     SupportsCapabilities,
     Tidies,
+    depends_on_tools,
 )
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import GanglineError, InvalidRequest, UnknownPlugin
@@ -41,6 +42,7 @@ __all__ = [
     "Kind",
     "check_evaluator",
     "check_task",
+    "has_tools",
     "load",
     "log_refusals",
     "made",
@@ -288,6 +290,14 @@ def make_tool(name: str, config: dict[str, Any]) -> Any:
 
 def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
     return _configured("evaluator", strategy, config)
+
+
+def has_tools(task: TaskRequest) -> bool:
+    """Whether its agent acts through tools of the provider's API; False where only the nodes know its harness."""
+    try:
+        return depends_on_tools(make_harness(task.agent.harness, task.agent.settings), task)
+    except GanglineError:
+        return False
 
 
 def check_task(task: TaskRequest) -> None:

@@ -151,6 +151,8 @@ async def test_submit_says_it_before_a_session_runs(tmp_path: Path, agent: dict[
             backends = tuple(msgspec.to_builtins(view(one)) for one in (False, rendered))
             await client.heartbeat(msgspec.structs.replace(beat([], "n1"), backends=backends))
             lines = await lines_of_engines(client, [task, task])
+            one, (other, _) = await client.submit(task), await client.submit_many([task, task])
+            assert list(one.warnings) == list(other.warnings) == lines
             if rendered is False and said is not None:
                 assert len(lines) == 1
                 assert said in lines[0]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gangline.domain.completion import Completion, CompletionTree
 
-__all__ = ["TOOLS", "TOOL_RESULTS", "UNSHOWN_GUIDE", "unshown", "unshown_lines"]
+if TYPE_CHECKING:
+    from gangline.domain.task import AgentSpec
+
+__all__ = ["TOOLS", "TOOL_RESULTS", "UNSHOWN_GUIDE", "unshown", "unshown_lines", "why_hidden"]
 
 TOOLS = "tools (the template does not render them)"
 TOOL_RESULTS = "tool results (the template does not render them)"
@@ -35,3 +39,18 @@ def unshown_lines(completions: Iterable[Completion]) -> Iterator[str]:
             what = unshown(tree, calls[0])[-1 if name == TOOL_RESULTS else 0]
             where = f"in {len(calls)} of {len(tree)} calls"
             yield f"the model was not shown {what} {where}; its chat template does not render them: {UNSHOWN_GUIDE}"
+
+
+def why_hidden(backends: Sequence[Mapping[str, Any]], agent: AgentSpec) -> str | None:
+    """A sentence of an agent that has tools; None where an engine shows them, may do so, or there is no engine.
+
+    backends: as nodes report them.
+    """
+    policy = [one for one in backends if one.get("role") is None]
+    if not policy or any((one.get("template") or {}).get("renders_tools") is not False for one in policy):
+        return None
+    consequence = "the model will not see them" if agent.allow_unrendered_tools else "its sessions will be refused"
+    return (
+        f"the chat template of {policy[0].get('model')} does not render tools, and harness {agent.harness} has some: "
+        f"{consequence}. See {UNSHOWN_GUIDE}"
+    )

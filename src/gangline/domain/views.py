@@ -52,6 +52,8 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """False when the same task had been submitted before."""
     unplaced: str | None = None
     """Why none of the present nodes can run it: its sessions wait for one that can. None: one can, or there is none."""
+    warnings: tuple[str, ...] = ()
+    """What will surely go wrong with its sessions, such as tools that no engine shows to its model."""
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
-"""What `gangline submit` says of models that are not shown their tools: by their engines, and by recorded sessions."""
+"""What is said of models that are not shown their tools: before sessions run, and by recorded sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline.domain.errors import GanglineError
 
@@ -21,38 +21,12 @@ _MOST_SESSIONS = 8
 
 async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -> list[str]:
     """Before sessions run: where no engine renders tools, and an agent is known to have some."""
-    from gangline.domain.unshown import UNSHOWN_GUIDE
+    from gangline.domain.unshown import why_hidden
+    from gangline.plugins import has_tools
 
-    status = await client.status()
-    policy = [one for node in status.nodes for one in node.backends if one.get("role") is None]
-    if not policy or any(_renders_tools(one) is not False for one in policy):
-        return []
-    told = {task.agent.harness: _consequence(task) for task in tasks if _has_tools(task)}
-    return [
-        f"the chat template of {policy[0].get('model')} does not render tools, and harness {harness} has some: "
-        f"{consequence}. See {UNSHOWN_GUIDE}"
-        for harness, consequence in told.items()
-    ]
-
-
-def _renders_tools(backend: dict[str, Any]) -> Any:
-    template: dict[str, Any] = backend.get("template") or {}
-    return template.get("renders_tools")
-
-
-def _consequence(task: TaskRequest) -> str:
-    return "the model will not see them" if task.agent.allow_unrendered_tools else "its sessions will be refused"
-
-
-def _has_tools(task: TaskRequest) -> bool:
-    from gangline.domain.contracts import depends_on_tools
-    from gangline.plugins import make_harness
-
-    try:
-        harness = make_harness(task.agent.harness, task.agent.settings)
-    except GanglineError:  # a plug-in that only the nodes have
-        return False
-    return depends_on_tools(harness, task)
+    backends = [one for node in (await client.status()).nodes for one in node.backends]
+    told = (why_hidden(backends, task.agent) for task in tasks if has_tools(task))
+    return list(dict.fromkeys(line for line in told if line is not None))
 
 
 async def lines_of_sessions(client: ServerClient, tasks: Sequence[TaskView]) -> list[str]:

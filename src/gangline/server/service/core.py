@@ -17,6 +17,7 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.unshown import why_hidden
 from gangline.domain.views import Event, ResultReceipt, ResultReference, ServiceStatus, SessionView, Submitted, TaskView
 from gangline.server.service.durable_turns import DurableTurns, no_place
 from gangline.server.service.heartbeats import HeartbeatRate, RefusedHeartbeats
@@ -47,6 +48,22 @@ _TOPICS_OF: dict[str, tuple[str, ...]] = {
     "node.joined": (NODES,),
     "node.offer": (WORK,),
 }
+
+
+async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: list[Submitted]) -> list[Submitted]:
+    """With what no engine shows to the models of these tasks."""
+    have_tools = await asyncio.to_thread(lambda: [plugins.has_tools(request) for request in requests])
+    if not any(have_tools):
+        return answers
+    backends = await store.query(store.backends)
+    told = [
+        why_hidden(backends, request.agent) if has_some else None
+        for request, has_some in zip(requests, have_tools, strict=True)
+    ]
+    return [
+        one if why is None else msgspec.structs.replace(one, warnings=(why,))
+        for one, why in zip(answers, told, strict=True)
+    ]
 
 
 def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
@@ -145,7 +162,7 @@ class RolloutService:
         if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
             raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
         await asyncio.to_thread(lambda: [self._check(request) for request in requests])
-        return await self.store.run(self.store.submit, requests)
+        return await _warned(self.store, requests, await self.store.run(self.store.submit, requests))
 
     def _check(self, request: TaskRequest) -> None:
         if request.capture.durable == "turn" and self.turns is None:

@@ -186,6 +186,11 @@ class TaskReader:
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
 
+    def backends(self) -> list[dict[str, Any]]:
+        """Engines, as all nodes report them."""
+        with self.database.reading() as conn:
+            return [one for row in conn.scalars(sa.select(nodes.c.backends)) for one in msgspec.json.decode(row)]
+
     def forks_of(self, session_ids: Sequence[str], limit: int) -> list[str]:
         """Ids of the tasks whose sessions are forks of one of these, the oldest first."""
         forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of.in_(session_ids)).order_by(tasks.c.position)
