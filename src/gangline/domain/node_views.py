@@ -140,6 +140,12 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     version: str
     template: TemplateFacts
+    template_told: tuple[str, ...] = ()
+    """The same in a few words each."""
+    template_lacks: tuple[str, ...] = ()
+    """What it cannot do, a sentence for each, with what to do."""
+    sees_images: bool | None = None
+    """Whether calls with images can be trained on: an image processor is known. None: unknown."""
     num_sessions: int
     """Assigned to it now."""
     num_assigned: int

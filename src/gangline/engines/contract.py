@@ -48,6 +48,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Exact prompt ids were echoed as sent: stitching is possible."""
     takes_images: bool = False
     """Exact prompt ids may come with images."""
+    sees_images: bool | None = None
+    """Whether an image processor is known, without which calls with images cannot be trained on. None: unknown."""
     reports_experts: bool = False
     """Whole replies report the experts that a mixture-of-experts model chose."""
     reports_masks: bool = False

@@ -71,6 +71,12 @@ async def run_experiment(
     """
 
     async def train(client: ServerClient, token: str | None) -> Ran:
+        from gangline.cli.tasks.unshown import lines_of_templates
+        from gangline.domain.task import TaskRequest
+
+        wanted = [TaskRequest.model_validate(task) for task in tasks]
+        for line in await lines_of_templates(client, wanted, to_train=True):
+            _warn(line)
         return await train_through(client, token, experiment, tasks, data_dir, held_out)
 
     return await with_service(experiment, data_dir, train)

@@ -15,6 +15,7 @@ from gangline.cli.machine.checks import Check, Examination
 from gangline.client.running import Service, read_running, read_server
 from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
+from gangline.domain.template_told import lacks, told
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.installation import extra_command
 from gangline.settings import Settings
@@ -30,7 +31,6 @@ __all__ = [
 ]
 
 _USUAL_PORT = 8700
-_NO_TOOLS = "its chat template does not render tools"
 _ENOUGH_FILES = 8192
 _PROBE_TIMEOUT_S = 30.0
 _MAX_SKEW_S = 2.0
@@ -87,25 +87,19 @@ def check_server_port(settings: Settings) -> Check:
         return Check(name="server port", state="optional", found=f"{_USUAL_PORT} {why}", advice=advice)
 
 
-_TOOLS = {
-    True: "its template renders tools",
-    False: f"{_NO_TOOLS}: agents that depend on tools do not start",
-    None: "whether its template renders tools is unknown",
-}
-
-
 def check_engine(url: str) -> Check:
     """Probes an engine's capabilities, as a node would."""
     name = f"engine {url}"
     try:
-        found = asyncio.run(_probed(url))
+        found, lacking = asyncio.run(_probed(url))
     except (GanglineError, TimeoutError) as error:
         advice = error.message if isinstance(error, GanglineError) else f"no answer within {_PROBE_TIMEOUT_S:g} s"
         return Check(name=name, state="missing", found="cannot be used", advice=advice)
-    return Check(name=name, state="ok", found=found)
+    return Check(name=name, state="optional" if lacking else "ok", found=found, advice=" ".join(lacking))
 
 
-async def _probed(url: str) -> str:
+async def _probed(url: str) -> tuple[str, list[str]]:
+    """What it is, and what its chat template lacks."""
     engine = plugins.load("engine", "auto")(url)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -113,7 +107,8 @@ async def _probed(url: str) -> str:
     finally:
         await engine.close()
     exact = "exact prompt ids are taken" if can.takes_prompt_ids else "prompts are compared, not stitched"
-    return f"{can.engine} {can.version} serves {can.model}; {exact}; {_TOOLS[can.template.renders_tools]}"
+    what = f"{can.engine} {can.version} serves {can.model}; {exact}; template: {', '.join(told(can.template))}"
+    return what, lacks(can.template)
 
 
 def check_service(settings: Settings) -> Check:
@@ -166,10 +161,7 @@ def _of_backends(node: NodeView) -> list[str]:
         if backend.get("state") == "unhealthy"
     ]
     return [*missing, *broken] + [
-        f"{_named(backend, node)}: {_NO_TOOLS}, so agents that depend on tools start only "
-        "where their task has `allow_unrendered_tools`"
-        for backend in node.backends
-        if backend.get("template", {}).get("renders_tools") is False
+        f"{_named(backend, node)}: {lack}" for backend in node.backends for lack in backend.get("template_lacks", ())
     ]
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.node_views import BackendView, TemplateFacts
+from gangline.domain.node_views import BackendView
 
 if TYPE_CHECKING:
     from gangline.client.node import NodeClient
@@ -44,6 +44,9 @@ def _ask(
             out.print(_view(one))
 
 
+_STYLES = {"error": "red", "lacks": "yellow"}
+
+
 def _view(one: BackendView) -> Table:
     """One engine as a few lines that fit 80 columns."""
     table = Table.grid(padding=(0, 1))
@@ -55,27 +58,13 @@ def _view(one: BackendView) -> Table:
         "role": one.role,
         "engine": one.engine,
         "model": one.model,
-        "template": _appends(one.template),
+        "template": ", ".join(one.template_told),
         "error": one.error,
     }
-    for name, value in facts.items():
+    for name, value in (*facts.items(), *(("lacks", lack) for lack in one.template_lacks)):
         if value:
-            table.add_row(Text(name, "dim"), Text(printable(str(value)), "red" if name == "error" else ""))
+            table.add_row(Text(name, "dim"), Text(printable(str(value)), _STYLES.get(name, "")))
     return table
-
-
-def _appends(template: TemplateFacts) -> str:
-    """How a model's chat template treats earlier turns."""
-    appended = [name for name in ("tool", "user") if getattr(template, f"appends_{name}_turns")]
-    told = f"appends {' and '.join(appended)} turns" if appended else ""
-    drops = "drops thinking" if template.keeps_thinking is False else ""
-    return ", ".join(part for part in (told, drops, *_unrendered(template)) if part)
-
-
-def _unrendered(template: TemplateFacts) -> list[str]:
-    rendered = {"tools": template.renders_tools, "tool results": template.renders_tool_results}
-    told = [f"does not render {name}" for name, is_rendered in rendered.items() if is_rendered is False]
-    return told if template.renders_tools is not None else [*told, "unknown whether it renders tools"]
 
 
 @backend.command()

@@ -48,6 +48,7 @@ def up(
 
     async def serve(live: running.Running) -> None:
         _announce(live, plan, as_json)
+        await _say_what_templates_lack(live)
         await asyncio.Event().wait()
 
     def say(line: str) -> None:
@@ -121,6 +122,16 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
     ):
         out.print(f"  [bold]{name:<7}[/] {escape(value)}")
     out.print("In another terminal:  gangline status · gangline watch · gangline submit TASK.json --wait")
+
+
+async def _say_what_templates_lack(live: running.Running) -> None:
+    from gangline.client.node import NodeClient
+
+    for url in live.node_urls:
+        async with NodeClient(url, live.control_token) as client:
+            for one in await client.backends():
+                for lack in one.template_lacks:
+                    notes().print(f"{one.model}: {lack}", style="yellow", markup=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -154,7 +154,7 @@ def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, 
 
 
 async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
-    from gangline.cli.tasks.unshown import lines_of_sessions
+    from gangline.cli.tasks.unshown import lines_of_sessions, lines_of_templates
     from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
@@ -165,7 +165,8 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
             which = first if number == 1 else f"{number} tasks, {first} among them,"
             told = f"{which} waits: {why}. It starts when a node that can run it joins."
             notes().print(told, markup=False, soft_wrap=True)
-        for line in dict.fromkeys(line for one in submitted for line in one.warnings):
+        templates = await lines_of_templates(client, tasks, to_train=False)
+        for line in dict.fromkeys((*(line for one in submitted for line in one.warnings), *templates)):
             notes().print(line, style="yellow", markup=False, soft_wrap=True)
         if not wait:
             for one in submitted:

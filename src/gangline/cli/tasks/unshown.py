@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from gangline.domain.task import TaskRequest
     from gangline.domain.views import TaskView
 
-__all__ = ["lines_of_engines", "lines_of_sessions"]
+__all__ = ["lines_of_engines", "lines_of_sessions", "lines_of_templates"]
 
+_IMAGES = re.compile(r"\.(?:png|jpe?g|gif|webp)\b|image_url|data:image/", re.IGNORECASE)
+"""Words by which a task is known to bring images."""
 _MOST_SESSIONS = 8
 """Results that are fetched to look at."""
 
@@ -27,6 +30,27 @@ async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -
     backends = [one for node in (await client.status()).nodes for one in node.backends]
     told = (why_hidden(backends, task.agent) for task in tasks if has_tools(task))
     return list(dict.fromkeys(line for line in told if line is not None))
+
+
+async def lines_of_templates(client: ServerClient, tasks: Sequence[TaskRequest], *, to_train: bool) -> list[str]:
+    """Before sessions run: what their tasks would miss in the engines' templates, and in a run that trains what else
+    these lack."""
+    from msgspec import convert
+
+    from gangline.domain.node_views import TemplateFacts
+    from gangline.domain.template_told import lacks_of_tasks
+
+    status = await client.status()
+    policy = [one for node in status.nodes for one in node.backends if one.get("role") is None]
+    facts = [convert(one.get("template") or {}, TemplateFacts) for one in policy]
+    lacking = [f"{one.get('model')}: {lack}" for one in policy for lack in one.get("template_lacks", ())]
+    brings_images = any(_IMAGES.search(task.model_dump_json()) for task in tasks)
+    if brings_images and policy and not any(one.get("sees_images") for one in policy):
+        lacking.append(
+            "calls with images would not be trained on: no engine has the model's image processor. Give the model's "
+            "folder as `processor` of the engine."
+        )
+    return [*lacks_of_tasks(facts, tasks), *(dict.fromkeys(lacking) if to_train else ())]
 
 
 async def lines_of_sessions(client: ServerClient, tasks: Sequence[TaskView]) -> list[str]:

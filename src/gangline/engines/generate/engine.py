@@ -105,7 +105,8 @@ class GenerateEngine:
         self._capabilities = msgspec.structs.replace(
             found,
             takes_images=self._route.takes_images and self._sight.reader is not None,
-            template=await probe_template(self),
+            sees_images=self._sight.reader is not None,
+            template=msgspec.structs.replace(await probe_template(self), reads_tools=self._text.reads_tools),
         )
         return self._capabilities
 

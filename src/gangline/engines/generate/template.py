@@ -58,6 +58,7 @@ class TemplateText:
         self.stop_ids = tuple(sorted(tokenizer.eos_ids))
         self._tokenizer = tokenizer
         self._parsers = detect_parsers(tokenizer) if parsers is None else parsers
+        self.reads_tools: bool | None = self._parsers.tools is not None
         self._rendering = asyncio.Lock()
 
     @property

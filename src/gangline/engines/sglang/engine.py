@@ -103,6 +103,7 @@ class SglangEngine:
             max_context=card.max_model_len,
             reports_ids=True,
             takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
+            sees_images=self._sight.reader is not None,
             reports_experts=self._experts_shape is not None,
             reports_masks=await self._reports_masks(prompt_ids),
             streams_ids=False,

@@ -93,6 +93,7 @@ class VllmEngine:
             max_context=card.max_model_len,
             reports_ids=True,
             takes_prompt_ids=echoed,
+            sees_images=self._sight.reader is not None,
             reports_experts=reply.choices[0].experts is not None,
             streams_ids=streamed,
             renders=prompt_ids is not None,

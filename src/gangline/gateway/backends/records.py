@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.node_views import BackendState, BackendView
+from gangline.domain.template_told import lacks, told
 from gangline.engines.contract import Engine, EngineCapabilities
 
 __all__ = ["Assignment", "Backend", "BackendSpec", "Rank"]
@@ -95,6 +96,9 @@ class Backend:
             model=self.capabilities.model,
             version=self.capabilities.version,
             template=self.capabilities.template,
+            template_told=tuple(told(self.capabilities.template)),
+            template_lacks=tuple(lacks(self.capabilities.template)),
+            sees_images=self.capabilities.sees_images,
             num_sessions=self.num_sessions,
             num_assigned=self.num_assigned,
             num_calls=self.num_calls,

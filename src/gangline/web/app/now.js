@@ -120,7 +120,8 @@ function engineLine(engine) {
   const role = engine["role"] ? `for role ${engine["role"]}` : "";
   const condition = engine["state"] === "healthy" && engine["num_failures"] > 0 ? "does not answer" : engine["state"];
   const facts = [role, engine["engine"], engine["model"], engine["url"], condition].filter((fact) => fact);
-  return visible(`${facts.join(" · ")}${error}`);
+  const template = [...(engine["template_told"] ?? []), ...(engine["template_lacks"] ?? [])].join(", ");
+  return visible(`${facts.join(" · ")}${error}${template && ` · template: ${template}`}`);
 }
 
 /** @param {{tasks: import("./types").TaskSummary[]}} props */
