@@ -43,6 +43,7 @@ def test_what_a_template_lacks_is_said_with_what_to_do(facts: dict[str, Any], wo
 
 def test_a_template_that_lacks_nothing_or_is_unknown_says_nothing() -> None:
     assert lacks(TemplateFacts()) == []
+    assert lacks(TemplateFacts(keeps_thinking=False, renders_current_thinking=False)) == []
     assert lacks(TemplateFacts(renders_tools=True, reads_tools=True, keeps_thinking=True)) == []
 
 

@@ -78,7 +78,7 @@ def lacks(facts: TemplateFacts) -> list[str]:
             "text: agents that depend on tools do not start. Name the format in the engine's option `parsers`, or use "
             "a chat route of vLLM or SGLang, which read calls themselves."
         )
-    if facts.keeps_thinking is False:
+    if facts.keeps_thinking is False and facts.renders_current_thinking is not False:  # one that never has any
         found.append(_of_stripped_thinking(facts))
     return found
 
