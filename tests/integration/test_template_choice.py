@@ -10,6 +10,7 @@ import anthropic
 import msgspec
 import pytest
 
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.placement import Allowed
 from gangline.domain.task import TaskRequest
 from gangline.engines.templates.choices import probe_choices
@@ -54,7 +55,7 @@ async def test_a_template_shows_what_it_takes(name: str) -> None:
     async with scripted_server(SCRIPT, tokenizer_of(name)) as url:
         engine = VllmEngine(url)
         try:
-            assert await probe_choices(engine, Renderings(engine)) == FACTS[name]
+            assert await probe_choices(engine, Renderings(engine), TemplateFacts()) == FACTS[name]
             template = (await engine.probe()).template
             assert template.thinking_on == FACTS[name]["thinking_on"]
         finally:

@@ -16,6 +16,7 @@ VALUES: dict[str, list[Any]] = {
     "thinking_on": [{"enable_thinking": True}, {}],
     "efforts": [{"reasoning_effort": ("low",)}],
     "refuses": ["No."],
+    "refuses_some_tools": ["No."],
 }
 
 
@@ -28,6 +29,7 @@ def test_every_fact_is_said(name: str) -> None:
 LACKS: list[tuple[dict[str, Any], str]] = [
     ({"refuses": "no template"}, "cannot be served"),
     ({"refuses_tools": "Conversation roles must alternate"}, "refuses a plain conversation with a tool call"),
+    ({"refuses_some_tools": "no description"}, "refuses tools that clients offer"),
     ({"renders_tools": False}, "does not render tools"),
     ({"renders_tools": True, "reads_tools": False}, "`parsers`"),
     ({"keeps_thinking": False}, "each user's turn begins a new row"),

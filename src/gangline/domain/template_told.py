@@ -53,10 +53,11 @@ def told(facts: TemplateFacts) -> list[str]:
         found.append(f"takes {name} {', '.join(words)}")
     if facts.renders_tools is None:
         found.append("unknown whether it renders tools")
-    return [
-        *(one for one in found if one),
-        *([f"refuses every conversation: {facts.refuses}"] if facts.refuses else []),
-    ]
+    if facts.refuses_some_tools:
+        found.append(f"refuses some tools: {facts.refuses_some_tools}")
+    if facts.refuses:
+        found.append(f"refuses every conversation: {facts.refuses}")
+    return [one for one in found if one]
 
 
 def lacks(facts: TemplateFacts) -> list[str]:
@@ -70,6 +71,8 @@ def lacks(facts: TemplateFacts) -> list[str]:
             f"the chat template refuses a plain conversation with a tool call: {facts.refuses_tools}. {other}, or "
             "choose a harness that works without tools."
         )
+    if facts.refuses_some_tools and not facts.refuses_tools:
+        found.append(f"the chat template refuses tools that clients offer: {facts.refuses_some_tools}. {other}.")
     if facts.renders_tools is False:
         found.append(f"the chat template does not render tools: agents that depend on tools do not start. {other}.")
     elif facts.reads_tools is False:

@@ -106,7 +106,7 @@ class GenerateEngine:
             found,
             takes_images=self._route.takes_images and self._sight.reader is not None,
             sees_images=self._sight.reader is not None,
-            template=msgspec.structs.replace(await probe_template(self), reads_tools=self._text.reads_tools),
+            template=msgspec.structs.replace(await probe_template(self), reads_tools=self._text.reads_calls),
         )
         return self._capabilities
 

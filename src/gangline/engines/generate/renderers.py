@@ -70,7 +70,7 @@ class RenderersText:
     """Implements `TextSide`."""
 
     stops_here = True
-    reads_tools: bool | None = None
+    reads_calls: bool | None = None
 
     def __init__(self, core: Any, config: Mapping[str, Any]) -> None:
         """

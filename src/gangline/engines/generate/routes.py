@@ -58,7 +58,7 @@ class EngineText:
     def __init__(self, http: EngineHttp, parsers: Parsers, model: str | None) -> None:
         self._http = http
         self._parsers = parsers
-        self.reads_tools: bool | None = parsers.tools is not None
+        self.reads_calls: bool | None = parsers.tools is not None
         self._model = model
 
     async def render(

@@ -58,11 +58,10 @@ class TemplateText:
         self.stop_ids = tuple(sorted(tokenizer.eos_ids))
         self._tokenizer = tokenizer
         self._parsers = detect_parsers(tokenizer) if parsers is None else parsers
-        self.reads_tools: bool | None = self._parsers.tools is not None
         self._rendering = asyncio.Lock()
 
     @property
-    def reads_calls(self) -> bool:
+    def reads_calls(self) -> bool | None:
         """Whether tool calls are found in replies. False: they stay text, though the template may render tools."""
         return self._parsers.tools is not None
 

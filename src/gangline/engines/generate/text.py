@@ -50,8 +50,11 @@ class TextSide(Protocol):
     """Ids that end a turn; empty where only the engine knows."""
     stops_here: bool
     """Stop strings are found on this side; else the engine is asked to."""
-    reads_tools: bool | None
-    """Whether tool calls are read out of replies; None: unknown."""
+
+    @property
+    def reads_calls(self) -> bool | None:
+        """Whether tool calls are found in replies; None: unknown."""
+        ...
 
     @property
     def num_ids(self) -> int | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from gangline.domain.conversation import EFFORTS, Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineError
+from gangline.domain.node_views import TemplateFacts
+from gangline.engines.templates.fitting import fit
 from gangline.engines.templates.renderings import Renderings, Renders
 from gangline.engines.templates.taken_messages import PROBE_TOOL
 
@@ -47,18 +49,20 @@ _CALLED = (
 )
 
 
-async def probe_choices(engine: Renders, rendered: Renderings) -> dict[str, Any]:
-    """Fields of `TemplateFacts`. Raises: as `Renderings`."""
+async def probe_choices(engine: Renders, rendered: Renderings, facts: TemplateFacts) -> dict[str, Any]:
+    """Further fields of `facts`. Raises: as `Renderings`."""
+    called, _ = fit(_CALLED, facts)
     refuses, refuses_tools = await asyncio.gather(
-        _refusal(engine, rendered, (_USER,), ()), _refusal(engine, rendered, _CALLED, (PROBE_TOOL,))
+        _refusal(engine, rendered, (_USER,), ()),
+        _refusal(engine, rendered, called, (PROBE_TOOL,)),
     )
     if await _prompt(rendered, {}) is None:
         return {"refuses": refuses, "refuses_tools": refuses_tools}
     switch = await _switch(rendered)
     on, off = ({}, {}) if switch is None else ({switch[0]: switch[1]}, {switch[0]: switch[2]})
     efforts, keeper = await asyncio.gather(_efforts(rendered, on), _keeper(rendered, on))
-    facts = {"thinking_on": on, "thinking_off": off, "efforts": efforts, "keeps_thinking_with": keeper}
-    return facts | {"refuses_tools": refuses_tools}
+    choices = {"thinking_on": on, "thinking_off": off, "efforts": efforts, "keeps_thinking_with": keeper}
+    return choices | {"refuses_tools": refuses_tools}
 
 
 async def _refusal(

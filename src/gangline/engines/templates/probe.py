@@ -83,7 +83,7 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         ),
         taken_messages(rendered),
     )
-    return TemplateFacts(
+    facts = TemplateFacts(
         tokenizer_digest=tokenizer,
         template_digest=template,
         appends_tool_turns=tool_turns,
@@ -92,11 +92,11 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         renders_tools=tools,
         renders_tool_results=results,
         **taken,
-        **await probe_choices(engine, rendered),
         refuses_some_tools=await refusal_of_some_tools(engine, rendered),
         user_turns_as_rendered=await unless_refused(user_turns_as_rendered(engine)),
         tool_turns_as_rendered=await unless_refused(tool_turns_as_rendered(engine)),
     )
+    return msgspec.structs.replace(facts, **await probe_choices(engine, rendered, facts))
 
 
 async def _tokenizer_digest(rendered: Renderings) -> str:
