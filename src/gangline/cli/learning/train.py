@@ -19,6 +19,7 @@ from gangline.settings import Settings
 if TYPE_CHECKING:
     from gangline.cli.learning.run import Ran
     from gangline.domain.mistakes import Problems
+    from gangline.domain.node_views import TemplateFacts
     from gangline.trainers.verl.experiment import VerlExperiment
     from gangline.training.run.experiment import Experiment
 
@@ -78,9 +79,11 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
         return
 
     experiment, tasks, held_out = _read(spec)
-    warnings = warnings_about(experiment)
+    template, lacking = _template_of(experiment, tasks)
+    warnings = [*warnings_about(experiment), *lacking]
     if as_json:
-        found = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out), "warnings": warnings}
+        counts = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out)}
+        found = {**counts, "warnings": warnings, "template": template}
         print_json(resolved_settings(experiment) | found)
         return
     table = Table("setting", "value", box=None)
@@ -93,6 +96,23 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
         trained = experiment.schedule.groups_per_step * experiment.data.num_samples
         console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
     _warn(warnings)
+
+
+def _template_of(experiment: Experiment, tasks: list[dict[str, Any]]) -> tuple[TemplateFacts | None, list[str]]:
+    """Facts of the model's chat template, and what it lacks for these tasks; None where the model is not here."""
+    import asyncio
+
+    from gangline.domain.errors import GanglineError
+    from gangline.domain.task import TaskRequest
+    from gangline.domain.template_told import lacks, lacks_of_tasks
+    from gangline.engines.generate.template import template_facts
+
+    try:
+        facts = asyncio.run(template_facts(experiment.model))
+    except (GanglineError, OSError, ValueError):  # the settings are right all the same
+        return None, [f"the chat template of {experiment.model} was not checked: its tokenizer is not here"]
+    wanted = [TaskRequest.model_validate(task) for task in tasks]
+    return facts, [*lacks(facts), *lacks_of_tasks([facts], wanted)]
 
 
 def _validate_verl(spec: Path, as_json: bool) -> None:

@@ -181,6 +181,10 @@ def _print(reports: list[CheckReport]) -> None:
             "[green]ok[/]" if one.ok else "[bold red]failed[/]",
         )
     console().print(table)
+    if reports:
+        console().print(f"template: {', '.join(reports[0].template_told)}", markup=False)
+    for lack in dict.fromkeys(lack for one in reports for lack in one.template_lacks):
+        console().print(f"template: {lack}", style="yellow", markup=False)
     for one in reports:
         for cause, number in one.causes.items():
             console().print(f"{one.harness}: {number} x {cause}", markup=False)

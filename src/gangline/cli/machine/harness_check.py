@@ -53,6 +53,10 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     model_s: float
     """Seconds of the run in which at least one model call was being answered."""
     problems: tuple[str, ...]
+    template_told: tuple[str, ...] = ()
+    """What the tokenizer's chat template does, in a few words each."""
+    template_lacks: tuple[str, ...] = ()
+    """What it cannot do."""
 
 
 class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +102,9 @@ async def _check(client: ServerClient, harness: str, settings: dict[str, Any], p
     submitted = await client.submit(task)
     await client.wait(submitted.task_id, timeout_s=plan.timeout_s + 120)
     (result,) = await client.result(submitted.task_id)
-    return _report(harness, result)
+    template = next(one for node in (await client.status()).nodes for one in node.backends)
+    told = {name: tuple(template[name]) for name in ("template_told", "template_lacks")}
+    return msgspec.structs.replace(_report(harness, result), **told)
 
 
 def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.errors import EngineRefused, InvalidRequest
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.fields import messages_fields
 from gangline.engines.generate.engine import GenerateEngine, RouteName
 from gangline.engines.generate.text import ReplyReader, TokenReader
 from gangline.engines.http import EngineHttp
+from gangline.engines.templates.probe import probe_template
 from gangline.language.contract import ChatTokenizer
 from gangline.language.messages import template_messages
 from gangline.language.parsing.detect import detect_parsers
@@ -20,7 +24,7 @@ from gangline.language.parsing.parser import Parsers
 from gangline.language.tokenizer import load_tokenizer
 from gangline.language.tools import tool_fields
 
-__all__ = ["TemplateText", "template_engine"]
+__all__ = ["TemplateText", "template_engine", "template_facts"]
 
 
 def template_engine(
@@ -45,6 +49,32 @@ def template_engine(
     text = TemplateText(load_tokenizer(tokenizer), None if parsers is None else Parsers.named(parsers))
     http = EngineHttp(url, timeout_s=timeout_s, api_key=api_key)
     return GenerateEngine(http, text, route=route, model=model, max_context=max_context)
+
+
+async def template_facts(tokenizer: str) -> TemplateFacts:
+    """Facts of a model's template without an engine, as an engine of ids would have them. Raises: InvalidRequest,
+    NotFound."""
+    text = TemplateText(load_tokenizer(tokenizer))
+    return msgspec.structs.replace(await probe_template(_Rendering(text)), reads_tools=text.reads_calls)
+
+
+class _Rendering:
+    """Implements `Renders` by a tokenizer alone."""
+
+    def __init__(self, text: TemplateText) -> None:
+        self._text = text
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        return await self._text.render(messages, tools, template_kwargs, add_generation_prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._text.decode(ids)
 
 
 class TemplateText:
