@@ -20,6 +20,8 @@ _SAID: dict[str, tuple[str, str]] = {
     "renders_tools": ("renders tools", "does not render tools"),
     "reads_tools": ("its tool calls are read here", "its tool calls cannot be read here"),
     "renders_tool_results": ("", "does not render tool results"),
+    "tool_turns_as_rendered": ("", "stitched tool turns differ from its own rendering"),
+    "user_turns_as_rendered": ("", "stitched user turns differ from its own rendering"),
     "takes_late_system": ("takes late system messages", "takes no late system messages"),
     "takes_several_system": ("", "takes one system message"),
     "takes_system": ("", "takes no system message"),

@@ -80,10 +80,10 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
 
     experiment, tasks, held_out = _read(spec)
     template, lacking = _template_of(experiment, tasks)
-    warnings = [*warnings_about(experiment), *lacking]
+    warnings = warnings_about(experiment)
     if as_json:
         counts = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out)}
-        found = {**counts, "warnings": warnings, "template": template}
+        found = {**counts, "warnings": warnings, "template": template, "template_lacks": lacking}
         print_json(resolved_settings(experiment) | found)
         return
     table = Table("setting", "value", box=None)
@@ -95,7 +95,7 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     if num := experiment.most_coalition_sessions:
         trained = experiment.schedule.groups_per_step * experiment.data.num_samples
         console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
-    _warn(warnings)
+    _warn([*warnings, *lacking])
 
 
 def _template_of(experiment: Experiment, tasks: list[dict[str, Any]]) -> tuple[TemplateFacts | None, list[str]]:
