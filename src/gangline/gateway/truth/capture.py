@@ -18,7 +18,7 @@ from gangline.domain.completion import (
     ParseStatus,
     PromptSource,
 )
-from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall, ToolResult
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.experts import ExpertEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
@@ -29,6 +29,8 @@ from gangline.engines.templates.words import unmet_wishes
 from gangline.gateway.truth.experts import KeptExperts, kept_experts
 from gangline.gateway.truth.masks import KeptMask, kept_mask
 from gangline.gateway.truth.placing import Place
+from gangline.language.parsing.marks import lost_calls
+from gangline.language.parsing.values import is_object
 
 __all__ = [
     "ENGINE_CALL_IDS",
@@ -297,16 +299,11 @@ def parse_status(call: ModelCall, choice: EngineChoice) -> ParseStatus:
     if choice.parse is not None:
         return choice.parse
     parts = choice.message.parts
-    left_over = bool(call.tools) and any(isinstance(part, Text) and "<tool_call>" in part.text for part in parts)
     calls = [part for part in parts if isinstance(part, ToolCall)]
-    if left_over and not calls:
+    text = "\n".join(part.text for part in parts if isinstance(part, Text))
+    thinking = "\n".join(part.text for part in parts if isinstance(part, Thinking))
+    names = {tool.name for tool in call.tools}
+    lost = bool(call.tools) and lost_calls(text, thinking, num_calls=len(calls), names=names)
+    if lost and not calls:
         return "failed"
-    return "partial" if left_over or not all(_is_object(part.arguments) for part in calls) else "ok"
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    return "partial" if lost or not all(is_object(part.arguments or "{}") for part in calls) else "ok"

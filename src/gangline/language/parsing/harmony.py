@@ -7,11 +7,11 @@ tokens, so the text must have been decoded with them.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from gangline.language.parsing.events import CallEvent, Event, TextEvent, ThinkingEvent, held_length
+from gangline.language.parsing.json_calls import ends_in_string
+from gangline.language.parsing.values import is_object
 
 __all__ = ["CHANNEL", "Harmony"]
 
@@ -22,7 +22,7 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _END = re.compile("|".join(re.escape(end) for end in _ENDS))
 _HEADER = re.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]+)?\s*"
-    r"<\|channel\|>\s*(analysis|commentary|final)\s*(?:to=[^\s<]+)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+    r"<\|channel\|>\s*(analysis|commentary|final)\s*(?:to=[^\s<]+)?\s*(?:<\|constrain\|>)?\s*\w*\s*"
 )
 
 
@@ -38,6 +38,8 @@ class Harmony:
         self._held = ""
         self._call_body: list[str] = []
         """Body of the open call. Looked at when it closes."""
+        self._num_strings = 0
+        """Pieces of that body up to a marker that stands in a string of it."""
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
@@ -61,6 +63,11 @@ class Harmony:
                 events.extend([] if _HEADER.fullmatch(header) else [TextEvent(header + _MESSAGE)])
             return bool(found)
         end = _END.search(self._held)
+        if end is not None and self._is_in_string(self._held[: end.start()]):
+            self._call_body.append(self._held[: end.end()])
+            self._num_strings = len(self._call_body)
+            self._held = self._held[end.end() :]
+            return True
         if end is not None:
             body, self._held = self._held[: end.start()], self._held[end.start() :]
             # What opens the next header belongs to it.
@@ -73,6 +80,13 @@ class Harmony:
         events.extend(self._body(body, is_last=False))
         return False
 
+    def _is_in_string(self, body: str) -> bool:
+        """Whether a marker after `body` is text of a call's arguments."""
+        if self._kind != "call":
+            return False
+        since = "".join(self._call_body[self._num_strings :]) + body
+        return ends_in_string(since, begins_in_string=self._num_strings > 0)
+
     def _body(self, body: str, *, is_last: bool) -> list[Event]:
         if self._kind == "call":
             self._call_body.append(body)
@@ -82,8 +96,9 @@ class Harmony:
     def _call(self) -> Event:
         body = "".join(self._call_body)
         self._call_body.clear()
+        self._num_strings = 0
         name = _RECIPIENT.search(self._header)
-        if name is not None and self._reads_calls and _is_object(body):
+        if name is not None and self._reads_calls and is_object(body.strip()):
             return CallEvent(name.group(1), body.strip())
         self.num_broken += self._reads_calls
         return TextEvent(self._header + _MESSAGE + body)
@@ -99,11 +114,3 @@ def _kind_of(header: str) -> Literal["thinking", "text", "call"]:
 
 def _shown(kind: type[TextEvent] | type[ThinkingEvent], text: str) -> list[Event]:
     return [kind(text)] if text else []
-
-
-def _is_object(text: str) -> bool:
-    try:
-        msgspec.json.decode(text.strip(), type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        return False
-    return True

@@ -12,10 +12,12 @@ from gangline.language.parsing.events import CallEvent, Schemas
 from gangline.language.parsing.sections import Reading
 from gangline.language.parsing.values import is_object
 
-__all__ = ["Headed", "read_keyed", "read_kimi", "read_mistral", "read_objects"]
+__all__ = ["Headed", "ends_in_string", "read_keyed", "read_kimi", "read_mistral", "read_objects", "whole_objects"]
 
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s,;]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*?)\s*```\s*", re.DOTALL | re.IGNORECASE)
 _BROKEN = (ValueError, RecursionError)
 _KIMI_NAME = re.compile(r"(?:functions[._])?(.+?)(?:[:_]\d+)?")
 _Fields = dict[str, msgspec.Raw]
@@ -24,6 +26,18 @@ _Fields = dict[str, msgspec.Raw]
 def read_objects(body: str, schemas: Schemas) -> Reading:
     """`{"name": ..., "arguments": {...}}`, one, several or a list of them; also as `tool_name` and `parameters`."""
     return _objects(body, _named)
+
+
+def whole_objects(text: str, schemas: Schemas) -> list[CallEvent]:
+    """The same; empty when any of `text` is not a call. A fence of Markdown around it is not counted as text."""
+    fenced = _FENCED.fullmatch(text)
+    reading = read_objects(fenced.group(1) if fenced else text, schemas)
+    return [] if reading.rest else reading.calls
+
+
+def ends_in_string(text: str, *, begins_in_string: bool = False) -> bool:
+    """Whether JSON that goes on after `text` goes on inside a string."""
+    return '"' in _STRING.sub("", '"' + text if begins_in_string else text)
 
 
 def read_keyed(body: str, schemas: Schemas) -> Reading:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-
-from gangline.language.parsing.events import CallEvent, Event, Schemas, TextEvent
+from gangline.language.parsing.events import Event, Schemas, TextEvent
+from gangline.language.parsing.json_calls import whole_objects
 
 __all__ = ["LlamaJson"]
 
@@ -19,7 +18,7 @@ class LlamaJson:
 
     def __init__(self, schemas: Schemas) -> None:
         self.num_broken = 0
-        self._names = frozenset(schemas)
+        self._schemas = schemas
         self._held: list[str] = []
         self._state: Literal["start", "call", "text"] = "start"
 
@@ -38,11 +37,11 @@ class LlamaJson:
 
     def finish(self) -> list[Event]:
         held = "".join(self._held).strip()
-        calls = _read(held.removeprefix(_PYTHON_TAG))
+        calls = whole_objects(held.removeprefix(_PYTHON_TAG), self._schemas)
         if calls:
             return list[Event](calls)
         # JSON without the tag may be the answer itself.
-        self.num_broken += held.startswith(_PYTHON_TAG) or _names_one(held, self._names)
+        self.num_broken += held.startswith(_PYTHON_TAG) or _names_one(held, self._schemas)
         return self._released()
 
     def _released(self) -> list[Event]:
@@ -51,28 +50,5 @@ class LlamaJson:
         return [TextEvent(held)] if held else []
 
 
-class _Call(msgspec.Struct):
-    name: str
-    parameters: msgspec.Raw = msgspec.Raw()
-    arguments: msgspec.Raw = msgspec.Raw()
-
-
-def _read(text: str) -> list[CallEvent]:
-    """Empty when any of it is no call."""
-    calls: list[CallEvent] = []
-    decoder, rest = json.JSONDecoder(), text.strip()
-    while rest:
-        try:
-            _, end = decoder.raw_decode(rest)
-            call = msgspec.json.decode(rest[:end], type=_Call)
-            arguments = bytes(call.parameters) or bytes(call.arguments) or b"{}"
-            msgspec.json.decode(arguments, type=dict[str, Any])
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return []
-        calls.append(CallEvent(call.name, arguments.decode()))
-        rest = rest[end:].strip().removeprefix(";").lstrip()
-    return calls
-
-
-def _names_one(text: str, names: frozenset[str]) -> bool:
+def _names_one(text: str, names: Schemas) -> bool:
     return text.lstrip().startswith("{") and any(json.dumps(name) in text for name in names)

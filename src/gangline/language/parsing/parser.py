@@ -3,7 +3,7 @@
 Laws
 - For any cuts of the text, the events add up to the same thinking, text and calls.
 - A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be parsed stays
-  text, and `status` reports it.
+  text, and `status` reports it; as it does for anything else that looks like a call, see `marks`.
 - Nothing sampled is lost except the tags of parsed parts, and white space after a call and before a think block.
 """
 
@@ -16,12 +16,14 @@ from typing import Any, Literal, get_args
 
 from gangline.domain.completion import ParseStatus
 from gangline.domain.errors import InvalidRequest
+from gangline.language.parsing.call_bodies import GLM, HERMES, QWEN3_CODER
 from gangline.language.parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
 from gangline.language.parsing.families import SECTIONS
 from gangline.language.parsing.harmony import Harmony
 from gangline.language.parsing.llama_json import LlamaJson
+from gangline.language.parsing.marks import lost_calls
 from gangline.language.parsing.sections import SectionCalls
-from gangline.language.parsing.tagged_calls import TaggedCalls, read_glm, read_hermes, read_qwen3_coder
+from gangline.language.parsing.tagged_calls import TaggedCalls
 from gangline.language.parsing.thinking import ThinkTags
 
 __all__ = ["Parsers", "ReplyParser", "ThinkingFormat", "ToolFormat"]
@@ -72,9 +74,9 @@ ToolFormat = Literal[
 ]
 
 _CALLS = {
-    "hermes": partial(TaggedCalls, read_hermes),
-    "qwen3_coder": partial(TaggedCalls, read_qwen3_coder),
-    "glm": partial(TaggedCalls, read_glm, shows_its_end=False),
+    "hermes": partial(TaggedCalls, HERMES),
+    "qwen3_coder": partial(TaggedCalls, QWEN3_CODER),
+    "glm": partial(TaggedCalls, GLM),
     "llama3_json": LlamaJson,
 }
 # Their marks are tokens, but not special ones.
@@ -137,6 +139,11 @@ class ReplyParser:
         """
         self._num_calls = 0
         self._thinking, self._calls = _formats(parsers, in_thinking, schemas or {}, reads_calls)
+        self._names = frozenset(schemas or {})
+        self._reads_calls = reads_calls
+        self._left_over: tuple[list[str], list[str]] = [], []
+        """Text and thinking so far, with a line break where a call was read."""
+        self._lost_calls = False
 
     @property
     def num_calls(self) -> int:
@@ -145,7 +152,7 @@ class ReplyParser:
 
     @property
     def status(self) -> ParseStatus:
-        if not self._num_broken():
+        if not (self._num_broken() or self._lost_calls):
             return "ok"
         return "partial" if self._num_calls else "failed"
 
@@ -157,7 +164,11 @@ class ReplyParser:
     def finish(self) -> list[Event]:
         """The text still withheld. Call once, after the last text."""
         held = self._read(self._thinking.finish()) if self._thinking else []
-        return self._counted(held + (self._calls.finish() if self._calls else []))
+        events = self._counted(held + (self._calls.finish() if self._calls else []))
+        if self._reads_calls:
+            text, thinking = map("".join, self._left_over)
+            self._lost_calls = lost_calls(text, thinking, num_calls=self._num_calls, names=self._names)
+        return events
 
     def _read(self, events: list[Event]) -> list[Event]:
         if self._calls is None:
@@ -168,7 +179,13 @@ class ReplyParser:
         return read
 
     def _counted(self, events: list[Event]) -> list[Event]:
-        self._num_calls += sum(isinstance(event, CallEvent) for event in events)
+        text, thinking = self._left_over
+        for event in events:
+            if isinstance(event, CallEvent):
+                self._num_calls += 1
+                text.append("\n")
+            elif self._reads_calls:
+                (text if isinstance(event, TextEvent) else thinking).append(event.text)
         return events
 
     def _num_broken(self) -> int:
@@ -183,8 +200,11 @@ def _formats(
         return Harmony(reads_calls=reads_calls and parsers.tools == "harmony"), None
     section = SECTIONS.get(parsers.tools or "")
     begins = (*section.opens, *section.starts) if section and reads_calls else ()
-    thinking = ThinkTags(parsers.thinking, opened=in_thinking, also_ends=begins) if parsers.thinking else None
-    if section is not None:
-        return thinking, SectionCalls(section, schemas, reads_calls=reads_calls)
     make = _CALLS.get(parsers.tools or "") if reads_calls else None
-    return thinking, make(schemas) if make is not None else None
+    calls = make(schemas) if make is not None else None
+    if section is not None:
+        calls = SectionCalls(section, schemas, reads_calls=reads_calls)
+    if parsers.thinking is None:
+        return None, calls
+    tagged = isinstance(calls, TaggedCalls)
+    return ThinkTags(parsers.thinking, opened=in_thinking, also_ends=begins, last_call_ends=tagged), calls

@@ -1,142 +1,170 @@
-"""Tool calls between `<tool_call>` and `</tool_call>`, in the formats of several model families.
+"""Tool calls between `<tool_call>` and `</tool_call>`, whose bodies `call_bodies` reads.
 
-- `hermes`: `{"name": ..., "arguments": {...}}` (Hermes, Qwen2.5, Qwen3)
-- `qwen3_coder`: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`
-- `glm`: `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...` (GLM-4.5 and later)
+Which tag opens a call: one that is followed by the beginning of a body, and that no text quotes. Any other is spoken
+of, as in "write `<tool_call>` first".
+
+Which tag closes it: the first one outside of values with which the body can be read. Before the opening tag of another
+call, and at the end of the reply, a call needs none where its body shows that it is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import re
+from dataclasses import dataclass, field
 
-import msgspec
-
+from gangline.language.parsing.call_bodies import BodyForm
 from gangline.language.parsing.events import CallEvent, Event, Schemas, TextEvent, held_length
-from gangline.language.parsing.values import arguments_text
 
-__all__ = ["CALL", "BodyReader", "TaggedCalls", "read_glm", "read_hermes", "read_qwen3_coder"]
+__all__ = ["CALL", "TaggedCalls"]
 
 CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_TAGS = (CALL, _CALL_END)
+_TAG = re.compile("|".join(_TAGS))
 
-BodyReader = Callable[[str, Schemas], CallEvent | None]
-"""The text between the tags -> the call; None when it is none."""
+
+@dataclass
+class _OpenCall:
+    opener: str
+    body: str = ""
+    """Up to the last tag."""
+    since: list[str] = field(default_factory=list[str])
+    """Text since then. Looked at when a tag comes: a call may be a whole file."""
+    in_value: bool = False
+    depth: int = 0
+    """Opening tags in values that are not closed."""
+    shortest: int | None = None
+    """Length of a body that can be read, if the closing tag there is not one of a value."""
 
 
 class TaggedCalls:
-    """A call comes out whole when its tag closes: only then is it known to be one. Else it stays text, tags and all."""
+    """A call comes out whole when it closes: only then is it known to be one. Else it stays text, tags and all."""
 
-    def __init__(self, read: BodyReader, schemas: Schemas, *, shows_its_end: bool = True) -> None:
-        """shows_its_end: a body of this format is known to be whole without the tag."""
+    def __init__(self, form: BodyForm, schemas: Schemas) -> None:
         self.num_broken = 0
-        self._read = read
-        self._shows_its_end = shows_its_end
+        self._form = form
         self._schemas = schemas
+        bare = [f"{form.bare}{name}>" for name in schemas if "<" not in name] if form.bare else []
+        self._openers = (CALL, *bare)
+        self._opener = re.compile("|".join(map(re.escape, self._openers)))
         self._held = ""
-        self._body: list[str] = []
-        """Body of the open call, without the withheld text. Looked at when it closes: a call may be a whole file."""
-        self._in_call = False
+        self._line = ""
+        """The text of the open line, since the last call."""
         self._after_call = False
+        self._call: _OpenCall | None = None
+        self._any_tag_closes = False
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
-        events: list[Event] = []
-        while True:
-            before, tag, rest = self._held.partition(_CALL_END if self._in_call else CALL)
-            if not tag:
-                return [*events, *self._release()]
-            events.extend(self._close(before + tag) if self._in_call else self._text(before))
-            self._held = rest
-            self._in_call = not self._in_call
+        return self._events(is_last=False)
 
     def finish(self) -> list[Event]:
-        held, self._held = self._held, ""
-        if self._in_call:  # a model may stop right after the call
-            return self._close(held)
-        return self._text(held)
+        events = self._events(is_last=True)
+        while self._call is not None:
+            events.extend(self._at_the_end(self._call))
+            events.extend(self._events(is_last=True))
+        return events
 
-    def _release(self) -> list[Event]:
-        """Release text that cannot be the beginning of a tag any more."""
-        if self._in_call:
-            cut = len(self._held) - held_length(self._held, _CALL_END)
-            self._body.append(self._held[:cut])
-            self._held = self._held[cut:]
-            return []
-        cut = len(self._held) - held_length(self._held, CALL)
-        if self._after_call and not self._held[:cut].strip():
-            return []
-        text, self._held = self._held[:cut], self._held[cut:]
-        return self._text(text)
+    def _events(self, *, is_last: bool) -> list[Event]:
+        events: list[Event] = []
+        while self._in_call(self._call, events) if self._call else self._in_text(events, is_last=is_last):
+            pass
+        return events
 
-    def _text(self, text: str) -> list[Event]:
+    def _in_text(self, events: list[Event], *, is_last: bool) -> bool:
+        """Go over one opening tag. False: none is there yet."""
+        opener = self._opener.search(self._held)
+        if opener is None:
+            events.extend(self._text(len(self._held) if is_last else self._end_of_text()))
+            return False
+        rest = self._held[opener.end() :]
+        is_bare = opener.group() != CALL
+        if not is_last and not is_bare and self._form.may_begin.match(rest):
+            events.extend(self._text(opener.start()))
+            return False
+        if self._is_quoted(self._held[: opener.start()]) or not (is_bare or self._form.begins.match(rest)):
+            events.extend(self._text(opener.end()))
+            return True
+        events.extend(self._text(opener.start()))
+        self._held = rest
+        self._call = _OpenCall(opener.group())
+        return True
+
+    def _end_of_text(self) -> int:
+        """Where the held text could still grow into an opening tag."""
+        begun = self._held.rfind("<")
+        tail = self._held[begun:]
+        return begun if begun >= 0 and any(one.startswith(tail) for one in self._openers) else len(self._held)
+
+    def _is_quoted(self, before: str) -> bool:
+        line = (self._line + before).rpartition("\n")[2]
+        return line.endswith(("`", '"')) and line.count(line[-1]) % 2 == 1
+
+    def _text(self, end: int) -> list[Event]:
+        """The held text up to `end`. White space after a call is held until it is known what follows."""
+        text = self._held[:end]
         if not text or (self._after_call and not text.strip()):
             return []
+        self._held = self._held[end:]
         self._after_call = False
+        self._line = (self._line + text).rpartition("\n")[2]
         return [TextEvent(text)]
 
-    def _close(self, body: str) -> list[Event]:
-        body = "".join(self._body) + body
-        self._body.clear()
-        is_whole = self._shows_its_end or body.endswith(_CALL_END)
-        call = self._read(body.removesuffix(_CALL_END), self._schemas) if is_whole else None
-        self._after_call = call is not None
-        if call is None:
-            self.num_broken += 1
-            return [TextEvent(CALL + body)]
-        return [call]
+    def _in_call(self, call: _OpenCall, events: list[Event]) -> bool:
+        """Go over one tag. False: none is there yet."""
+        tag = _TAG.search(self._held)
+        end = tag.start() if tag else len(self._held) - held_length(self._held, _TAGS)
+        call.since.append(self._held[:end])
+        self._held = self._held[end:]
+        if tag is None:
+            return False
+        since = "".join(call.since)
+        call.body += since
+        call.since.clear()
+        call.in_value = self._form.ends_in_value(since, call.in_value)
+        if self._closes(call, tag.group(), events):
+            self._call = None
+        else:
+            call.body += tag.group()
+            self._held = self._held[len(tag.group()) :]
+        return True
 
+    def _closes(self, call: _OpenCall, tag: str, events: list[Event]) -> bool:
+        """False: the tag may belong to a value."""
+        is_readable = not (call.depth and call.shortest is not None) and (self._form.nests or not call.in_value)
+        calls = self._read(call.opener, call.body) if is_readable else []
+        if not self._any_tag_closes:
+            if call.depth and calls and call.shortest is None:
+                call.shortest = len(call.body)
+            if call.depth or (not calls and (call.in_value or call.shortest is not None)):
+                call.depth = max(0, call.depth + (1 if tag == CALL else -1)) if self._form.nests else 0
+                return False
+        end = "" if tag == CALL else tag
+        self._held = self._held[len(end) :]
+        events.extend(self._called(calls) if calls else self._broken(call.opener + call.body + end))
+        return True
 
-class _HermesBody(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw
+    def _at_the_end(self, call: _OpenCall) -> list[Event]:
+        """What an open call is at the end of the reply. Afterwards any tag closes a call, so that this ends."""
+        body = call.body + "".join(call.since) + self._held
+        self._call, self._held, self._any_tag_closes = None, "", True
+        calls = self._read(call.opener, body) if self._form.shows_its_end else []
+        if calls:
+            return self._called(calls)
+        if call.shortest is not None:
+            self._held = body[call.shortest :].removeprefix(_CALL_END)
+            return self._called(self._read(call.opener, body[: call.shortest]))
+        self._held = body
+        return self._broken(call.opener)
 
+    def _read(self, opener: str, body: str) -> list[CallEvent]:
+        return self._form.read(body if opener == CALL else opener + body, self._schemas)
 
-def read_hermes(body: str, schemas: Schemas) -> CallEvent | None:
-    try:
-        call = msgspec.json.decode(body.strip(), type=_HermesBody)
-        msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return CallEvent(call.name, bytes(call.arguments).decode())
+    def _called(self, calls: list[CallEvent]) -> list[Event]:
+        self._after_call, self._line = True, ""
+        return list[Event](calls)
 
-
-def read_qwen3_coder(body: str, schemas: Schemas) -> CallEvent | None:
-    head, opened, rest = body.strip().partition(">")
-    name = head.removeprefix("<function=").strip()
-    if not opened or not head.startswith("<function=") or not name or not rest.endswith("</function>"):
-        return None
-    return _call(name, _pairs(rest.removesuffix("</function>"), "<parameter=", ">", "", "</parameter>"), schemas)
-
-
-def read_glm(body: str, schemas: Schemas) -> CallEvent | None:
-    head, opened, rest = body.partition("<arg_key>")
-    name = head.strip()
-    if not name or any(char in name for char in "<>{}\n"):
-        return None
-    return _call(name, _pairs(opened + rest, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), schemas)
-
-
-class _Malformed(Exception):
-    pass
-
-
-def _pairs(text: str, before_key: str, after_key: str, before_value: str, end: str) -> Iterator[tuple[str, str]]:
-    """Keys and values, one after the other. Raises: _Malformed when there is anything else but white space."""
-    text = text.strip()
-    while text:
-        key, has_key, rest = text.removeprefix(before_key).partition(after_key)
-        value, has_end, left = rest.lstrip("\n").partition(end) if before_value else rest.partition(end)
-        if not (text.startswith(before_key) and has_key and has_end and value.startswith(before_value)):
-            raise _Malformed
-        value = value.removeprefix(before_value)
-        # Without a tag of its own, a value has a line break on either side that belongs to the format.
-        yield key.strip(), value if before_value else value.removeprefix("\n").removesuffix("\n")
-        text = left.strip()
-
-
-def _call(name: str, pairs: Iterator[tuple[str, str]], schemas: Schemas) -> CallEvent | None:
-    try:
-        values = dict(pairs)
-    except _Malformed:
-        return None
-    return CallEvent(name, arguments_text(values.items(), schemas.get(name)))
+    def _broken(self, text: str) -> list[Event]:
+        self.num_broken += 1
+        self._after_call = False
+        self._line = (self._line + text).rpartition("\n")[2]
+        return [TextEvent(text)]
