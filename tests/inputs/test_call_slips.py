@@ -137,6 +137,11 @@ READ: dict[str, tuple[ToolFormat, str, list[tuple[str, Any]]]] = {
         '<|channel|>commentary to=functions.f<|message|>{"a": "<|call|> <|end|>", "b": 1}<|call|>',
         [("f", {"a": "<|call|> <|end|>", "b": 1})],
     ),
+    "opening tags in values of two calls": (
+        "qwen3_coder",
+        coder("<tool_call><parameter=z>") + coder("</tool_call>"),
+        [("f", {"a": "<tool_call><parameter=z>", "b": 1}), ("f", {"a": "</tool_call>", "b": 1})],
+    ),
     # -- the rest of the form ------------------------------------------------------------------------------------------
     "without </parameter>, another following": (
         "qwen3_coder",

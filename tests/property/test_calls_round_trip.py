@@ -130,7 +130,7 @@ def schema_of(call: dict[str, Argument], *, by_reference: bool) -> dict[str, Any
 def as_read(argument: Argument, tools: ToolFormat) -> Any:
     """What can be known of a value that was written without its type."""
     value: Any = argument.value
-    is_json = isinstance(value, list | dict) or (tools == "glm" and not isinstance(value, str))
+    is_json = type(value) in (list, dict) or (tools == "glm" and not isinstance(value, str))
     text = json.dumps(value, ensure_ascii=False) if is_json else str(value)
     if argument.may_be_null and text.strip() in ("null", "None"):
         return None
@@ -143,7 +143,7 @@ def reply(template: str, called: list[dict[str, Any]]) -> tuple[str, bool]:
     user = {"role": "user", "content": "x"}
 
     def rendered(messages: list[dict[str, Any]], *, opened: bool) -> str:
-        render: Any = chat_template_utils.render_jinja_template  # whose types are partly unknown
+        render: Any = getattr(chat_template_utils, "render_jinja_template")  # noqa: B009 - its types are partly unknown
         return render([messages], chat_template=template_text(template), add_generation_prompt=opened)[0][0]
 
     prompt, whole = rendered([user], opened=True), rendered([user, message], opened=False)

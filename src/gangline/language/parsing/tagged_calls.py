@@ -30,10 +30,8 @@ class _OpenCall:
     since: list[str] = field(default_factory=list[str])
     """Text since then. Looked at when a tag comes: a call may be a whole file."""
     in_value: bool = False
-    depth: int = 0
-    """Opening tags in values that are not closed."""
-    shortest: int | None = None
-    """Length of a body that can be read, if the closing tag there is not one of a value."""
+    nested: list[int] = field(default_factory=list[int])
+    """Where calls begin that stand in a value, as in a file of examples."""
 
 
 class TaggedCalls:
@@ -129,19 +127,26 @@ class TaggedCalls:
         return True
 
     def _closes(self, call: _OpenCall, tag: str, events: list[Event]) -> bool:
-        """False: the tag may belong to a value."""
-        is_readable = not (call.depth and call.shortest is not None) and (self._form.nests or not call.in_value)
-        calls = self._read(call.opener, call.body) if is_readable else []
-        if not self._any_tag_closes:
-            if call.depth and calls and call.shortest is None:
-                call.shortest = len(call.body)
-            if call.depth or (not calls and (call.in_value or call.shortest is not None)):
-                call.depth = max(0, call.depth + (1 if tag == CALL else -1)) if self._form.nests else 0
-                return False
+        """False: the tag belongs to a value."""
+        if tag != CALL and self._closes_nested(call):
+            call.in_value = True
+            return False
+        calls = self._read(call.opener, call.body) if self._form.nests or not call.in_value else []
+        if not calls and call.in_value and not self._any_tag_closes:
+            if tag == CALL and self._form.nests:
+                call.nested.append(len(call.body) + len(CALL))
+            return False
         end = "" if tag == CALL else tag
         self._held = self._held[len(end) :]
         events.extend(self._called(calls) if calls else self._broken(call.opener + call.body + end))
         return True
+
+    def _closes_nested(self, call: _OpenCall) -> bool:
+        """Whether a closing tag after the body ends a whole call in a value. Other openers there were only words."""
+        while call.nested:
+            if self._form.read(call.body[call.nested.pop() :], self._schemas):
+                return True
+        return False
 
     def _at_the_end(self, call: _OpenCall) -> list[Event]:
         """What an open call is at the end of the reply. Afterwards any tag closes a call, so that this ends."""
@@ -150,9 +155,6 @@ class TaggedCalls:
         calls = self._read(call.opener, body) if self._form.shows_its_end else []
         if calls:
             return self._called(calls)
-        if call.shortest is not None:
-            self._held = body[call.shortest :].removeprefix(_CALL_END)
-            return self._called(self._read(call.opener, body[: call.shortest]))
         self._held = body
         return self._broken(call.opener)
 
