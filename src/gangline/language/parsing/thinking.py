@@ -1,7 +1,7 @@
 """Thinking between two tags at the beginning of a reply, such as `<think>` and `</think>`.
 
-Models forget to close the block before a call (Qwen3.5 often does). A tag that is a special token ends it; `<tool_call>`
-may be only thought of: there, a call at the end of a block that never closes is one, as in engines.
+Models forget to close the block before a call (Qwen3.5 often does). A tag that is a special token ends it;
+`<tool_call>` may be only thought of: there, a call at the end of a block that never closes is one, as in engines.
 """
 
 from __future__ import annotations
