@@ -136,6 +136,7 @@ ACTIONS: dict[str, str] = {
     "call.replayed": "A retry got the existing answer.",
     "call.untrainable": "A completion was recorded that rows exclude.",
     "call.prompt_ids_ignored": "An engine ignored the exact prompt ids and rendered the messages itself.",
+    "call.end_of_turn_left_out": "An engine leaves the end of turn out of its ids; the template's is written.",
     "call.abort_not_recorded": "The tokens of a cut-off call could not be recorded.",
     "proxy.internal_error": "A model call failed by a defect of the node.",
     # Sessions of agents that run elsewhere.

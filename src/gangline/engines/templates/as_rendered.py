@@ -33,11 +33,11 @@ def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], open
     at = max(len(front) - opening_len, 0)
     for number, piece in enumerate(earlier, start=1):
         kept = piece[: max(len(piece) - opening_len, 0)]
-        found = _find(whole, kept, at, end)
+        found = _find(whole, kept, at + 1, end)  # the turn between left something
         if found is None:
             return f"it writes the messages after the model's turn {number} of {len(added)} otherwise"
         at = found + len(kept)
-    return None
+    return None if at < end else f"it leaves out the model's turn {len(added)}"
 
 
 def _begins(whole: TokenIds, front: TokenIds, opening_len: int) -> bool:

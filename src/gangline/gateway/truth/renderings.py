@@ -1,10 +1,10 @@
 """Stitched = rendered, or said: stitched prompts are compared with the template's rendering of the whole conversation.
 
 A whole rendering costs milliseconds per thousand ids, so it is made for a sample: the first call of each kind (the
-roles that are new, with or without a system message, results, calls, thinking; anew whenever conversations have become
-twice as long), then every 64th. A kind of which one call was not as rendered is compared at every call, and so is one
-whose template is known for it (`TemplateFacts`). Behind a template that numbers tool results, or looks back in another
-way, the whole history takes the stand-in's place: that is as rendered again, and costs three renderings at each call.
+roles that are new, with or without a system message, results, calls, thinking; for each length up to some 30 messages,
+then for each doubling), then every 64th. A kind of which one call was not as rendered is compared at every call, and so
+is one whose template is known for it (`TemplateFacts`). Behind a template that numbers tool results, or looks back in
+another way, the whole history takes the stand-in's place: that is as rendered again, for three renderings at each call.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ NotAsRendered = Literal["fall_back", "stitch"]
 """A stitched prompt that the template would write otherwise: let the engine render, or send it and say so."""
 
 _EVERY = 64
+_SHORT = 32
 _MAX_SHAPES = 10_000
 """Beyond it all are forgotten, and their next calls are compared again."""
 
@@ -42,7 +43,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     fallback: str | None = None
     cause: DivergenceCause | None = None
     as_rendered: bool | None = None
-    """Of `prompt_ids`: see `Certificate`."""
+    """See `Certificate`, for `prompt_ids`."""
     unlike_rendering: str | None = None
 
 
@@ -52,7 +53,7 @@ class _Kind(NamedTuple):
     template: str
     branch_key: str
     roles: tuple[str, ...]
-    """Of the new messages; neighbours of one role count once."""
+    """Roles of the new messages; neighbours of one role count once."""
     has_system: bool
     has_results: bool
     """Whether there were tool results before."""
@@ -66,12 +67,12 @@ class Renderings:
 
     def __init__(self) -> None:
         self._since: dict[tuple[_Kind, int], int] = {}
-        """kind, doublings of the conversation's length -> calls since one that was as rendered"""
+        """kind, `_length_class` -> calls since one that was as rendered"""
         self._unlike: dict[_Kind, bool] = {}
         """Kinds of which a call was not as rendered -> whether it was behind the whole history."""
 
     def is_due(self, kind: _Kind, num_messages: int) -> bool:
-        shape = kind, num_messages.bit_length()
+        shape = kind, _length_class(num_messages)
         if kind in self._unlike or shape not in self._since:
             return True
         self._since[shape] = (self._since[shape] + 1) % _EVERY
@@ -84,12 +85,17 @@ class Renderings:
     def was_as_rendered(self, kind: _Kind, num_messages: int) -> None:
         if len(self._since) >= _MAX_SHAPES:
             self._since.clear()
-        self._since.setdefault((kind, num_messages.bit_length()), 0)
+        self._since.setdefault((kind, _length_class(num_messages)), 0)
 
     def was_unlike(self, kind: _Kind, *, but_behind_history: bool) -> None:
         if len(self._unlike) >= _MAX_SHAPES:
             self._unlike.clear()
         self._unlike[kind] = but_behind_history
+
+
+def _length_class(num_messages: int) -> int:
+    """Each length of short conversations, each doubling of long ones."""
+    return min(num_messages, _SHORT - 1 + num_messages.bit_length())
 
 
 class CheckedStitcher:

@@ -37,6 +37,7 @@ class Stitcher:
         self._thinking = thinking
         self._tails: dict[str, Tails] = {}
         """By branch key."""
+        self._warned = False
 
     def tails(self, call: ModelCall, branch_key: str) -> Tails:
         if branch_key not in self._tails:
@@ -81,7 +82,9 @@ class Stitcher:
         last = int(parent.sampled_ids[-1])
         is_content = await tails.last_id(echo, place.new_messages, tail) == last
         if is_content or (await self._engine.detokenize([last])).isspace():
-            _log.warning("call.end_of_turn_left_out session=%s", parent.session_id)
+            if not self._warned:
+                self._warned = True
+                _log.warning("call.end_of_turn_left_out session=%s", parent.session_id)
             return 0
         return 1
 

@@ -74,6 +74,7 @@ function factsOf(call, waited) {
     call.mean_logprob === null ? "" : `log-prob ${number(call.mean_logprob)} mean, ${number(call.lowest_logprob)} lowest`,
     call.versions.length === 0 ? "" : `version ${call.versions.join(", ")}`,
     call.certificate.context,
+    call.certificate.as_rendered === true ? "as rendered" : "",
     call.certificate.finish_reason,
     call.score === null ? "" : `score ${number(call.score)}`,
   ];
