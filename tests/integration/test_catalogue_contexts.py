@@ -124,8 +124,8 @@ async def test_calls_with_any_arguments_are_stitched_on_engines_that_read_object
 
 @families
 async def test_a_turn_that_the_client_repaired_was_never_sampled_and_is_context_only(name: str) -> None:
-    """Qwen3 writes an empty thought into a reply that ends the history, and takes it out once more follows: a difference
-    that a new row would follow by default."""
+    """Qwen3 writes an empty thought into a reply that ends the history, and takes it out once more follows. By default
+    a new row follows such a difference."""
     turns = [Turn(text="First."), Turn(text="Secnod."), Turn(text="Third.")]
     async with agent(name, turns, not_as_rendered="stitch") as one:
         await one.run(2, then="Go on.")
