@@ -246,6 +246,7 @@ PROSE = [
     "a < b and b > c, [x] to=y",
     "<b>bold</b> <a href='x'>text</a>",
     "`to=functions.NAME` is a header.",
+    "Done.<|tool_response>",
     "<think>",
     "",
 ]

@@ -27,7 +27,7 @@ _CALLS = (
     rf"(?:^[^\S\n]*|[>}}\]]\s*)</{_TAG}>",
 )
 _TOKENS = (
-    r"<[|｜](?:DSML[|｜])?/?(?:tool|function|invoke|python_tag|action_start|START_ACTION)(?:[\W_▁][^<>\n]*)?>",
+    r"<[|｜](?:DSML[|｜])?/?(?:tool[_▁]calls?|function_calls?|invoke|python_tag|action_start|START_ACTION)(?:[\W_▁][^<>\n]*)?>",
     r"\[TOOL_CALLS?\]",
     r"<invoke name=",
     r"\bto=functions\.\S",
