@@ -62,6 +62,11 @@ async def test_the_reward_file_can_be_named(agents: FolderRuntime, clean: Folder
     assert result.reward == 0.25
 
 
+async def test_a_reward_file_may_begin_with_a_byte_order_mark(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    result = await graded(agents, clean, r"""printf '\357\273\277{"reward": 0.25}' > reward.json""")
+    assert result.reward == 0.25
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -71,10 +76,13 @@ async def test_the_reward_file_can_be_named(agents: FolderRuntime, clean: Folder
         ("echo -Infinity > reward.json", "no finite number"),
         ("echo 1e999 > reward.json", "no finite number"),
         ("printf '1%0400d' 0 > reward.txt", "no finite number"),
-        ("echo true > reward.json", "no finite number"),
+        (
+            "echo true > reward.json",
+            "no finite number as its reward: 'true'.*such as 0.5, .*1 and 0 for true and false",
+        ),
         ("""echo '"1"' > reward.json""", "no finite number"),
         ("echo '{}' > reward.json", "no finite number"),
-        ("echo good > reward.txt", "neither a number nor JSON"),
+        ("echo good > reward.txt", "neither a number nor JSON: 'good'. Write a number, such as 0.5"),
         ("ln -s /etc/passwd reward.json", "cannot be read"),
     ],
 )

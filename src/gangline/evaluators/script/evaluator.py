@@ -293,13 +293,16 @@ def _given(**lists: list[str]) -> dict[str, list[str]]:
     return {name: found for name, found in lists.items() if found}
 
 
+_FORMS = 'Write a number, such as 0.5, or {"reward": 0.5}; 1 and 0 for true and false.'
+
+
 def _parse_reward(path: str, data: bytes) -> Reward:
     """Raises: EvaluatorError."""
-    text = data.decode(errors="replace").strip()
+    text = data.decode("utf-8-sig", errors="replace").strip()
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
-        raise EvaluatorError(f"the grader's {path} holds neither a number nor JSON: {text[:200]!r}") from None
+        raise EvaluatorError(f"the grader's {path} holds neither a number nor JSON: {text[:200]!r}. {_FORMS}") from None
     details: dict[str, Any] = {}
     parts: dict[str, dict[str, float]] = {}
     if isinstance(value, dict):
@@ -309,7 +312,7 @@ def _parse_reward(path: str, data: bytes) -> Reward:
             parts[field] = _numbers(path, field, details.pop(field, {}))
         value = details.pop("reward", None) if "reward" in details or len(details) != 1 else details.popitem()[1]
     if not _is_number(value):
-        raise EvaluatorError(f"the grader's {path} holds no finite number as its reward: {text[:200]!r}")
+        raise EvaluatorError(f"the grader's {path} holds no finite number as its reward: {text[:200]!r}. {_FORMS}")
     return Reward(reward=float(value), details=details, **parts)
 
 
