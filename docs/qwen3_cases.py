@@ -29,7 +29,8 @@ from gangline.domain.trajectory import Trace
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.truth.stitch import ThinkingPolicy, Tier
+from gangline.gateway.truth.prompt_tier import Tier
+from gangline.gateway.truth.stitch import ThinkingPolicy
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
