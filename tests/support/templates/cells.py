@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.conversation import ModelCall, ToolCall
+from gangline.domain.conversation import Message, ModelCall, Text, ToolCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import TemplateFacts
 from gangline.engines.templates.probe import probe_template
@@ -171,8 +171,8 @@ class Bench:
             cell.add("fitted")
         elif self._keeps_sampled_turns(tree, completion, came if changes else meant):
             cell.add("fitted" if changes else "kept")
-        elif getattr(certificate, "as_rendered", None) is False:
-            cell.add("said", f"said: {getattr(certificate, 'unlike_rendering', '')}")
+        elif certificate.as_rendered is False:
+            cell.add("said", f"said: {certificate.unlike_rendering}")
         else:
             cell.add("silent")
             cell.shown = cell.shown or _difference(prompt, self._written(came))
@@ -192,11 +192,21 @@ class Bench:
         return judge.rendering(self.template, call.messages, call.tools, call.template_kwargs, prompt=prompt)
 
     def _keeps_sampled_turns(self, tree: Any, last: Completion, call: ModelCall) -> bool:
-        expected, without = self._written(call), self._written(call, prompt=False)
-        if expected is None or without is None:
-            return False
-        num_shared = next((i for i, (a, b) in enumerate(zip(expected, without, strict=False)) if a != b), len(without))
-        return judge.keeps_sampled_turns(self._pieces(tree, last), expected, len(expected) - num_shared)
+        expected = self._written(call)
+        return expected is not None and judge.keeps_sampled_turns(
+            self._pieces(tree, last), expected, self._opening(call)
+        )
+
+    def _opening(self, call: ModelCall) -> str:
+        """A generation prompt after a user's message."""
+        plain = replace(call, messages=(Message("user", (Text("x"),)),))
+        with_prompt, without = self._written(plain), self._written(plain, prompt=False)
+        if with_prompt is None or without is None:
+            return ""
+        num_shared = next(
+            (i for i, (a, b) in enumerate(zip(with_prompt, without, strict=False)) if a != b), len(without)
+        )
+        return with_prompt[num_shared:]
 
 
 def _difference(sent: str, expected: str | None) -> str:

@@ -85,16 +85,17 @@ def _is_in(text: str, prompt: str) -> bool:
     return end in prompt or json.dumps(end)[1:-1] in prompt or json.dumps(end, ensure_ascii=False)[1:-1] in prompt
 
 
-def keeps_sampled_turns(pieces: Sequence[str], expected: str, opening_len: int) -> bool:
+def keeps_sampled_turns(pieces: Sequence[str], expected: str, opening: str) -> bool:
     """Whether the template writes all pieces of a prompt but the turns between them, which stay as they were sampled:
     a template may write a turn that has gone by otherwise, without its thought.
 
-    pieces: each ends with a generation prompt of `opening_len` characters, which a turn that has gone by may lack.
+    opening: a generation prompt after a user's message. Each piece ends with it, or with none (behind tool results), or
+    with a part; a turn that has gone by may lack it.
     """
     if len(pieces) < 2:
         return False
-    first, *others = (piece[: len(piece) - opening_len] for piece in pieces[:-1])
-    last = pieces[-1]
+    *earlier, last = pieces
+    first, *others = (_without_opening(piece, opening) for piece in earlier)
     if not (expected.startswith(first) and expected.endswith(last)):
         return False
     at, end = len(first), len(expected) - len(last)
@@ -104,3 +105,8 @@ def keeps_sampled_turns(pieces: Sequence[str], expected: str, opening_len: int) 
             return False
         at += len(piece)
     return at <= end
+
+
+def _without_opening(piece: str, opening: str) -> str:
+    longest = max((n for n in range(len(opening) + 1) if piece.endswith(opening[:n])), default=0)
+    return piece[: len(piece) - longest]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from gangline.domain.tokens import TokenIds, common_prefix_len
 
 __all__ = ["difference"]
@@ -18,21 +20,23 @@ __all__ = ["difference"]
 _ID_BYTES = 4
 
 
-def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], opening_len: int) -> str | None:
+def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], opening: TokenIds) -> str | None:
     """What the rendering has otherwise, in words; None: nothing.
 
     whole: the rendering of all messages [T]. added: the ids after each sampled turn, oldest first, at least one.
-    opening_len: ids of a generation prompt, with which `front` and all of `added` end.
+    opening: the ids of a generation prompt after a user's message. `front` and all of `added` end with it, or with as
+    much of it as the template writes there (behind tool results some write none).
     """
-    if not _begins(whole, front, opening_len):
+    front = _without_opening(front, opening)
+    if common_prefix_len(whole, front) < len(front):
         return "it writes what stands before the model's first turn otherwise"
     *earlier, last = added
     end = len(whole) - len(last)
     if end < 0 or not _same(whole[end:], last):
         return "it writes the new messages otherwise, or what stands before them as well"
-    at = max(len(front) - opening_len, 0)
+    at = len(front)
     for number, piece in enumerate(earlier, start=1):
-        kept = piece[: max(len(piece) - opening_len, 0)]
+        kept = _without_opening(piece, opening)
         found = _find(whole, kept, at + 1, end)  # the turn between left something
         if found is None:
             return f"it writes the messages after the model's turn {number} of {len(added)} otherwise"
@@ -40,8 +44,11 @@ def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], open
     return None if at < end else f"it leaves out the model's turn {len(added)}"
 
 
-def _begins(whole: TokenIds, front: TokenIds, opening_len: int) -> bool:
-    return common_prefix_len(whole, front) >= len(front) - opening_len
+def _without_opening(piece: TokenIds, opening: TokenIds) -> TokenIds:
+    """Without its last ids, as far as they are the opening's."""
+    foreign = np.flatnonzero(~np.isin(piece[max(len(piece) - len(opening), 0) :], opening))
+    num_kept = max(len(piece) - len(opening), 0) + (int(foreign[-1]) + 1 if len(foreign) else 0)
+    return piece[:num_kept]
 
 
 def _same(a: TokenIds, b: TokenIds) -> bool:

@@ -61,6 +61,6 @@ async def _as_rendered(
         tail, _ = await tails.after(reply, [follows])
         added.append(tail)
         whole = await rendered(engine, messages, tools, {})
-        if difference(whole, front, added, await tails.opening_len()) is not None:
+        if difference(whole, front, added, await tails.opening()) is not None:
             return False
     return True

@@ -58,7 +58,7 @@ class Tails:
         """Stands before the stand-in turn."""
         self._appends_user_turns: bool | None = None
         self._closing: TokenIds | None = None
-        self._opening_len: int | None = None
+        self._opening: TokenIds | None = None
         self._needs_calls: bool | None = None
         """The template writes tool results otherwise after calls than after text."""
 
@@ -104,16 +104,16 @@ class Tails:
         if self._closing is None:
             try:
                 after_turn = await self._common_suffix((), (Text("one"),), (Text("two"),))
-                length = len(after_turn) - await self.opening_len()
+                length = len(after_turn) - len(await self.opening())
             except EngineRefused:
                 after_turn, length = token_ids(), 0
             self._closing = after_turn[: max(length, 0)]
         return self._closing
 
-    async def opening_len(self) -> int:
-        """Ids of a generation prompt. Of a template that always writes one: those that it takes back once a reply
-        follows. Raises: EngineRefused."""
-        if self._opening_len is None:
+    async def opening(self) -> TokenIds:
+        """The ids of a generation prompt: [T]. Of a template that always writes one: those that it takes back once a
+        reply follows. Raises: EngineRefused."""
+        if self._opening is None:
             with_prompt, without, other = await asyncio.gather(
                 self._engine.render((_USER,), self._tools, self._template_kwargs),
                 self._engine.render((_USER,), self._tools, self._template_kwargs, add_generation_prompt=False),
@@ -125,8 +125,8 @@ class Tails:
                 taken_back = len(with_prompt) - common_prefix_len(with_prompt, replied)
                 is_behind_text = taken_back <= common_prefix_len(with_prompt[::-1], other[::-1])
                 length = taken_back if is_behind_text else 0
-            self._opening_len = length
-        return self._opening_len
+            self._opening = with_prompt[len(with_prompt) - length :]
+        return self._opening
 
     async def drops_thinking(self, new: Sequence[Message]) -> bool:
         """Whether the thinking of a turn is no longer in the prompt after `new`. Raises: EngineRefused."""

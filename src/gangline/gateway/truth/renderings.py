@@ -174,5 +174,5 @@ class CheckedStitcher:
         while at.certificate.prompt_source == "stitched" and at.parent_id is not None:
             added.append(at.prompt_suffix_ids)
             at = self._tree[at.parent_id]
-        opening_len = await self._stitcher.tails(call, place.branch_key).opening_len()
-        return difference(whole, self._tree.prompt_ids(at), added[::-1], opening_len)
+        opening = await self._stitcher.tails(call, place.branch_key).opening()
+        return difference(whole, self._tree.prompt_ids(at), added[::-1], opening)
