@@ -108,5 +108,7 @@ def keeps_sampled_turns(pieces: Sequence[str], expected: str, opening: str) -> b
 
 
 def _without_opening(piece: str, opening: str) -> str:
-    longest = max((n for n in range(len(opening) + 1) if piece.endswith(opening[:n])), default=0)
-    return piece[: len(piece) - longest]
+    """Without the end that the two have in common."""
+    pairs = zip(reversed(piece), reversed(opening), strict=False)
+    common = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(piece), len(opening)))
+    return piece[: len(piece) - common]
