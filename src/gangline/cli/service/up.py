@@ -13,7 +13,7 @@ from gangline.cli.options.settings import UP, with_settings
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.output import JsonOption, console, log_to_stderr, notes, print_json
 from gangline.client import running
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
 
 __all__ = ["plan_of", "register"]
@@ -128,10 +128,11 @@ async def _say_what_templates_lack(live: running.Running) -> None:
     from gangline.client.node import NodeClient
 
     for url in live.node_urls:
-        async with NodeClient(url, live.control_token) as client:
-            for one in await client.backends():
-                for lack in one.template_lacks:
-                    notes().print(f"{one.model}: {lack}", style="yellow", markup=False, soft_wrap=True)
+        with contextlib.suppress(GanglineError):  # a node that has just died is started again, and says it in its views
+            async with NodeClient(url, live.control_token) as client:
+                for one in await client.backends():
+                    for lack in one.template_lacks:
+                        notes().print(f"{one.model}: {lack}", style="yellow", markup=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:
