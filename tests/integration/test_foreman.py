@@ -227,8 +227,7 @@ async def test_an_end_that_is_cancelled_keeps_no_socket() -> None:
     await asyncio.sleep(0)
     foreman.rest(supervisor)  # its command has ended while the foreman was let go
     ending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await ending
+    await asyncio.wait({ending})  # the foreman may have been quicker
     assert not supervisor.is_ready
     assert not foreman.alive
 

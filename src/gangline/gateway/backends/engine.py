@@ -80,10 +80,14 @@ class PooledEngine:
                 return
             except EngineUnavailable as error:
                 is_lost = await self._pool.is_lost(backend)
-                if started or not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
-                    raise (error if started else await _named(backend, fitted.call, error)) from error
+                if started:
+                    raise
+                if not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
+                    await _raise_if_of_template(backend, fitted.call, error)
+                    raise
             except EngineRefused as error:
-                raise await _named(backend, fitted.call, error) from error
+                await _raise_if_of_template(backend, fitted.call, error)
+                raise
 
     async def render(
         self,
@@ -141,7 +145,8 @@ class PooledEngine:
         try:
             reply = await backend.engine.chat(fitted)
         except (EngineRefused, EngineUnavailable) as error:
-            raise await _named(backend, fitted.call, error) from error
+            await _raise_if_of_template(backend, fitted.call, error)
+            raise
         if changes:
             reply = msgspec.structs.replace(reply, metadata=reply.metadata | changes)
         if is_known:
@@ -162,27 +167,29 @@ class PooledEngine:
         return {"backend_replaced": moves} if moves else {}
 
 
-async def _named(backend: Backend, call: ModelCall, error: EngineError) -> EngineError:
-    """A refusal of the chat template's as such: the engine renders a plain conversation, and not this one. vLLM and
-    SGLang answer 400 or 500 to a template's error, and 400 to a mistake of the client's."""
+async def _raise_if_of_template(backend: Backend, call: ModelCall, error: EngineError) -> None:
+    """Raises: MessagesRefused for a refusal of the chat template's: the engine renders a plain conversation, and not
+    this one. vLLM and SGLang answer 400 or 500 to a template's error, and 400 to a mistake of the client's."""
     if error.details.get("status") not in _OF_TEMPLATES or not backend.capabilities.renders or has_media(call.messages):
-        return error
+        return
     try:
         await backend.engine.render(_PLAIN, (), call.template_kwargs)
     except EngineError:
-        return error
+        return
     try:
         await backend.engine.render(call.messages, call.tools, call.template_kwargs)
     except EngineError as refused:
         if refused.details.get("status") not in _OF_TEMPLATES:
-            return error
-        return MessagesRefused(
-            f"{refused.message}. The model's chat template takes other messages, so neither the agent nor its request "
-            "is at fault: serve the model with another template, or use another harness. `gangline harness check "
-            "HARNESS --tokenizer DIR` shows which go together.",
-            status=400,
-        )
-    return error
+            return
+        why = refused.message
+    else:
+        return
+    raise MessagesRefused(
+        f"{why}. The model's chat template takes other messages, so neither the agent nor its request is at fault: "
+        "serve the model with another template, or use another harness. `gangline harness check HARNESS --tokenizer "
+        "DIR` shows which go together.",
+        status=400,
+    ) from error
 
 
 def _of_unknown_weights(part: PartT) -> PartT:
