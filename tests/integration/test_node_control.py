@@ -64,7 +64,7 @@ async def test_a_session_goes_on_with_the_engine_that_replaces_its_own(node: Run
         assert [view.backend_id for view in await node.client.backends()] == [added.backend_id]
         assert await node.ask("GET", f"/v1/backends/{added.backend_id}") == (
             200,
-            msgspec.to_builtins((await node.client.backends())[0]),
+            msgspec.json.decode(msgspec.json.encode((await node.client.backends())[0])),
         )
 
 
