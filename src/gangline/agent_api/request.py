@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gangline.dialects.responses.request import RESPONSES_FIELDS, parse_responses_count
-from gangline.domain.conversation import ModelCall, Text, message_text
+from gangline.domain.conversation import ModelCall, Text, ThinkingWish, message_text
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["read_task"]
@@ -44,6 +44,7 @@ def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_what_is_lost(call: ModelCall) -> None:
     """Raises: InvalidRequest."""
     lost = [name for name in call.dropped if name not in RESPONSES_FIELDS.dropped and not name.startswith("include")]
+    lost += [] if call.thinking == ThinkingWish() else ["reasoning.effort"]
     said = [part for message in call.messages for part in message.parts]
     reasons = {
         "tools: the agent has tools of its own, and cannot call those of a request": call.tools,

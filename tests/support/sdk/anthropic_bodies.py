@@ -17,6 +17,7 @@ from gangline.domain.conversation import (
     SamplingParams,
     Text,
     Thinking,
+    ThinkingWish,
     ToolCall,
     ToolChoice,
     ToolDefinition,
@@ -47,8 +48,8 @@ def request_body(call: ModelCall) -> dict[str, Any]:
         body["output_config"] = {
             "format": {"type": "json_schema", "schema": call.response_format["json_schema"]["schema"]}
         }
-    if call.template_kwargs.get("enable_thinking") is False:
-        body["thinking"] = {"type": "disabled"}
+    if call.thinking.is_on is not None:
+        body["thinking"] = {"type": "adaptive" if call.thinking.is_on else "disabled"}
     return body
 
 
@@ -178,5 +179,5 @@ def calls(draw: st.DrawFn) -> ModelCall:
         ),
         stream=draw(st.booleans()),
         response_format=None if schema is None else wrapped,
-        template_kwargs=draw(st.sampled_from([{}, {"enable_thinking": False}])),
+        thinking=ThinkingWish(is_on=draw(st.sampled_from([None, True, False]))),
     )
