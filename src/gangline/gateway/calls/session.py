@@ -57,7 +57,7 @@ def key_digest(key: str) -> bytes:
 
 
 def _tier(capture: CaptureSpec, ledger: Ledger, renderings: Renderings, engine: Engine) -> PromptTier:
-    """Of one engine, which learns here the ids of the session's calls."""
+    """For one engine, which learns here the ids of the session's calls."""
     if isinstance(engine, PooledEngine):
         engine.engine_ids = ledger.engine_call_ids
     stitcher = Stitcher(engine, ledger.tree, capture.thinking)
