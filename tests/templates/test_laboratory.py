@@ -21,8 +21,8 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 def test_a_recording_names_no_machine_and_no_user(name: str) -> None:
     text = PAGES[name]
     assert len(text) < 100_000
-    own = {socket.gethostname(), getpass.getuser()} - {"vm", "root", "user", "localhost"}
-    found = re.findall(r"/root\b|/work/|\.tools\b|gls-\w+|sk-\w{8,}|\b(?:\d{1,3}\.){3}\d{1,3}\b", text)
+    own = {socket.gethostname(), getpass.getuser(), str(FOLDER.parents[2])} - {"vm", "root", "user", "localhost"}
+    found = re.findall(r"/root\b|\.tools\b|gls-\w+|sk-\w{8,}|\b(?:\d{1,3}\.){3}\d{1,3}\b", text)
     assert [*found, *(one for one in own if re.search(rf"\b{re.escape(one)}\b", text))] == []
 
 
@@ -36,10 +36,10 @@ def test_the_tokenizer_reads_what_it_writes() -> None:
 
 def test_turns_alone_may_be_written_otherwise() -> None:
     pieces = ["A:<p>", "B:<p>", "C:<p>"]
-    assert keeps_sampled_turns(pieces, "A:oneB:twoC:<p>", 3)
-    assert not keeps_sampled_turns(pieces, "A:oneX:twoC:<p>", 3)
-    assert not keeps_sampled_turns(pieces, "S A:oneB:twoC:<p>", 3)
-    assert not keeps_sampled_turns(["A:<p>"], "B:<p>", 3)
+    assert keeps_sampled_turns(pieces, "A:oneB:twoC:<p>", "<p>")
+    assert not keeps_sampled_turns(pieces, "A:oneX:twoC:<p>", "<p>")
+    assert not keeps_sampled_turns(pieces, "S A:oneB:twoC:<p>", "<p>")
+    assert not keeps_sampled_turns(["A:<p>"], "B:<p>", "<p>")
 
 
 @pytest.mark.parametrize(
