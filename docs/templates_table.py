@@ -98,7 +98,8 @@ def _checks() -> str:
         "`gangline harness check` of each program, with Qwen3's tokenizer and the template: four calls, of which three",
         "use tools. A cell has the rows of the conversation, and of its later calls those whose context is exact. The",
         "scripted model writes calls as Hermes does: a template that closes its own form of call before the results",
-        "(MiniMax M2) cannot go on from those, so there each call is a row of its own.\n",
+        "(MiniMax M2) cannot go on from those, so there each call is a row of its own. Measured on 2026-11-29, before",
+        "prompts were compared with the template's rendering; `make check-templates` measures anew.\n",
         f"| family | template | {' | '.join(names)} |",
         "|---" * (len(names) + 2) + "|",
     ]

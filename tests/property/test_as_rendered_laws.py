@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.task import CaptureSpec
+from gangline.domain.tokens import TokenIds
+from gangline.engines.templates.tails import Tails
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.language.messages import template_messages
@@ -301,3 +303,16 @@ def test_a_template_that_writes_the_history_otherwise_is_followed_or_the_certifi
     assert bool(unlike) == (policy == "stitch")
     assert bool(fallen) == (policy == "fall_back")
     assert {one.cause for one in fallen if one.context == "diverged"} <= {"template_rewrites"}
+
+
+async def test_a_template_without_a_plain_opening_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some refuse a user's message alone, or without a generation prompt."""
+
+    async def refused(_: Tails) -> TokenIds:
+        raise EngineRefused("not without a system message", status=400)
+
+    monkeypatch.setattr(Tails, "opening", refused)
+    talk = Talk(Template(last="newline"), not_as_rendered="stitch", history=_start(system=True))
+    completions = await talk.run([ROUND, ROUND, Turn(text="ok")])
+    assert len(completions) == 3
+    assert any(one.certificate.as_rendered is False for one in completions)

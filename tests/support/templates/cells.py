@@ -9,7 +9,6 @@ session.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -22,14 +21,13 @@ from gangline.domain.conversation import Message, ModelCall, Text, ToolCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import TemplateFacts
 from gangline.engines.templates.probe import probe_template
-from gangline.gateway.backends.engine import PooledEngine
-from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
 from gangline.gateway.calls.reading.body import read_here
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.truth.capture import tool_call_id
 from gangline.gateway.truth.references import resolved
 from gangline.settings.node import CallLimits
+from support.engines.pooled import pooled
 from support.node.proxy import MemoryJournal
 from support.templates import judge
 from support.templates.engine import LaboratoryEngine, Writer
@@ -66,19 +64,6 @@ def _dialect(name: str) -> Any:
     return plugins.made("dialect", name)
 
 
-class _OneBackend:
-    """Implements `Backends`."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    async def backend_of(self, assignment: Assignment) -> Backend:
-        return self._backend
-
-    async def is_lost(self, backend: Backend) -> bool:
-        return False
-
-
 class Bench:
     """One template, probed once, for all recordings."""
 
@@ -98,7 +83,7 @@ class Bench:
         engine = LaboratoryEngine(self.writer, takes_ids=route == "ids", template=self.facts)
         session = ModelSession(
             SessionSpec(session_id="s", attempt=1, key="k", retry_grace_s=0.0),
-            await self._pooled(engine),
+            await pooled(engine),
             MemoryJournal(),
         )
         cell = Cell(self.name, name, route)
@@ -124,20 +109,6 @@ class Bench:
             ids |= {tool_call_id(key, 0, index): one.call_id for index, one in enumerate(calls)}
         await session.fence("over")
         return cell
-
-    async def _pooled(self, engine: LaboratoryEngine) -> PooledEngine:
-        backend = Backend(
-            backend_id="b",
-            number=0,
-            spec=BackendSpec("http://laboratory"),
-            engine=engine,
-            capabilities=await engine.probe(),
-            identity={},
-            is_near=True,
-            state="healthy",
-            since=time.time(),
-        )
-        return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend))
 
     def _known_before(self, call: ModelCall) -> list[str]:
         """Why the facts say, before any session, that a run with these tools is not served."""

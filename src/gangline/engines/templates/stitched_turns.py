@@ -8,7 +8,8 @@ from gangline.domain.conversation import Message, Text, ToolCall, ToolDefinition
 from gangline.domain.errors import EngineRefused
 from gangline.domain.tokens import TokenIds
 from gangline.engines.templates.as_rendered import difference
-from gangline.engines.templates.tails import CannotStitch, Renders, Tails, rendered
+from gangline.engines.templates.renderings import Renders
+from gangline.engines.templates.tails import CannotStitch, Tails, rendered
 
 __all__ = ["tool_turns_as_rendered", "user_turns_as_rendered"]
 

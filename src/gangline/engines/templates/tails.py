@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,8 +18,9 @@ from gangline.domain.completion import DivergenceCause
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
+from gangline.engines.templates.renderings import Renders
 
-__all__ = ["CannotStitch", "Renders", "Tails", "answers_calls"]
+__all__ = ["CannotStitch", "Tails", "answers_calls", "rendered"]
 
 _USER = Message("user", (Text("x"),))
 _OTHER_USER = Message("user", (Text("y"),))
@@ -33,18 +34,6 @@ class CannotStitch(Exception):
         self.reason = reason
         self.cause: DivergenceCause | None = cause
         """Why the engine's rendering will differ from the parent's context, where that is known beforehand."""
-
-
-class Renders(Protocol):
-    """The part of `Engine` that is needed."""
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] = (),
-        template_kwargs: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> TokenIds: ...
 
 
 class Tails:

@@ -18,7 +18,7 @@ from gangline.domain.completion import CompletionTree, DivergenceCause
 from gangline.domain.conversation import ModelCall, ToolCall
 from gangline.domain.errors import ContextOverflow, EngineRefused
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import Engine
 from gangline.engines.fields import has_media
 from gangline.engines.templates.as_rendered import difference
@@ -174,5 +174,8 @@ class CheckedStitcher:
         while at.certificate.prompt_source == "stitched" and at.parent_id is not None:
             added.append(at.prompt_suffix_ids)
             at = self._tree[at.parent_id]
-        opening = await self._stitcher.tails(call, place.branch_key).opening()
+        try:
+            opening = await self._stitcher.tails(call, place.branch_key).opening()
+        except EngineRefused:  # the template renders no user's message alone: then nothing is passed over
+            opening = token_ids()
         return difference(whole, self._tree.prompt_ids(at), added[::-1], opening)
