@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,28 @@ async def test_a_server_has_so_many_event_streams_and_no_more(tmp_path: Path, mo
 async def status_of(http: aiohttp.ClientSession, url: str) -> int:
     async with http.get(url) as response:
         return response.status
+
+
+def an_application() -> AbstractAsyncContextManager[tuple[str, int]]:
+    return listening(web.Application(), shutdown_s=1, host="127.0.0.1", port=0)
+
+
+@asynccontextmanager
+async def an_engine() -> AsyncGenerator[tuple[str, int], None]:
+    async with scripted_server({"default": {"text": "x"}}) as engine:
+        host, port = engine.removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+@pytest.mark.parametrize("serves", [an_application, an_engine])
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_that_comes_at_the_last_moment_is_closed(
+    serves: Callable[[], AbstractAsyncContextManager[tuple[str, int]]], turns: int
+) -> None:
+    async with serves() as address:
+        client = socket.create_connection(address)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):  # of one that nobody had accepted
+        client.settimeout(10)
+        assert client.recv(1) == b""

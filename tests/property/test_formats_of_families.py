@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -353,13 +354,20 @@ def test_calls_are_read_back_as_the_template_wrote_them(name: str, data: st.Data
 @patient
 @given(data=st.data(), at=cuts)
 def test_a_call_that_is_read_wrongly_is_never_ok(name: str, data: st.DataObject, at: list[int]) -> None:
-    """Values have the format's own tags in them. Where two calls are written alike, no reader can tell them apart."""
+    """Values have the format's own tags in them. Where two calls are written alike, no reader can tell them apart.
+
+    Nor where they differ in the white space between tags alone: models leave it out, so it is read as if it were there.
+    """
     calls = data.draw(calls_of([*TAME, *tags(name)], name))
     text = told(name, calls)
     found, status, shown = read(name, text, at)
     assert (found, status, shown) == read(name, text, [])
     if status == "ok":
-        assert found == without_nulls(name, calls) or told(name, found) == text, text
+        assert found == without_nulls(name, calls) or closed_up(told(name, found)) == closed_up(text), text
+
+
+def closed_up(text: str) -> str:
+    return re.sub(r">\s+<", "><", text)
 
 
 @pytest.mark.parametrize("name", ALL)

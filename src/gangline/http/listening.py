@@ -34,11 +34,13 @@ from gangline.http.connections import Connection, Shape, numbered, with_request_
 from gangline.http.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.http.problems import problem_body, problem_response
 
-__all__ = ["LIMITS", "ListenLimits", "listening", "port_unavailable", "read_body", "read_pieces"]
+__all__ = ["LIMITS", "ListenLimits", "accepting", "listening", "port_unavailable", "read_body", "read_pieces"]
 
 log = logging.getLogger("gangline.http.listening")
 
 _BACKLOG = 1024
+_ACCEPT_TURNS = 4
+"""Of the event loop: from an accepted connection to its protocol's `connection_made`, and one more."""
 
 
 _http_log = logging.getLogger("gangline.http")
@@ -108,21 +110,45 @@ async def listening(
     try:
         assert runner.server is not None
         door.open(runner.server)
-        try:
-            server = await asyncio.get_running_loop().create_server(door, backlog=_BACKLOG, **address)
-        except OSError as error:
-            at = address["sock"].getsockname() if "sock" in address else (address["host"], address["port"])
-            raise port_unavailable(error, *at[:2]) from error
-        for listener in server.sockets if hasattr(socket, "TCP_USER_TIMEOUT") else ():
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.answer_idle_s * 1000))
-        watch = asyncio.create_task(door.watch_heads(limits.head_s), name="heads")
-        try:
-            yield server.sockets[0].getsockname()[:2]
-        finally:
-            watch.cancel()
-            server.close()
+        async with accepting(door, **address) as listeners:
+            for listener in listeners if hasattr(socket, "TCP_USER_TIMEOUT") else ():
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.answer_idle_s * 1000))
+            watch = asyncio.create_task(door.watch_heads(limits.head_s), name="heads")
+            try:
+                yield listeners[0].getsockname()[:2]
+            finally:
+                watch.cancel()
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def accepting(
+    protocol: Callable[[], asyncio.BaseProtocol], **address: Any
+) -> AsyncGenerator[Sequence[asyncio.trsock.TransportSocket]]:
+    """Accept connections inside the block. Afterwards each that was accepted has its protocol.
+
+    asyncio makes that in a later turn of the event loop. A connection whose listener has gone by then stays open,
+    without an owner.
+
+    address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        server = await loop.create_server(protocol, backlog=_BACKLOG, **address)
+    except OSError as error:
+        at = address["sock"].getsockname() if "sock" in address else (address["host"], address["port"])
+        raise port_unavailable(error, *at[:2]) from error
+    try:
+        yield server.sockets
+    finally:
+        for listener in server.sockets:
+            loop.remove_reader(listener)
+        try:
+            for _ in range(_ACCEPT_TURNS):
+                await asyncio.sleep(0)
+        finally:
+            server.close()
 
 
 def port_unavailable(error: OSError, host: str, port: int) -> PortUnavailable:

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import GanglineError, PortUnavailable
-from gangline.http.listening import port_unavailable
+from gangline.http.listening import accepting
 from gangline.http.same_origin import OwnNames, is_loopback, require_json
 from gangline.language.messages import template_messages
 from gangline.language.parsing.detect import detect_parsers
@@ -82,12 +82,10 @@ async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise port_unavailable(error, host, port) from error
-        bound_port: int = runner.addresses[0][1]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
+        assert runner.server is not None
+        async with accepting(runner.server, host=host, port=port) as listeners:
+            bound_port: int = listeners[0].getsockname()[1]
+            yield f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
     finally:
         await runner.cleanup()
 

@@ -29,6 +29,7 @@ from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from gangline.http.listening import accepting
 from support.engines.tiny_vision import IMAGE_ID, load_model
 
 __all__ = ["VisionEngine", "logprobs_of", "vision_engine"]
@@ -233,7 +234,8 @@ async def vision_engine(engine: VisionEngine) -> AsyncGenerator[str]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        assert runner.server is not None
+        async with accepting(runner.server, host="127.0.0.1", port=0) as listeners:
+            yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
     finally:
         await runner.cleanup()

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from gangline.http.listening import accepting
+
 __all__ = ["Handler", "serving"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -18,9 +20,9 @@ async def serving(handler: Handler, host: str = "127.0.0.1") -> AsyncGenerator[s
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=2)
     await runner.setup()
-    site = web.TCPSite(runner, host, 0)
-    await site.start()
     try:
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        assert runner.server is not None
+        async with accepting(runner.server, host=host, port=0) as listeners:
+            yield f"http://{host}:{listeners[0].getsockname()[1]}"
     finally:
         await runner.cleanup()

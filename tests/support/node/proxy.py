@@ -16,6 +16,7 @@ from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.http.listening import accepting
 from gangline.serving.scripted.server import scripted_server
 
 _OF_PROXY = ("dialects", "limits", "readers", "keep_alive_s", "body_idle_s")
@@ -59,8 +60,9 @@ async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        assert runner.server is not None
+        async with accepting(runner.server, host="127.0.0.1", port=0) as listeners:
+            yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
     finally:
         await runner.cleanup()
 
