@@ -125,7 +125,7 @@ async def listening(
 @asynccontextmanager
 async def accepting(
     protocol: Callable[[], asyncio.BaseProtocol], **address: Any
-) -> AsyncGenerator[Sequence[asyncio.trsock.TransportSocket]]:
+) -> AsyncGenerator[Sequence[socket.socket]]:
     """Accept connections inside the block. Afterwards each that was accepted has its protocol.
 
     asyncio makes that in a later turn of the event loop. A connection whose listener has gone by then stays open,

@@ -53,8 +53,10 @@ def write_tokenizer(template: str, folder: Path) -> None:
     tokenizer.add_tokens([one for one in tokens if _TAG.fullmatch(one)])
     tokenizer.add_tokens([one for one in tokens if not _TAG.fullmatch(one)], special_tokens=True)
     tokenizer.chat_template = template
-    tokenizer.eos_token = writer.call_end  # the scripted engine ends all turns with one id; most are calls
+    tokenizer.eos_token = writer.text_end
     tokenizer.save_pretrained(folder)
+    ends = tokenizer.convert_tokens_to_ids([writer.text_end, writer.call_end])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), encoding="utf-8")
 
 
 def main(families: list[str]) -> None:

@@ -65,17 +65,14 @@ async def serve(
         await asyncio.Event().wait()
 
 
-WRITTEN = Parsers(tools="hermes", thinking="qwen3")
-"""The formats that replies are written in."""
-
-
 @asynccontextmanager
 async def scripted_server(
-    script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny", parsers: Parsers = WRITTEN
+    script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny", parsers: Parsers | None = None
 ) -> AsyncGenerator[str, None]:
     """A running scripted engine on a free loopback port; gives its base URL (without `/v1`).
 
-    parsers: formats that it parses in its replies; `Parsers()` leaves parsing to the client.
+    parsers: formats that it parses in its replies, those that it writes unless given; `Parsers()` leaves parsing to
+        the client.
     """
     checked = script if isinstance(script, Script) else Script.model_validate(script)
     opened = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -84,10 +81,11 @@ async def scripted_server(
 
 
 def create_scripted_app(
-    sampler: ScriptedSampler, parsers: Parsers = WRITTEN, names: OwnNames | None = None
+    sampler: ScriptedSampler, parsers: Parsers | None = None, names: OwnNames | None = None
 ) -> web.Application:
     """The engine routes over `sampler`, with the faults of its script. Without a tool parser it refuses tools that may
     be called, as vLLM does."""
+    parsers = sampler.parsers if parsers is None else parsers
     app = create_app(sampler, parsers=parsers, read_body=read_faulty_body, names=names)
     app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
     if parsers.tools is None:
@@ -116,6 +114,7 @@ class ScriptedSampler:
         self.returns_masks = False
         self.weight_version = script.weight_version
         self._encoder = ReplyEncoder(tokenizer)
+        self.parsers = self._encoder.parsers
         self._admits = _set_event()
         self._flows = _set_event()
         self._is_idle = _set_event()
@@ -208,7 +207,7 @@ class ScriptedSampler:
             return "stop"
         if not is_last:
             return None
-        return "stop" if token_id == self._encoder.end_of_turn_id else "length"
+        return "stop" if token_id in self.tokenizer.eos_ids else "length"
 
 
 async def _sleep(delay_s: float, aborted: asyncio.Event) -> None:

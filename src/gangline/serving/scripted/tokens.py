@@ -1,15 +1,23 @@
-"""A scripted reply as token ids, in the format that the served tokenizer's models use."""
+"""A scripted reply as token ids, in the format that the served tokenizer's models use.
+
+Hermes's format, but where the chat template writes calls in another that is known here: then the reply is the turn that
+the template writes.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Sequence
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.tokens import common_prefix_len, token_ids
 from gangline.language.contract import ChatTokenizer
-from gangline.language.parsing.detect import opens_thinking
+from gangline.language.parsing.detect import detect_parsers, opens_thinking
+from gangline.language.parsing.parser import Parsers
+from gangline.language.parsing.thinking import THINK_TAGS
 from gangline.serving.scripted.script import CallTool, Reply
 
 __all__ = ["ReplyEncoder", "scripted_logprob"]
@@ -17,6 +25,8 @@ __all__ = ["ReplyEncoder", "scripted_logprob"]
 _NUM_BYTE_CANDIDATES = 1024
 """Byte-level vocabularies have their bytes among the first ids, after a few special tokens."""
 
+_HERMES = Parsers(tools="hermes", thinking="qwen3")
+_USER = {"role": "user", "content": "x"}
 _TAGS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
@@ -30,17 +40,56 @@ class ReplyEncoder:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
+        detected = detect_parsers(tokenizer)
+        self.parsers = _HERMES if detected.tools in (None, "hermes") else detected
+        """The formats that replies are written in."""
         self.end_of_turn_id = _end_of_turn(tokenizer)
         self._byte_ids: dict[int, int] | None = None
 
     def encode(self, reply: Reply, calls: Sequence[CallTool], prompt_ids: Sequence[int]) -> list[int]:
         """Ids of the whole reply, end of turn included unless the reply ends for length."""
+        turn = None if reply.split or self.parsers is _HERMES else self._turn(reply, calls, prompt_ids)
+        ids, end = turn or (self._ids(self._pieces(reply, calls, prompt_ids), reply.split), self.end_of_turn_id)
+        return ids if ids and reply.finish == "length" else [*ids, end]
+
+    def _turn(self, reply: Reply, calls: Sequence[CallTool], prompt_ids: Sequence[int]) -> tuple[list[int], int] | None:
+        """The turn as the chat template writes it, and its end. None where the template refuses it."""
+        tools, message, after = _as_messages(reply, calls)
+        try:
+            prompt = self._tokenizer.render([_USER], tools=tools)
+            written = self._tokenizer.render([_USER, message], tools=tools, add_generation_prompt=False)
+        except InvalidRequest:
+            return None
+        text = self._tokenizer.decode(written[common_prefix_len(token_ids(prompt), token_ids(written)) :])
+        if self.parsers.thinking in THINK_TAGS:
+            opens, closes = THINK_TAGS[self.parsers.thinking]
+            shown = self._tokenizer.decode(prompt_ids[-8:]).rstrip()
+            if shown.endswith((opens.rstrip(), closes.rstrip())):
+                text = text.partition(closes)[2].lstrip() or text
+            if shown.endswith(opens.rstrip()):
+                text = f"{reply.thinking or ''}\n{closes}\n\n{text}"
+        ids = self._tokenizer.encode(text)
+        ends = [at for at, token_id in enumerate(ids) if token_id in self._tokenizer.eos_ids]
+        return (
+            (ids[: ends[-1]], ids[ends[-1]]) if ends else (ids, self._opener(written, [_USER, message, after], tools))
+        )
+
+    def _opener(
+        self, written: Sequence[int], messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> int:
+        """What opens the next message ends the turn in some families."""
+        with suppress(InvalidRequest):
+            longer = self._tokenizer.render(messages, tools=tools, add_generation_prompt=False)
+            if len(longer) > len(written) and longer[len(written)] in self._tokenizer.eos_ids:
+                return longer[len(written)]
+        return self.end_of_turn_id
+
+    def _pieces(self, reply: Reply, calls: Sequence[CallTool], prompt_ids: Sequence[int]) -> list[str]:
         pieces = [*self._thinking(reply.thinking, prompt_ids), reply.text]
         for number, call in enumerate(calls):
             body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
             pieces += ["\n" if number or reply.text else "", "<tool_call>", f"\n{body}\n", "</tool_call>"]
-        ids = self._ids(pieces, reply.split)
-        return ids if ids and reply.finish == "length" else [*ids, self.end_of_turn_id]
+        return pieces
 
     def _thinking(self, thinking: str | None, prompt_ids: Sequence[int]) -> list[str]:
         if opens_thinking(self._tokenizer, prompt_ids):
@@ -67,6 +116,25 @@ class ReplyEncoder:
             self._byte_ids = _learn_byte_ids(self._tokenizer)
         known = self._byte_ids
         return [known[byte] for byte in text.encode() if byte in known]
+
+
+def _as_messages(
+    reply: Reply, calls: Sequence[CallTool]
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any], dict[str, Any]]:
+    """The tools that are called, the reply, and what might come next, as chat templates take them."""
+    names = {call.name: None for call in calls}
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": n, "description": n, "parameters": parameters}} for n in names
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+    if not calls:
+        return None, message, _USER
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    message["tool_calls"] = [
+        {"id": f"call{at:05d}", "type": "function", "function": one} for at, one in enumerate(functions)
+    ]
+    return tools, message, {"role": "tool", "tool_call_id": "call00000", "name": calls[0].name, "content": "x"}
 
 
 def _end_of_turn(tokenizer: ChatTokenizer) -> int:
