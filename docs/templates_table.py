@@ -96,10 +96,11 @@ def _checks() -> str:
     lines = [
         "\n## Agent programs over a template of each family\n",
         "`gangline harness check` of each program, with Qwen3's tokenizer and the template: four calls, of which three",
-        "use tools. A cell has the rows of the conversation, and of its later calls those whose context is exact. The",
-        "scripted model writes calls as Hermes does: a template that closes its own form of call before the results",
-        "(MiniMax M2) cannot go on from those, so there each call is a row of its own. Measured on 2026-11-29, before",
-        "prompts were compared with the template's rendering; `make check-templates` measures anew.\n",
+        "use tools. The scripted model writes each turn as the family's template does. A cell has the rows of the",
+        "conversation; of its later calls those whose context is exact; of the stitched ones those that are the",
+        "template's own rendering; and reasons where there are any. Gemma 4's template moves a text behind the call",
+        "that it came with, so there a call with a text begins a new row. Measured on 2026-11-29;",
+        "`make check-templates` measures anew.\n",
         f"| family | template | {' | '.join(names)} |",
         "|---" * (len(names) + 2) + "|",
     ]
@@ -113,6 +114,9 @@ def _checked(report: dict[str, Any]) -> str:
     contexts: dict[str, int] = report["contexts"]
     exact, diverged = (contexts.get(one, 0) for one in ("exact", "diverged"))
     rows = sum(chain != "side" for chain in report["chains"])
-    causes = ", ".join(report["causes"])
-    said = f"{rows} row{'s' * (rows != 1)}, {exact} of {exact + diverged} exact" + (f" ({causes})" if causes else "")
+    stitched = sum(report["renderings"].values())
+    rendered = report["renderings"].get("as_rendered", 0)
+    reasons = "; ".join(one.replace("|", "\\|") for one in (*report["causes"], *report["fallbacks"]))
+    said = f"{rows} row{'s' * (rows != 1)}, {exact} of {exact + diverged} exact"
+    said += f", {rendered} of {stitched} as rendered" * bool(stitched) + f" ({reasons})" * bool(reasons)
     return said if report["ok"] else f"**failed**, {said}"

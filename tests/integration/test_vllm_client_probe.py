@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gangline.domain.conversation import (
     Document,
@@ -23,10 +26,14 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.template_told import lacks, told
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.engines.vllm.engine import VllmEngine
-from gangline.serving.scripted.server import scripted_server
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 
 @asynccontextmanager
@@ -54,6 +61,35 @@ async def test_a_probe_finds_what_the_engine_can_do() -> None:
         assert found.reports_versions
         assert found.logprob_kind == "raw"  # the script's log-probs know nothing of top_k
         assert await engine.capabilities() is found
+
+
+@web.middleware
+async def without_ends(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """As an engine answers that samples ends of turn, and reports none."""
+    response = await handler(request)
+    if request.path.endswith("/chat/completions") and isinstance(response, web.Response):
+        body = json.loads(cast("bytes", response.body))
+        for choice in body["choices"]:
+            if choice["finish_reason"] == "stop":
+                del choice["token_ids"][-1], choice["logprobs"]["content"][-1]
+        return web.json_response(body)
+    return response
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(("text", "ended"), [("hi", True), ("", True), ("a long reply " * 9, False)])
+async def test_a_probe_sees_whether_ids_have_the_end_of_turn(text: str, ended: bool, ends: bool) -> None:
+    script = Script.model_validate({"default": {"text": text}})
+    app = create_scripted_app(ScriptedSampler(script, TinyTokenizer()))
+    app.middlewares.extend([] if ends else [without_ends])
+    async with serving(app) as url:
+        engine = VllmEngine(url)
+        facts = (await engine.probe()).template
+        await engine.close()
+    assert facts.reports_ends is (ends if ended else None)
+    is_told = ended and not ends
+    assert ("the engine leaves ends of turns out of its ids" in told(facts)) is is_told
+    assert any("leaves the end of turn out" in one for one in lacks(facts)) is is_told
 
 
 async def test_log_probs_of_the_sampled_distribution_are_called_processed() -> None:

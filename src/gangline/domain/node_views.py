@@ -119,6 +119,8 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     message where the template takes one. Where they are not, every such call is compared."""
     tool_turns_as_rendered: bool | None = None
     """Likewise of prompts after the results of tools, over two rounds of calls."""
+    reports_ends: bool | None = None
+    """Whether the ids of a turn that ended by itself have its end, as the engine reports them."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

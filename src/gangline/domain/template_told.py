@@ -36,6 +36,7 @@ _SAID: dict[str, tuple[str, str]] = {
     "takes_calls_without_results": ("", "takes no calls without their results"),
     "takes_text_and_thinking_with_calls": ("", "takes no text and thinking with a call"),
     "prints_call_ids": ("prints ids of calls", ""),
+    "reports_ends": ("", "the engine leaves ends of turns out of its ids"),
 }
 """Field -> words where it is true, and where it is false; empty: nothing to say."""
 
@@ -85,6 +86,11 @@ def lacks(facts: TemplateFacts) -> list[str]:
         )
     if facts.keeps_thinking is False and facts.renders_current_thinking is not False:  # one that never has any
         found.append(_of_stripped_thinking(facts))
+    if facts.reports_ends is False:
+        found.append(
+            "the engine leaves the end of turn out of its token ids, so rows lack it, and a model that is trained on "
+            "them does not learn to end its turns. Have the engine report every id that it samples."
+        )
     return found
 
 

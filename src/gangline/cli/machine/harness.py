@@ -186,8 +186,9 @@ def _print(reports: list[CheckReport]) -> None:
     for lack in dict.fromkeys(lack for one in reports for lack in one.template_lacks):
         console().print(f"template: {lack}", style="yellow", markup=False)
     for one in reports:
-        for cause, number in one.causes.items():
-            console().print(f"{one.harness}: {number} x {cause}", markup=False)
+        unlike = {name: number for name, number in one.renderings.items() if name == "not_as_rendered"}
+        for cause, number in (one.causes | one.fallbacks | unlike).items():
+            console().print(f"{one.harness}: {number} x {printable(cause)}", markup=False)
         for problem in one.problems:
             console().print(f"{one.harness}: {printable(problem)}", markup=False)
 

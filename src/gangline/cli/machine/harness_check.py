@@ -44,6 +44,10 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """Roles of the rows, in order."""
     contexts: dict[str, int]
     """first, exact, diverged."""
+    renderings: dict[str, int]
+    """Stitched calls: `as_rendered`, `not_as_rendered`, `not_compared` with the template's rendering."""
+    fallbacks: dict[str, int]
+    """Why calls were not stitched although the engine takes ids."""
     causes: dict[str, int]
     """Reasons why contexts were not exact, and the program's changes to its history."""
     num_side_calls: int
@@ -137,6 +141,8 @@ def _report(harness: str, result: SessionResult) -> CheckReport:
         num_turns=len(result.completions),
         chains=tuple(trace.role for trace in traces),
         contexts=drift.contexts,
+        renderings=drift.renderings,
+        fallbacks=drift.fallbacks,
         causes=drift.causes,
         num_side_calls=roles["side"],
         num_sampled_tokens=drift.num_sampled_tokens,

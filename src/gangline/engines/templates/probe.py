@@ -19,7 +19,9 @@ import msgspec
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len
+from gangline.engines.contract import Engine
 from gangline.engines.templates.choices import probe_choices
+from gangline.engines.templates.ends import reports_ends
 from gangline.engines.templates.renderings import Renderings, Renders, unless_refused
 from gangline.engines.templates.stitched_turns import tool_turns_as_rendered, user_turns_as_rendered
 from gangline.engines.templates.taken_messages import PROBE_TOOL, taken_messages
@@ -67,8 +69,13 @@ _BY_TEMPLATE: tuple[tuple[tuple[Message, ...], tuple[ToolDefinition, ...], dict[
 )
 
 
-async def probe_template(engine: Renders) -> TemplateFacts:
-    """Empty where the engine has no route for it. Raises: EngineUnavailable when it does not answer, or is too busy."""
+async def probe_template(engine: Renders, sampler: Engine | None = None) -> TemplateFacts:
+    """Empty where the engine has no route for it.
+
+    sampler: an engine that takes ids, to sample from.
+
+    Raises: EngineUnavailable when it does not answer, or is too busy.
+    """
     rendered = Renderings(engine)
     (tokenizer, template), (tool_turns, user_turns, keeps, tools, results), taken = await asyncio.gather(
         asyncio.gather(_tokenizer_digest(rendered), _template_digest(rendered)),
@@ -95,6 +102,7 @@ async def probe_template(engine: Renders) -> TemplateFacts:
         refuses_some_tools=await refusal_of_some_tools(engine, rendered),
         user_turns_as_rendered=await unless_refused(user_turns_as_rendered(engine)),
         tool_turns_as_rendered=await unless_refused(tool_turns_as_rendered(engine)),
+        reports_ends=None if sampler is None else await reports_ends(sampler),
     )
     return msgspec.structs.replace(facts, **await probe_choices(engine, rendered, facts))
 

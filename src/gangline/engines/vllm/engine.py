@@ -100,7 +100,7 @@ class VllmEngine:
             logprob_kind=_logprob_kind(values),
             num_ids=await vocabulary_size(self._http, card.id),
             reports_versions=bool(reply.choices[0].version_spans),
-            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self, self if echoed else None),
         )
         return self._capabilities
 

@@ -1,0 +1,37 @@
+"""Whether an engine's ids have the end of a turn: a row without it does not teach a model to end."""
+
+from __future__ import annotations
+
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking
+from gangline.domain.tokens import common_prefix_len
+from gangline.engines.contract import Engine, EngineRequest
+from gangline.engines.templates.renderings import unless_refused
+
+__all__ = ["reports_ends"]
+
+_ASKED = Message("user", (Text("Say: done."),))
+_MAX_TOKENS = 8
+"""A model that goes on after a whole reply is asked no further."""
+
+
+async def reports_ends(engine: Engine) -> bool | None:
+    """By a reply to a prompt in which only the end of a turn is missing; for engines that take ids.
+
+    None: the model did not end there, or the engine or its template refuses.
+    """
+    whole, longer = [
+        await unless_refused(engine.render((_ASKED, Message("assistant", (Text(said),)), _ASKED)))
+        for said in ("Done.", "Done. More.")
+    ]
+    if whole is None or longer is None:
+        return None
+    sampling = SamplingParams(max_tokens=_MAX_TOKENS, temperature=1.0, top_k=1)
+    call = ModelCall(dialect="probe", model="", messages=(_ASKED,), sampling=sampling)
+    request = EngineRequest(call=call, prompt_ids=whole[: common_prefix_len(whole, longer)])
+    reply = await unless_refused(engine.chat(request))
+    choice = reply.choices[0] if reply is not None and reply.choices else None
+    if choice is None or choice.sampled_ids is None or choice.finish_reason != "stop":
+        return None
+    shown = await unless_refused(engine.detokenize(choice.sampled_ids.tolist()))
+    text = "".join(part.text for part in choice.message.parts if isinstance(part, Text | Thinking))
+    return None if shown is None else shown.strip() != text.strip()
