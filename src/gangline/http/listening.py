@@ -40,7 +40,7 @@ log = logging.getLogger("gangline.http.listening")
 
 _BACKLOG = 1024
 _ACCEPT_TURNS = 4
-"""Of the event loop: from an accepted connection to its protocol's `connection_made`, and one more."""
+"""Turns of the event loop from an accepted connection to its protocol's `connection_made`, and one more."""
 
 
 _http_log = logging.getLogger("gangline.http")
