@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from gangline.http.listening import accepting
-
 __all__ = ["LoggedCall", "Row", "SecondOpinion", "disagreements", "serving"]
 
 _TURN, _END, _THINK, _THOUGHT, _CALL, _CALLED = range(256, 262)
@@ -257,8 +255,7 @@ async def serving(engine: SecondOpinion) -> AsyncGenerator[str, None]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        assert runner.server is not None
-        async with accepting(runner.server, host="127.0.0.1", port=0) as listeners:
-            yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

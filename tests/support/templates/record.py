@@ -38,6 +38,11 @@ _PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen_code_anthropic": ("qwen_code", {"api": "anthropic"}),
     "opencode": ("opencode", {}),
     "opencode_anthropic": ("opencode", {"api": "anthropic"}),
+    "mini_swe_agent": ("mini_swe_agent", {}),
+    "aider": ("aider", {}),
+    "openhands": ("openhands", {}),
+    "terminus": ("terminus", {}),
+    "native": ("native", {}),
 }
 """Recording -> harness, and its settings."""
 _AI_SDK = {
@@ -79,8 +84,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(name: str, client: str, of_version: str, calls: list[dict[str, Any]]) -> None:
-    """Calls beside the task have no tools."""
-    main = [call for call in calls if call["body"].get("tools")][: _NUM_OF_AI_SDK if name in _AI_SDK else _NUM_KEPT]
+    """Calls beside the task have no tools, where the others have any."""
+    main = [call for call in calls if call["body"].get("tools")] or calls
+    main = main[: _NUM_OF_AI_SDK if name in _AI_SDK else _NUM_KEPT]
     if len(main) < 2:
         print(f"{name}: only {len(calls)} calls, nothing is kept")
         return
