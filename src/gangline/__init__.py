@@ -11,10 +11,12 @@ Names are loaded when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+"""Type checkers take it for true. `typing` is not imported: a Ctrl-C meanwhile would be answered with a traceback."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from gangline.client.node import NodeClient
     from gangline.client.running import Service, find_service
     from gangline.client.server import ServerClient
@@ -64,7 +66,9 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from importlib import import_module  # noqa: PLC0415 - as above
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """The `gangline` command, and `python -m gangline`."""
 
+import _signal  # pyright: ignore[reportMissingImports] - `signal` imports `enum`: a Ctrl-C meanwhile would show a traceback
 import gc
-import signal
 import sys
 
 __all__ = ["main"]
@@ -11,15 +11,15 @@ def main() -> None:
     """Run the command. Until it is loaded there is nothing to clean up, and an extension module that is being loaded
     may swallow a KeyboardInterrupt: a Ctrl-C then just ends the process. Once the command has ended, one comes too
     late: Python's own shutdown would answer it with a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from gangline.cli.main import load  # noqa: PLC0415 - after the line above
 
     run = load(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     try:
         run()
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         gc.freeze()  # Python's shutdown would look through all of it for garbage once more: a tenth of a short command
 
 
