@@ -13,6 +13,7 @@ import yaml
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, Harness, HarnessContext, Launch
 from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.harnesses import installation
 from gangline.harnesses.installation import find_program
 from support.node.folder_runtime import FolderRuntime
 
@@ -92,6 +93,22 @@ async def test_a_program_that_is_not_as_wanted_is_named_with_its_line(
     told = {None: "is not installed", "0.0.1": "0.0.1 is installed", "broken": r"does not start \(it needs Python 3"}
     with pytest.raises(HarnessError, match=rf"{told[found]}.* gangline harness install {name}"):
         await prepared(FolderRuntime(tmp_path / "r2", path=f"{bin_folder}:{os.defpath}"), name)
+
+
+@pytest.mark.parametrize(
+    "broken", ["#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2; exit 127\n", "#!/nowhere\n"]
+)
+def test_a_python_that_does_not_start_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """As pyenv's shims do of versions that are installed and not chosen."""
+    program(tmp_path / "bin", "python3.12", broken)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.defpath}")
+    monkeypatch.setattr("sys.version_info", (3, 11, 7))
+    with pytest.raises(HarnessError, match=r"needs Python 3\.12 or later, and none in PATH starts"):
+        installation.python_for(find_program("openhands"))
+    program(tmp_path / "bin", "python3.13", "#!/bin/sh\n")
+    assert installation.python_for(find_program("openhands")) == str(tmp_path / "bin" / "python3.13")
 
 
 async def test_a_command_that_pip_installed_in_an_image_is_found_by_its_first_line(

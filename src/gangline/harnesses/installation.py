@@ -40,6 +40,7 @@ __all__ = [
     "npm_requirements",
     "program_of",
     "python_command",
+    "python_for",
 ]
 
 log = logging.getLogger("gangline.harness")
@@ -48,6 +49,7 @@ _NEWER_NODE = "node@22"
 _LOCK = Path(__file__).with_name("npm-lock.json")
 _CHECK_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 1800.0
+_START_TIMEOUT_S = 30.0
 # Prints the Python that has a program's packages: ours to find, or the one that runs a command installed in an image.
 _FIND_PYTHON = 'command -v {0}-python || sed -n "1s/^#! *//p" "$(command -v {0})" 2>/dev/null'
 _TELL_VERSION = """
@@ -255,7 +257,7 @@ def _with_tools(tools: Path) -> dict[str, str]:
 def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
     folder = _environment(tools, program)
     try:
-        _fill_environment(folder, _python(program), program.requirements(version))
+        _fill_environment(folder, python_for(program), program.requirements(version))
     except BaseException:  # Ctrl-C too: what is there by half would count as installed
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -294,15 +296,26 @@ def _environment(tools: Path, program: Program) -> Path:
     return tools / "python" / program.command
 
 
-def _python(program: Program) -> str:
-    """A Python that is new enough. Raises: HarnessError."""
+def python_for(program: Program) -> str:
+    """A Python that is new enough, and starts. Raises: HarnessError."""
     if sys.version_info[:2] >= program.oldest:
         return sys.executable
     major, oldest_minor = program.oldest
     for minor in range(oldest_minor, oldest_minor + 10):
-        if found := shutil.which(f"python{major}.{minor}"):
+        if (found := shutil.which(f"python{major}.{minor}")) and _starts(found):
             return found
-    raise HarnessError(f"{program.command} needs Python {major}.{oldest_minor} or later, and none is in PATH.")
+    raise HarnessError(f"{program.command} needs Python {major}.{oldest_minor} or later, and none in PATH starts.")
+
+
+def _starts(python: str) -> bool:
+    """A shim of pyenv or asdf is in PATH for every version, chosen or not."""
+    try:
+        return (
+            subprocess.run([python, "-c", ""], capture_output=True, timeout=_START_TIMEOUT_S, check=False).returncode
+            == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
