@@ -1,11 +1,12 @@
 """An engine that costs as little as Python allows: what a benchmark of the proxy puts behind every proxy.
 
-    python bench/mock_engine.py NUM_PROMPT NUM_SAMPLED PORT [EVENTS_PER_S]
+    python bench/mock_engine.py NUM_PROMPT NUM_SAMPLED PORT [EVENTS_PER_S [RENDERS]]
 
 It speaks the part of vLLM's routes that a proxy needs (chat, streamed or not, `/tokenize`, `/v1/models`, `/version`) on
 a bare asyncio protocol. Reply bodies are encoded once. Exact prompt ids in `kv_transfer_params` are echoed as the bytes
 that came, unparsed. EVENTS_PER_S paces each stream, one token an event, and a whole answer takes as long; without it
-all comes at once.
+all comes at once. With RENDERS (1) a prompt without ids is what `/tokenize` renders, whatever NUM_PROMPT is: else the
+node would see stitched prompts that the template does not write, and not send them.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def _event(fields: dict[str, Any]) -> bytes:
 class Connection(asyncio.Protocol):
     """Keep-alive HTTP/1.1 with Content-Length bodies; one request at a time."""
 
-    def __init__(self, replies: Replies, events_per_s: float) -> None:
+    def __init__(self, replies: Replies, events_per_s: float, *, renders: bool) -> None:
         self._replies = replies
         self._events_per_s = events_per_s
+        self._renders = renders
         self._received = bytearray()
         self._needed = 0
         self._streaming: asyncio.Task[None] | None = None
@@ -129,7 +131,7 @@ class Connection(asyncio.Protocol):
 
     def _chat(self, body: bytes) -> None:
         start = body.rfind(_IDS_KEY) if body.endswith(b"]}}") else -1  # they are the last field
-        ids = self._replies.prompt_ids if start < 0 else body[start + len(_IDS_KEY) : body.index(b"]", start)]
+        ids = self._prompt_ids(body) if start < 0 else body[start + len(_IDS_KEY) : body.index(b"]", start)]
         end = len(body) if start < 0 else start
         fields = body[:400] + body[max(0, end - 400) : end]  # never the messages: they may be long
         if b'"stream":true' not in fields and b'"stream": true' not in fields:
@@ -140,6 +142,11 @@ class Connection(asyncio.Protocol):
             self._begin_stream()
             self._chunk(self._replies.opening(ids) + b"".join(self._replies.events) + self._replies.ending)
             self._transport.write(b"0\r\n\r\n")
+
+    def _prompt_ids(self, body: bytes) -> bytes:
+        if not self._renders:
+            return self._replies.prompt_ids
+        return ",".join(map(str, render(json.loads(body)["messages"]))).encode()
 
     def _whole(self, answer: bytes, most: re.Match[bytes] | None) -> None:
         """most: tokens that were asked for; a probe asks for few."""
@@ -192,10 +199,12 @@ def render(messages: list[dict[str, Any]]) -> list[int]:
     return [*ids, PROMPT_ID]
 
 
-async def main(num_prompt: int, num_sampled: int, port: int, events_per_s: float = 0.0) -> None:
+async def main(num_prompt: int, num_sampled: int, port: int, events_per_s: float = 0.0, renders: int = 0) -> None:
     replies = Replies(num_prompt, num_sampled)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(replies, events_per_s), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(
+        lambda: Connection(replies, events_per_s, renders=renders == 1), "127.0.0.1", port, backlog=1024
+    )
     await server.serve_forever()
 
 

@@ -140,7 +140,7 @@ async def stitch_figures() -> Figures:
 async def _pairs_ms(folder: str) -> list[tuple[float, float]]:
     with ExitStack() as stack:
         engine_port, port = free_port(), free_port()
-        engine = (sys.executable, "mock_engine.py", NUM_PROMPT, NUM_SAMPLED, engine_port)
+        engine = (sys.executable, "mock_engine.py", NUM_PROMPT, NUM_SAMPLED, engine_port, 0, 1)
         stack.enter_context(process(*engine, port=engine_port))
         node = (sys.executable, "proxy_node.py", f"http://127.0.0.1:{engine_port}", port, folder, 1)
         stack.enter_context(process(*node, port=port))
@@ -163,7 +163,7 @@ async def _conversation_ms(client: HttpClient, number: int) -> tuple[float, floa
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"conversation {number}"}]
     for turn in range(50):
         messages.append({"role": "assistant", "content": f"Step {turn} of {number}. " + "word " * 100})
-        messages.append({"role": "user", "content": "output " * 500})
+        messages.append({"role": "user", "content": "out " * 900})
     used_s = [await _cpu_s(client)]
     for _ in range(2):
         body = json.dumps({"model": "mock", "messages": messages}).encode()

@@ -107,12 +107,14 @@ class Stand:
         peers: bool = True,
         of_strangers: bool = False,
         elsewhere: bool = False,
+        renders: bool = False,
         num_sessions: int = NUM_SESSIONS,
     ) -> None:
         """
         events_per_s: tokens that the engine gives an answer in a second; 0 is all at once.
         of_strangers: every second session, from the first on, has an engine of its own, which yields to all else.
         elsewhere: start a second node of ours, with the same engines.
+        renders: prompts are the engine's rendering, so that conversations are stitched.
         """
         self.size = size
         self._stack = stack
@@ -120,7 +122,15 @@ class Stand:
         self.ports = {"direct": free_port()}
         self.pids: dict[str, int] = {}
         num_prompt, num_sampled = SIZES[size]
-        engine = (sys.executable, "mock_engine.py", num_prompt, num_sampled, self.ports["direct"], events_per_s)
+        engine = (
+            sys.executable,
+            "mock_engine.py",
+            num_prompt,
+            num_sampled,
+            self.ports["direct"],
+            events_per_s,
+            int(renders),
+        )
         stack.enter_context(process(*engine, port=self.ports["direct"]))
         self._urls = [f"http://127.0.0.1:{self.ports['direct']}"]
         if of_strangers:
@@ -313,7 +323,7 @@ async def _lag_of_open_streams(stand: Stand) -> dict[str, float]:
 
 def memory_figures() -> Figures:
     with ExitStack() as stack:
-        stand = Stand(stack, "20k_500", peers=False)
+        stand = Stand(stack, "20k_500", peers=False, renders=True)
         begin = stand.stats()
         asyncio.run(_converse(stand.ports["ours"], 600))
         first = stand.stats()
@@ -350,7 +360,7 @@ async def _converse(port: int, num_calls: int, *, concurrency: int = 32, turns: 
             if len(messages) >= 2 * turns:
                 await client.send(post(f"/bench/renew/s{number}", b"", key))
                 messages = []
-            text = f"go on with step {len(messages)}" if messages else f"{os.urandom(4).hex()} " + "word" * 20_000
+            text = f"go on with step {len(messages)}" if messages else f"{os.urandom(4).hex()} " + "word " * 20_000
             messages.append({"role": "user", "content": text})
             answer = await client.send(post(path, json.dumps({"model": "mock", "messages": messages}).encode(), key))
             messages.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})

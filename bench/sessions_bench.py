@@ -86,7 +86,7 @@ def _figure(value: float, unit: str, note: str) -> dict[str, Any]:
 def run() -> Figures:
     """Measure; returns figure name -> {value, unit, note}. A minute and a half."""
     with ExitStack() as stack:
-        stand = Stand(stack, "2k_200", events_per_s=TOKENS_PER_S, peers=False, num_sessions=NUM_SESSIONS)
+        stand = Stand(stack, "2k_200", events_per_s=TOKENS_PER_S, peers=False, renders=True, num_sessions=NUM_SESSIONS)
         return asyncio.run(measured(stand))
 
 

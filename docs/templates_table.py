@@ -99,8 +99,8 @@ def _checks() -> str:
         "use tools. The scripted model writes each turn as the family's template does. A cell has the rows of the",
         "conversation; of its later calls those whose context is exact; of the stitched ones those that are the",
         "template's own rendering; and reasons where there are any. Gemma 4's template moves a text behind the call",
-        "that it came with, so there a call with a text begins a new row. Measured on 2026-11-29;",
-        "`make check-templates` measures anew.\n",
+        "that it came with, and Mistral-Nemo's drops the system message once a tool was called: there a call begins a",
+        "new row. Measured on 2026-11-29; `make check-templates` measures anew.\n",
         f"| family | template | {' | '.join(names)} |",
         "|---" * (len(names) + 2) + "|",
     ]
