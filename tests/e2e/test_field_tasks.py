@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,8 @@ def texts():
     for folder, folders, names in os.walk("/"):
         if folder == "/":
             folders[:] = set(folders) - {"sys", "usr", "lib", "lib64", "bin", "sbin", "opt"}
+        if folder in PYTHONS:
+            folders[:], names = [], []
         if folder == "/proc":
             folders[:] = filter(str.isdecimal, folders)
         elif folder.startswith("/proc/"):
@@ -224,7 +227,9 @@ sys.exit(any(secret in text for text in texts() for secret in secrets))
 def searches(task: dict[str, Any], *secrets: str, first: str = NOTHING) -> dict[str, Any]:
     """The agent fails when one of them lies anywhere in its sandbox. It is told each in two parts."""
     parts = repr([(secret[:3].encode(), secret[3:].encode()) for secret in secrets])
-    return with_command(task, f"{first}; exec python3 -c {shlex.quote(SEARCH.replace('SECRETS', parts))}")
+    # Installations of the host, as /usr is: reading ten times through them takes minutes.
+    search = SEARCH.replace("SECRETS", parts).replace("PYTHONS", repr([sys.prefix, sys.base_prefix]))
+    return with_command(task, f"{first}; exec python3 -c {shlex.quote(search)}")
 
 
 async def test_what_solutions_and_graders_know_is_nowhere_in_the_agents_sandbox(

@@ -114,7 +114,7 @@ class FakeMoeVllm:
         given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         ignores = self.ignores_ids_from is not None and len(self.bodies) >= self.ignores_ids_from
         prompt = self._rendered(body) if given is None or ignores else given
-        is_probe = body.get("max_tokens") == 1 or body.get("max_completion_tokens") == 1
+        is_probe = (body.get("max_tokens") or body.get("max_completion_tokens")) in (1, 2)
         text = "x" if is_probe else self.texts[min(len(self.bodies), len(self.texts) - 1)]
         if not is_probe:
             self.bodies.append(body)

@@ -96,14 +96,13 @@ class SglangEngine:
         self._experts_shape = self._probed_shape(wire)
         reply = await self._read(request, wire)
         reported = self._checked_prompt_ids(reply)
-        echoed = prompt_ids is not None and np.array_equal(reported, prompt_ids)
         self._capabilities = EngineCapabilities(
             engine="sglang",
             version=await self._version(),
             model=card.id,
             max_context=card.max_model_len,
             reports_ids=True,
-            takes_prompt_ids=echoed,
+            takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
             sees_images=self._sight.reader is not None,
             reports_experts=self._experts_shape is not None,
             reports_masks=await self._reports_masks(prompt_ids),
@@ -112,7 +111,7 @@ class SglangEngine:
             logprob_kind="temperature_scaled",
             num_ids=await vocabulary_size(self._http, card.id),
             reports_versions=bool(reply.choices[0].version_spans),
-            template=TemplateFacts() if prompt_ids is None else await probe_template(self, self if echoed else None),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )
         return self._capabilities
 
