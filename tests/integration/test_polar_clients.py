@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from aiohttp import web
 
 from gangline.client.server import ServerClient
+from gangline.domain.errors import Failure
 from gangline.domain.session import Lease, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
@@ -27,8 +29,10 @@ from gangline.domain.trajectory import Trace, Trajectory
 from gangline.http.listening import listening
 from gangline.server.compat.polar.sessions import needs_of_ours, session_for_gateway
 from gangline.server.compat.polar.tasks import protected_by_default, task_from_polar
+from gangline.server.compat.records import polar_result
 from gangline.server.run import serving
 from support.service.running import FakeNode
+from support.service.running import result as session_end
 
 TOKEN = "control-secret"
 HEADERS = {"X-Polar-Control-Token": TOKEN}
@@ -120,12 +124,12 @@ def check_task_status(task: Any) -> None:
             assert trace["tools"] is None or all(isinstance(tool, dict) for tool in trace["tools"])
 
 
-async def finished(client: ServerClient, outcome: Any = "completed", reward: float | None = 1.0) -> None:
+async def finished(client: ServerClient, **changes: Any) -> None:
     node = FakeNode(client)
     for lease in await node.lease():
         timings = (StageTiming("ready", 1.0, 2.0), StageTiming("run", 10.0, 12.5))
         trajectory = trajectory_of(lease.session_id, lease.task_id)
-        await node.finish([lease], trajectory=trajectory, outcome=outcome, reward=reward, timings=timings)
+        await node.finish([lease], trajectory=trajectory, timings=timings, **changes)
 
 
 async def test_the_bridge_of_slime_reads_a_poll_as_its_models_do(http: httpx.AsyncClient, client: ServerClient):
@@ -179,19 +183,82 @@ async def test_a_result_carries_what_the_trainer_wrote_into_the_task(http: httpx
         assert trajectory["evaluation"]["outcome_reward"] == 1.0
 
 
+def trained_tokens(result: dict[str, Any]) -> int:
+    """How many tokens of a session's result the bridge trains on: `slime_bridge/adapter.py` `_sample_status`,
+    `_is_trainable_agent_timeout` and `_build_sample`, 063c948."""
+    trajectory = result["trajectory"]
+    about = trajectory["metadata"]
+    ended = about.get("agent_result", {})
+    own_budget = (ended.get("status"), ended.get("timeout_source"), ended.get("timeout_stage"))
+    num = 0
+    for trace in trajectory["traces"]:
+        told = trace["metadata"].get("training_filter", {})
+        timed_out = (result["status"], trajectory["status"]) == ("TIMEOUT", "TIMEOUT")
+        is_marked = told.get("reason") == "agent_timeout" and told.get("trainable") is True and not told.get("masked")
+        verified = about.get("evaluation", {}).get("verifier_timeout") is not True
+        own = timed_out and own_budget == ("timeout", "agent", "exec") and is_marked and verified
+        if own or (result["status"] == "COMPLETED" and not result["error"]):
+            num += sum(trace["loss_mask"])
+    return num
+
+
+SPOILED = Failure(boundary="harness", code="grading_spoiled", message="its tests are gone", retryable=False)
+ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "its own budget": ({"agent_timeout": 60}, {}, 2),
+    "its own budget, with a reward": ({"agent_timeout": 60.0}, {"reward": 1.0}, 2),
+    "a part of a second": ({"agent_timeout": 0.1}, {}, 2),
+    "the session's budget": ({}, {}, 0),
+    "the session's, which is the shorter one": ({"agent_timeout": 901}, {}, 0),
+    "its grading failed": ({"agent_timeout": 60}, {"failure": SPOILED}, 0),
+    "a machine's fault": ({"agent_timeout": 60}, {"outcome": "infra_error"}, 0),
+    "its own failure": ({"agent_timeout": 60}, {"outcome": "agent_error"}, 0),
+    "too much memory": ({"agent_timeout": 60}, {"outcome": "memory_limit"}, 0),
+    "a cancelled session": ({"agent_timeout": 60}, {"outcome": "cancelled"}, 0),
+    "in time": ({"agent_timeout": 60}, {"outcome": "completed", "reward": 1.0}, 2),
+}
+
+
+def told_of(metadata: dict[str, Any], trajectory: Trajectory, **changes: Any) -> dict[str, Any]:
+    task = task_from_polar(TASK | {"metadata": metadata})
+    ended = session_end(lease_of(task), trajectory=trajectory, **changes)
+    return polar_result(ended, task.model_dump(mode="json"), "floats")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_of_agents_that_did_not_end_the_bridge_trains_on_those_that_spent_their_own_budget(end: str):
+    metadata, changes, trained = ENDS[end]
+    changes = {"outcome": "agent_timeout", "reward": None, **changes}
+    assert trained_tokens(told_of(metadata, trajectory_of("s-0", "t"), **changes)) == trained
+
+
+def test_a_timeout_whose_task_is_not_known_any_more_is_not_the_agents():
+    ended = session_end(lease_of(task_from_polar(TASK)), trajectory=trajectory_of("s-0", "t"), outcome="agent_timeout")
+    assert trained_tokens(polar_result(ended, {}, "floats")) == 0
+
+
+def test_a_masked_row_of_an_agent_that_spent_its_own_budget_is_named_as_such():
+    """`gateway/node.py` `_has_aligned_policy_data`, 063c948."""
+    (good,) = trajectory_of("s-0", "t").traces
+    bad = msgspec.structs.replace(good, loss_mask=good.loss_mask * 0, untrainable="a log-prob is not finite")
+    both = msgspec.structs.replace(trajectory_of("s-0", "t"), traces=(good, bad))
+    told = told_of({"agent_timeout": 60}, both, outcome="agent_timeout", reward=None)
+    assert [trace["metadata"]["training_filter"] for trace in told["trajectory"]["traces"]] == [
+        {"masked": False, "trainable": True, "reason": "agent_timeout"},
+        {"masked": True, "trainable": False, "reason": "agent_timeout_unaligned"},
+    ]
+    assert trained_tokens(told) == 2
+
+
 async def test_an_agent_that_spent_its_own_budget_is_told_apart(http: httpx.AsyncClient, client: ServerClient):
-    """`slime_bridge/adapter.py` `_is_trainable_agent_timeout`, 063c948: such a session is trained on, with reward 0;
-    one whose session ran out of time is not."""
+    """Its rows are trained on, with reward 0; those of a session that ran out of time are not."""
     await http.post("/rollout/task/submit", json=TASK | {"task_id": "own", "metadata": {"agent_timeout": 60}})
     await http.post("/rollout/task/submit", json=TASK | {"task_id": "whole"})
     await finished(client, outcome="agent_timeout", reward=None)
-    sources: dict[str, Any] = {}
+    trained: dict[str, list[int]] = {}
     for task_id in ("own", "whole"):
-        for result in (await http.get(f"/rollout/task/{task_id}")).json()["results"]:
-            about = result["trajectory"]["metadata"]["agent_result"]
-            assert (result["status"], about["status"], about["timeout_stage"]) == ("TIMEOUT", "timeout", "exec")
-            sources[task_id] = about["timeout_source"]
-    assert sources == {"own": "agent", "whole": "session"}
+        results = (await http.get(f"/rollout/task/{task_id}")).json()["results"]
+        trained[task_id] = [trained_tokens(result) for result in results]
+    assert trained == {"own": [2, 2], "whole": [0, 0]}
 
 
 async def test_a_cancelled_worker_cancels_its_task(http: httpx.AsyncClient, client: ServerClient):

@@ -249,6 +249,34 @@ async def test_a_reward_of_0_that_stands_for_none_is_none(
     assert [trace["reward"] for trace in told["trajectory"]["traces"]] == [reward]
 
 
+FILTERS: list[dict[str, Any] | None] = [
+    {"masked": True, "trainable": False, "reason": "agent_timeout_unaligned"},
+    {"masked": True, "reason": "session_timeout"},
+    {"masked": False, "trainable": True, "reason": "agent_timeout"},
+    None,
+]
+
+
+@pytest.mark.parametrize("told", FILTERS)
+async def test_whose_budget_ended_a_session_is_what_its_gateway_says(
+    http: httpx.AsyncClient, client: ServerClient, told: dict[str, Any] | None
+):
+    """One that says nothing may have spent the time itself: its rows are not marked as the agent's."""
+    gateway = Gateway(http)
+    async with gateway.registered():
+        await http.post("/rollout/task/submit", json=TASK | {"metadata": {"agent_timeout": 60}})
+        session = await gateway.next()
+        result = result_of(session, status="TIMEOUT", error="why")
+        result["trajectory"]["status"] = "TIMEOUT"
+        if told is not None:
+            result["trajectory"]["traces"][0]["metadata"] = {"training_filter": told}
+        assert (await http.post(session["callback_url"], json=result)).status_code == 200
+        await client.wait(TASK["task_id"], timeout_s=30)
+    (again,) = (await http.get(f"/rollout/task/{TASK['task_id']}")).json()["results"]
+    kept = again["trajectory"]["traces"][0]["metadata"]["training_filter"]
+    assert kept == (told or {"masked": True, "trainable": False, "reason": "session_timeout"})
+
+
 async def test_a_result_whose_callback_did_not_arrive_is_collected(http: httpx.AsyncClient, client: ServerClient):
     """A gateway gives up after three attempts within a second, and keeps the result."""
     gateway = Gateway(http)

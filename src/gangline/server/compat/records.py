@@ -52,6 +52,7 @@ def polar_result(result: SessionResult, request: Mapping[str, Any], form: Logpro
         error = result.outcome
     trajectory = result.trajectory
     traces = () if trajectory is None else with_whole_prompts(trajectory.traces)
+    timeout = _agent_timeout(result, request)
     agent: Mapping[str, Any] = request.get("agent", {})
     about = {"session_id": result.session_id, "task_id": result.task_id, "harness": str(agent.get("harness"))}
     if trajectory is not None:
@@ -62,8 +63,10 @@ def polar_result(result: SessionResult, request: Mapping[str, Any], form: Logpro
         "status": status,
         "trajectory": {
             "status": status,
-            "metadata": about | _whole(result, request),
-            "traces": [_trace(trace, result.reward, about, form) for trace in traces],
+            "metadata": about | _whole(result, request) | ({} if timeout is None else {"agent_result": timeout}),
+            "traces": [
+                _trace(trace, result.reward, about | _training_filter(trace, result, timeout), form) for trace in traces
+            ],
             "error": error,
         },
         "timing": _timing(result),
@@ -82,15 +85,30 @@ def _whole(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any]:
     found["task_metadata"] = metadata
     if result.reward is not None:
         found["evaluation"] = {"outcome_reward": result.reward}
-    if result.outcome == "agent_timeout":
-        source = "agent" if metadata.get("agent_timeout") == request.get("timeout_seconds") else "session"
-        found["agent_result"] = {
-            "status": "timeout",
-            "return_code": -1,
-            "timeout_source": source,
-            "timeout_stage": "exec",
-        }
     return found
+
+
+def _agent_timeout(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Whose budget ended RUN: the agent's own, or the session's; None where neither did."""
+    if result.outcome != "agent_timeout":
+        return None
+    own = request.get("metadata", {}).get("agent_timeout")
+    source = "agent" if own is not None and own == request.get("timeout_seconds") else "session"
+    return {"status": "timeout", "return_code": -1, "timeout_source": source, "timeout_stage": "exec"}
+
+
+def _training_filter(trace: Trace, result: SessionResult, timeout: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Metadata by which a trainer takes rows of an agent that spent its own budget: without it they are dropped.
+
+    A session whose grading failed has none, and what a gateway said of its own row stays.
+    """
+    if timeout is None or timeout["timeout_source"] != "agent":
+        return {}
+    if result.failure is not None or "training_filter" in trace.metadata:
+        return {}
+    trainable = bool(trace.loss_mask.any())
+    reason = "agent_timeout" if trainable else "agent_timeout_unaligned"
+    return {"training_filter": {"masked": not trainable, "trainable": trainable, "reason": reason}}
 
 
 def _timing(result: SessionResult) -> dict[str, float]:

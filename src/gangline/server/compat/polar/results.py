@@ -23,6 +23,8 @@ from gangline.domain.views import SessionView
 __all__ = ["PolarSessionResult", "session_result"]
 
 _OUTCOMES: dict[str, Outcome] = {"COMPLETED": "completed", "TIMEOUT": "agent_timeout", "ERROR": "infra_error"}
+_UNSAID = {"TIMEOUT": {"training_filter": {"masked": True, "trainable": False, "reason": "session_timeout"}}}
+"""The mark of a row whose gateway, as older ones, does not say whose budget ended its session."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
@@ -126,7 +128,7 @@ def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
         reward=None if result.status == "ERROR" or _is_masked(told) else told.reward,
         certificates=(),
         untrainable=untrainable,
-        metadata=told.metadata,
+        metadata=_UNSAID.get(result.status, {}) | told.metadata,
     )
 
 
