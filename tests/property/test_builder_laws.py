@@ -160,6 +160,7 @@ def test_the_published_rule_joins_wherever_the_prompt_begins_with_the_one_before
             if sample.tree[before.completion_id].sampled_ids.tolist()[-1:] == [END_OF_TURN]:
                 after_end = after_end[1:]
             assert prompt[: len(earlier)] == earlier
+            assert sample.tree[span.completion_id].parent_id == before.completion_id
             assert splice.at == before.end
             assert trace.response_ids[before.end : span.start].tolist() == after_end
             assert splice.cause == sample.tree[span.completion_id].certificate.cause

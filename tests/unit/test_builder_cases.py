@@ -10,10 +10,11 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Reward
-from gangline.domain.conversation import Message, Text
+from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
 from gangline.domain.tokens import encode_msgpack, logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
+from gangline.gateway.truth.placing import PlaceIndex
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders import building
@@ -83,6 +84,32 @@ def test_a_turn_whose_prompt_does_not_begin_with_the_one_before_is_never_spliced
     sample.add(prompt=[1, 4, 5], sampled=[10, 2], messages=(user("go"),))
     sample.add(prompt=[1, 9, 5, 10, 2, 7, 1], sampled=[12, 2], messages=(user("went"), user("on")), parent_id="c0000")
     assert [len(trace.spans) for trace in built(sample, on_divergence="splice").traces] == [1, 1]
+
+
+def parent_of(sample: Sample, *messages: Message) -> str | None:
+    """The call that capture makes the parent of one with these messages."""
+    index = PlaceIndex(sample.tree)
+    for completion in sample.tree:
+        call = ModelCall(dialect="chat", model="model", messages=sample.messages[completion.completion_id])
+        index.add(completion, index.place(call).digest)
+    return index.place(ModelCall(dialect="chat", model="model", messages=messages)).parent_id
+
+
+@pytest.mark.parametrize(("echo", "rows"), [("reply 0", [["c0000", "c0001"]]), ("short", [["c0000"], ["c0001"]])])
+def test_splicing_joins_a_reply_that_was_rendered_again_and_not_one_that_the_client_edited(
+    echo: str, rows: list[list[str]]
+) -> None:
+    """The published rule joins both: the prompt begins with the one before, and an end of turn follows."""
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[10, 11, 2], messages=(user("go"),))
+    talk = (user("go"), Message("assistant", (Text(echo),)), user("on"))
+    sample.add(prompt=[1, 4, 99, 2, 7, 1], sampled=[12, 2], messages=talk, parent_id=parent_of(sample, *talk))
+    traces = built(sample, on_divergence="splice").traces
+    assert [[span.completion_id for span in trace.spans] for trace in traces] == rows
+    assert sum(int(trace.loss_mask.sum()) for trace in traces) == 5
+    if len(traces) == 2:
+        assert traces[1].prompt_ids.tolist() == sample.prompts["c0001"]
+        assert not any(trace.splices for trace in traces)
 
 
 def test_choices_of_one_call_share_their_prompt_and_only_the_first_is_continued() -> None:
