@@ -19,6 +19,7 @@ from gangline.trajectories.builders.message_prefix import MessagePrefixBuilder, 
 from gangline.trajectories.builders.per_request import PerRequestBuilder
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.builders.tree import TreeBuilder, token_tree
+from gangline.trajectories.drift import call_drifts, drift_report
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 from support.strategies import END_OF_TURN, Sample, completion_trees
 
@@ -116,6 +117,17 @@ def test_before_a_splice_a_turn_stands_after_exactly_what_the_engine_saw(builder
 @given(sample=completion_trees())
 def test_splitting_never_splices(sample: Sample) -> None:
     assert not any(trace.splices for trace in build(SPLIT, sample).traces)
+
+
+@few
+@given(sample=completion_trees())
+def test_splitting_makes_a_row_of_each_call_that_the_drift_report_does_not_count_as_exact(sample: Sample) -> None:
+    """And of each further exact call of one turn, and of each aborted one."""
+    exact = [one for one in sample.tree if one.status == "complete" and one.certificate.context == "exact"]
+    joined = {one.parent_id for one in exact}
+    rows = len(build(SPLIT, sample).traces)
+    assert rows == len(sample.tree) - len(joined)
+    assert rows >= len(sample.tree) - drift_report(call_drifts(sample.tree)).contexts.get("exact", 0)
 
 
 @few
