@@ -52,6 +52,7 @@
         ├── LeaseLost          the session was given to another node
         ├── NodeDraining       retryable: the node takes no more sessions
         ├── TooManyFiles       retryable: this process or its machine has too many open files
+        ├── DrainTimeout       504, retryable: model calls did not end before a weight update
         ├── PortUnavailable    the address to listen on is taken, or not ours
         ├── ServerUnavailable  retryable: the rollout server does not answer
         └── ClusterUnavailable retryable: no Ray cluster answers
@@ -79,6 +80,7 @@ __all__ = [
     "Conflict",
     "ContextOverflow",
     "DiskFull",
+    "DrainTimeout",
     "EngineError",
     "EngineIncapable",
     "EngineMalformed",
@@ -475,6 +477,11 @@ class TooManyFiles(NodeError):
 
     code = "too_many_open_files"
     status = 503
+
+
+class DrainTimeout(NodeError):
+    code = "drain_timeout"
+    status = 504
 
 
 class PortUnavailable(NodeError):

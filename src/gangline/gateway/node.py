@@ -39,6 +39,7 @@ from gangline.gateway.control.backends import BackendRoutes
 from gangline.gateway.control.calls import CallRoutes
 from gangline.gateway.control.gate import GateRoutes
 from gangline.gateway.control.gradings import GradingRoutes
+from gangline.gateway.control.polar_gate import PolarGateRoutes
 from gangline.gateway.control.sessions import SessionRoutes
 from gangline.gateway.external.sessions import ExternalSessions
 from gangline.gateway.external.store import ExternalStore
@@ -480,6 +481,7 @@ def control_routes(
         *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
         *GradingRoutes(lambda wanted: regrade(wanted, parts)).routes(),
         *GateRoutes(parts.gate, version_set).routes(),
+        *PolarGateRoutes(parts.gate, parts.backends).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]  # fmt: skip
     return described(routes, TITLE)
