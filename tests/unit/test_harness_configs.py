@@ -8,6 +8,7 @@ from gangline import plugins
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import AgentSpec, TaskRequest
+from gangline.harnesses.installation import program_of
 from gangline.harnesses.pi import PiConfig, PiHarness
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shell import ShellConfig, ShellHarness
@@ -176,3 +177,16 @@ def test_what_a_harness_cannot_give_its_program_is_refused_at_submit(agent: dict
 def test_wrong_servers_and_skills_are_refused(agent: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         AgentSpec.model_validate({"harness": "shell", **agent})
+
+
+WITH_VERSIONS = [name for name in plugins.names("harness") if program_of(name) is not None]
+
+
+@pytest.mark.parametrize("harness", WITH_VERSIONS)
+@pytest.mark.parametrize("empty", ["", " ", "\n", None])
+def test_an_empty_version_is_no_choice_of_a_version(harness: str, empty: str | None) -> None:
+    """A template leaves it empty where any installed version will do."""
+    config = plugins.load("harness", harness).Config
+    assert config.model_validate({"version": empty}).version is None
+    assert config.model_validate({"version": " 1.2 "}).version == "1.2"
+    assert config.model_validate({}).version is not None

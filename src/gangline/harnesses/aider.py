@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
 from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
@@ -61,7 +61,7 @@ class AiderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     edit_format: str | None = "diff"
     """How the model writes its edits: `diff`, `whole`, `udiff` ...; None is aider's own choice."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.configuration import write_skills
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
@@ -36,7 +36,7 @@ class CodexConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int | None = Field(default=None, gt=0)
     """Tokens that the model can read; Codex compacts its history before they are used up. None is its own guess."""

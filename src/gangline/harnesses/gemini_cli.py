@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shared.evidence import describe_exit, object_in
@@ -43,7 +43,7 @@ class GeminiCliConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
     """Tokens that the model can read; the program compresses its history when three quarters of them are used."""

@@ -21,9 +21,10 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import BeforeValidator
 
 from gangline import plugins
 from gangline.domain.contracts import RuntimeHandle
@@ -33,6 +34,7 @@ from gangline.harnesses.shared.evidence import describe_exit
 
 __all__ = [
     "Program",
+    "ProgramVersion",
     "check_program",
     "find_program",
     "install",
@@ -68,6 +70,11 @@ case $code in 3) exit 127;; 127) exit 126;; *) exit $code;; esac
 """
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+
+ProgramVersion = Annotated[
+    str | None, BeforeValidator(lambda told: (told.strip() or None) if isinstance(told, str) else told)
+]
+"""A setting: the version that must be installed. None, or an empty text as a rendered template leaves it, takes any."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.evidence import describe_exit
 from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
@@ -52,7 +52,7 @@ class MiniSweAgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     config: str = "mini.yaml"
     """One of its own configurations, or a path inside the runtime."""

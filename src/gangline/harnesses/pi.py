@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
@@ -63,7 +63,7 @@ class PiConfig(BaseModel):
         "openai-completions"
     )
     """The API that pi speaks to the proxy."""
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
     """Tokens that the model can read; pi compacts its history before they are used up."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.harnesses.gemini_cli import mcp_servers
-from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
@@ -40,7 +40,7 @@ class QwenCodeConfig(BaseModel):
 
     api: Literal["openai", "openai-responses", "anthropic", "gemini"] = "openai"
     """The API that the program speaks to the proxy."""
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
     """Tokens that the model can read; the program compresses its history before they are used up. Its own text before

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.installation import Program, check_program, python_command
+from gangline.harnesses.installation import Program, ProgramVersion, check_program, python_command
 from gangline.harnesses.shared.evidence import describe_exit, runner_end
 from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
@@ -35,7 +35,7 @@ class OpenHandsConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version of the SDK that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
     """Tokens that the model can read."""

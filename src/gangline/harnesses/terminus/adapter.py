@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
 from gangline.domain.errors import HarnessError
-from gangline.harnesses.installation import Program, check_program, python_command
+from gangline.harnesses.installation import Program, ProgramVersion, check_program, python_command
 from gangline.harnesses.shared.evidence import describe_exit, runner_end
 from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
@@ -36,7 +36,7 @@ class TerminusConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: str | None = _PROGRAM.version
+    version: ProgramVersion = _PROGRAM.version
     """Version of Harbor that must be installed; None takes any."""
     parser: Literal["json", "xml"] = "json"
     """The form that the model is asked to answer in."""
