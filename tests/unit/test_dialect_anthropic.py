@@ -264,7 +264,11 @@ def user(block: dict[str, Any]) -> list[Any]:
         ({"tools": [BASH, BASH]}, "tools", "unique"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "input_schema"),
         ({"tools": [{"name": "a", "input_schema": {"maximum": 2**70}}]}, "tools.0.input_schema.maximum", "64 bits"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs a tool"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+            "tool_choice",
+            "needs a tool",
+        ),
         ({"tools": [BASH], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "'x' is not offered"),
         ({"thinking": {"type": "x"}}, "thinking.type", "Invalid enum value"),
         ({"stop_sequences": [1]}, "stop_sequences.0", "Expected `str`"),
@@ -276,6 +280,19 @@ def test_what_cannot_be_carried_is_refused_by_the_name_of_its_field(
     error = refused(**fields)
     assert says in error.message
     assert param is None or error.details["param"] == param
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "auto"}, {"type": "tool", "name": "Bash"}])
+@pytest.mark.parametrize("tools", [{"tools": []}, {"tools": None}, {}])
+def test_a_choice_among_no_tools_is_left_out_and_named(choice: dict[str, Any], tools: dict[str, Any]) -> None:
+    call = parse(**tools, tool_choice=choice | {"disable_parallel_tool_use": True})
+    assert (call.tools, call.tool_choice, call.parallel_tool_calls) == ((), None, None)
+    assert call.dropped == ("tool_choice",)
+
+
+def test_to_choose_no_tool_among_none_loses_nothing() -> None:
+    call = parse(tools=[], tool_choice={"type": "none"})
+    assert (call.tool_choice, call.dropped) == (None, ())
 
 
 def test_a_count_needs_no_max_tokens() -> None:
