@@ -143,6 +143,7 @@ def test_rows_of_a_tree_are_exported_shared_or_whole(whole: bool, tmp_path: Path
         row.prompt_ids.tolist() for row in rows_of(result)
     ]
     assert json.loads(call(tmp_path, "audit", "task-1", "--json").stdout)["ok"]
+    assert json.loads(call(tmp_path, "audit", "task-*", "--json").stdout)["ok"]
 
 
 def test_exact_rows_pass_the_audit(data: Path) -> None:

@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 
 def audit(
-    name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
+    name: Annotated[str, typer.Argument(metavar="TASK|SESSION|PATTERN")],
     model: Annotated[
         str | None,
         typer.Option(help="Recompute log-probs with this model: smollm2, a folder, or a Hugging Face name."),
@@ -42,9 +42,9 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Check rows against the sampled tokens; exit code 1 if any differ."""
-    from gangline.cli.results.records import find_results, open_records
+    from gangline.cli.results.records import find_results_of, open_records
 
-    results = find_results(open_records(data, server), name)
+    results = find_results_of(open_records(data, server), [name])
     document = audit_results(results, model=model, policy_version=policy_version, tolerance=tolerance)
     if as_json:
         print_json(document)
