@@ -114,9 +114,9 @@ def _checked(report: dict[str, Any]) -> str:
     contexts: dict[str, int] = report["contexts"]
     exact, diverged = (contexts.get(one, 0) for one in ("exact", "diverged"))
     rows = sum(chain != "side" for chain in report["chains"])
-    stitched = sum(report.get("renderings", {}).values())
-    rendered = report.get("renderings", {}).get("as_rendered", 0)
-    reasons = "; ".join(one.replace("|", "\\|") for one in (*report["causes"], *report.get("fallbacks", {})))
+    stitched = sum(report["renderings"].values())
+    rendered = report["renderings"].get("as_rendered", 0)
+    reasons = "; ".join(one.replace("|", "\\|") for one in (*report["causes"], *report["fallbacks"]))
     said = f"{rows} row{'s' * (rows != 1)}, {exact} of {exact + diverged} exact"
     said += f", {rendered} of {stitched} as rendered" * bool(stitched) + f" ({reasons})" * bool(reasons)
     return said if report["ok"] else f"**failed**, {said}"

@@ -13,6 +13,7 @@ from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.script import CallTool, Reply
 from gangline.serving.scripted.tokens import ReplyEncoder
 from support.templates.check import FAMILIES, write_tokenizer
+from support.templates.engine import Writer
 from support.templates.files import templates
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string", "description": "c"}}}
@@ -39,3 +40,15 @@ def test_a_scripted_turn_is_read_back_by_its_familys_parsers(family: str, tmp_pa
         assert said.strip() == text or (calls and family == "Mistral")
         short = encoder.encode(Reply(text=text, finish="length"), calls, prompt)
         assert short == ids
+
+
+@pytest.mark.parametrize("name", ["trl/idefics3", "trl/smolvlm"])
+def test_a_template_that_reads_parts_alone_is_given_parts(name: str) -> None:
+    """A text dropped out of their prompts, or was refused."""
+    tokenizer = Writer(templates()[name]).tokenizer
+    texts = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    parts = [{**text, "content": [{"type": "text", "text": text["content"]}]} for text in texts]
+    assert tokenizer.render(texts) == tokenizer.render(parts)
+    shown = tokenizer.decode(tokenizer.render(texts))
+    assert "One?" in shown
+    assert "Two." in shown

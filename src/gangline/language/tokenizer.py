@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,10 @@ from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.language.models import resolve_tokenizer
 
 __all__ = ["HfChatTokenizer", "load_tokenizer"]
+
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""A template may fail in any way that Jinja's language has."""
+_PROBE = "zqx417"
 
 
 def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
@@ -85,7 +90,8 @@ class HfChatTokenizer:
         Raises:
             InvalidRequest: the model has no template, or its template refuses these messages.
         """
-        texts = [_with_text_content(message) for message in messages]
+        as_wanted = _with_parts if self._wants_parts else _with_text_content
+        texts = [as_wanted(message) for message in messages]
         arguments = dict(template_kwargs or {}, add_generation_prompt=add_generation_prompt)
         if tools:
             arguments["tools"] = list(tools)
@@ -95,17 +101,20 @@ class HfChatTokenizer:
             except (TypeError, UndefinedError):
                 # Simple templates join strings and choke on the null content of a tool call.
                 text = self._apply([{**text, "content": text.get("content") or ""} for text in texts], arguments)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except _REFUSALS as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text)
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template reads a list of parts alone, as some of vision models do: it drops or refuses a text."""
+        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
+            try:
+                if _PROBE in self._apply([{"role": "user", "content": content}], {"add_generation_prompt": True}):
+                    return content is not _PROBE
+            except _REFUSALS:
+                continue
+        return False
 
     def _apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
@@ -126,6 +135,11 @@ def _bytes_of(token: str) -> bytes:
     if all(char in _BYTE_ALPHABET for char in token):
         return bytes(_BYTE_ALPHABET[char] for char in token)
     return token.encode()
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return message if isinstance(content, list) else {**message, "content": [{"type": "text", "text": content or ""}]}
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:

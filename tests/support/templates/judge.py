@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from gangline.language.tools import tool_fields
 from support.templates.characters import plain_text
 
 __all__ = ["keeps_sampled_turns", "lost_texts", "rendering", "with_ids"]
+
+_LOOPS_OVER_CONTENT = re.compile(r"for \w+ in message\['content'\]")
+"""Such a template reads lists of parts, and vLLM gives it those."""
 
 
 def rendering(
@@ -23,6 +27,8 @@ def rendering(
 ) -> str | None:
     """The prompt's text. None where the template refuses the messages."""
     plain = [fields for message in messages for fields in _plain(message)]
+    if _LOOPS_OVER_CONTENT.search(template) and "is string" not in template:
+        plain = [{**fields, "content": [{"type": "text", "text": fields["content"]}]} for fields in plain]
     try:
         return plain_text(template, plain, [tool_fields(tool) for tool in tools] or None, kwargs, prompt)
     except Exception:  # a template refuses in any way it likes
