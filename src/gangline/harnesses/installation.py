@@ -317,12 +317,10 @@ def python_for(program: Program) -> str:
 def _starts(python: str) -> bool:
     """A shim of pyenv or asdf is in PATH for every version, chosen or not."""
     try:
-        return (
-            subprocess.run([python, "-c", ""], capture_output=True, timeout=_START_TIMEOUT_S, check=False).returncode
-            == 0
-        )
+        done = subprocess.run([python, "-c", ""], capture_output=True, timeout=_START_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return done.returncode == 0
 
 
 def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
