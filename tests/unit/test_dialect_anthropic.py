@@ -282,7 +282,7 @@ def test_what_cannot_be_carried_is_refused_by_the_name_of_its_field(
     assert param is None or error.details["param"] == param
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "auto"}, {"type": "tool", "name": "Bash"}])
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "Bash"}])
 @pytest.mark.parametrize("tools", [{"tools": []}, {"tools": None}, {}])
 def test_a_choice_among_no_tools_is_left_out_and_named(choice: dict[str, Any], tools: dict[str, Any]) -> None:
     call = parse(**tools, tool_choice=choice | {"disable_parallel_tool_use": True})
@@ -290,8 +290,9 @@ def test_a_choice_among_no_tools_is_left_out_and_named(choice: dict[str, Any], t
     assert call.dropped == ("tool_choice",)
 
 
-def test_to_choose_no_tool_among_none_loses_nothing() -> None:
-    call = parse(tools=[], tool_choice={"type": "none"})
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_a_choice_that_may_choose_none_loses_nothing_among_no_tools(choice: str) -> None:
+    call = parse(tools=[], tool_choice={"type": choice})
     assert (call.tool_choice, call.dropped) == (None, ())
 
 

@@ -79,7 +79,7 @@ def _call(body: bytes, request: Body) -> ModelCall:
     messages = _messages(request.messages, toolbox, dropped)
     _refuse_edits(request, messages)
     wished = request.tool_choice
-    if wished is not None and wished.type != "none" and not request.tools and not toolbox.held_by_thread:
+    if wished is not None and wished.type in ("any", "tool") and not request.tools and not toolbox.held_by_thread:
         dropped.append("tool_choice")  # Claude Code offers no tools while it compacts, and keeps its choice
         wished = None
     choice, parallel = tool_choice(wished, toolbox)
