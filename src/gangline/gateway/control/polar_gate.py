@@ -5,6 +5,8 @@ Source: Polar's gateway. Its pause has no lease; here a trainer that died cannot
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 
@@ -43,11 +45,12 @@ class PolarGateRoutes:
 
     def routes(self) -> list[Route]:
         root = "/admin/inference"
+        route = partial(json_route, answer=PolarGateState, password_too=False)  # nobody's browser opens a node
         return [
-            json_route("GET", f"{root}/status", self.show, "Polar's view of the gate.", answer=PolarGateState),
-            json_route("POST", f"{root}/pause", self.pause, "Polar's pause: hold model calls, and wait for those in "
-                  "flight.", answer=PolarGateState, query=(_TIMEOUT_S,), errors=(400, 401, 504)),
-            json_route("POST", f"{root}/resume", self.resume, "Polar's resume.", answer=PolarGateState),
+            route("GET", f"{root}/status", self.show, "Polar's view of the gate."),
+            route("POST", f"{root}/pause", self.pause, "Polar's pause: hold model calls, and wait for those in flight.",
+                  query=(_TIMEOUT_S,), errors=(400, 401, 504)),
+            route("POST", f"{root}/resume", self.resume, "Polar's resume."),
         ]  # fmt: skip
 
     async def show(self, _request: web.Request) -> web.Response:
