@@ -186,7 +186,18 @@ def is_right(result: SessionResult) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
-async def test_a_session_is_reported_whichever_step_fails(tmp_path: Path) -> None:
+def test_a_session_is_reported_whichever_step_fails(tmp_path: Path) -> None:
+    wrong = asyncio.run(_reported_wrongly(tmp_path))
+    # A step that fails leaves coroutines and sockets to nobody, some as long as its event loop is there. A node that
+    # was settled in this process before put them out of the collector's sight.
+    with warnings.catch_warnings(action="ignore"):
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    assert wrong == {}
+
+
+async def _reported_wrongly(tmp_path: Path) -> dict[Step, Any]:
     server, steps = Listener(), Steps()
     async with listening_node(tmp_path, server):
         await server.report_of("warm")
@@ -205,9 +216,7 @@ async def test_a_session_is_reported_whichever_step_fails(tmp_path: Path) -> Non
                 result = await server.report_of(session_id)
                 if not is_right(result) or session_id in steps.failing:
                     wrong[step] = (result.outcome, result.failure)
-    with warnings.catch_warnings(action="ignore"):
-        gc.collect()  # a step that fails leaves coroutines and sockets to nobody
-    assert wrong == {}
+    return wrong
 
 
 @pytest.mark.parametrize(
