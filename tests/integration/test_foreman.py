@@ -242,8 +242,8 @@ async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runt
         assert (await handle.exec("sleep 1000", timeout_s=0.1)).timed_out
         await forks_of(owner, 1)
         heard = bytearray()
-        # The child is there before it is heard: a shell that is asked just before `wait` is woken by the child's end.
-        command = "trap 'echo asked; exit' TERM; sleep 1000 & echo ready; wait"
+        # The child itself says that it is there: a shell that has just forked forgets a signal.
+        command = "trap 'echo asked; exit' TERM; sh -c 'echo ready; exec sleep 1000' & wait"
         asked = asyncio.create_task(
             handle.exec(command, grace_s=30, on_output=lambda _stream, data: heard.extend(data))
         )
@@ -257,6 +257,30 @@ async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runt
         await forks_of(owner, 1)
     finally:
         await handle.stop()
+
+
+async def test_a_shell_is_asked_to_end_before_its_child(runtime: Runtime, tmp_path: Path) -> None:
+    """Or it takes the child's end for the end of a step, and goes on with the next one."""
+    handle, _owner = await start(runtime, tmp_path)
+
+    async def asked_to_end() -> bytes:
+        heard = bytearray()
+        command = "trap 'echo asked; exit' TERM; sh -c 'echo ready; exec sleep 1000'; echo went on"
+        running = asyncio.create_task(
+            handle.exec(f"exec 2>/dev/null; {command}", grace_s=30, on_output=lambda _stream, data: heard.extend(data))
+        )
+        async with asyncio.timeout(30):
+            while not heard:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        return bytes(heard)
+
+    try:
+        said = await asyncio.gather(*(asked_to_end() for _ in range(20)))
+    finally:
+        await handle.stop()
+    assert said == [b"ready\nasked\n"] * 20
 
 
 async def test_a_killed_waiting_fork_is_replaced_by_the_next_order(runtime: Runtime, tmp_path: Path) -> None:

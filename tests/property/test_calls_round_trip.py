@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
@@ -162,6 +162,16 @@ def reply(template: str, called: list[dict[str, Any]]) -> tuple[str, bool]:
     name=st.sampled_from(["f", "mcp__files.read-2"]),
     by_reference=st.booleans(),
     cuts=st.lists(st.integers(0, 400), max_size=10),
+)
+@example(
+    call={},
+    second={
+        "b": Argument({"type": "string"}, "<parameter=a><parameter=a>", may_be_text=True),
+        "a": Argument({"type": "string"}, "", may_be_text=True),
+    },
+    name="f",
+    by_reference=False,
+    cuts=[],
 )
 def test_calls_are_read_as_their_template_writes_them(
     template: str,

@@ -82,6 +82,7 @@ def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], 
     described = cast("dict[str, Any]", schema).get("properties") if isinstance(schema, dict) else None
     known = frozenset(cast("dict[str, object]", described)) if isinstance(described, dict) else frozenset[str]()
     values: dict[str, str] = {}
+    all_closed = True
     while not (end := _FUNCTION_END.match(body, place)):
         parameter = _PARAMETER.match(body, place)
         name = parameter.group(1).strip() if parameter else ""
@@ -89,8 +90,11 @@ def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], 
             raise _Malformed
         values[name] = ""
         value, place = _value(body, parameter.end(), known - set(values))
+        all_closed = all_closed and body.endswith("</parameter>", 0, place)
         # One line break on either side belongs to the format.
         values[name] = value.removeprefix("\n").removesuffix("\n")
+    if not all_closed and any(_PARAMETER_MARK.search(value) for value in values.values()):
+        raise _Malformed  # a tag that was forgotten, or one that a value speaks of: who knows
     return values, end.end()
 
 

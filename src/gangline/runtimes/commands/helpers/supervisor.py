@@ -32,7 +32,7 @@ from gangline.runtimes.commands.helpers.namespaces import become_subreaper
 TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import NoReturn
 else:
     import _signal
@@ -179,7 +179,7 @@ def kill_tree() -> str:
     left."""
     for _sweep in range(_MAX_SWEEPS):
         seen: set[int] = set()
-        while new := _descendants() - seen:
+        while new := set(_descendants()) - seen:
             seen |= new
             _signal_all(new, _signal.SIGSTOP)
             if len(seen) > 100_000:
@@ -200,7 +200,7 @@ def _have_children() -> bool:
     return True
 
 
-def _signal_all(pids: set[int], number: int) -> None:
+def _signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -208,18 +208,16 @@ def _signal_all(pids: set[int], number: int) -> None:
             continue
 
 
-def _descendants() -> set[int]:
+def _descendants() -> list[int]:
+    """Parents before their children. A shell whose child ends first takes it for the end of a step, and goes on."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := _parent(name)) is not None:
             children.setdefault(parent, []).append(int(name))
-    found: set[int] = set()
-    queue = [os.getpid()]
-    while queue:
-        new = [pid for pid in children.get(queue.pop(), []) if pid not in found]
-        found.update(new)
-        queue += new
-    return found
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
 
 
 def _parent(pid: str) -> int | None:
