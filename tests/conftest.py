@@ -29,6 +29,11 @@ settings.register_profile(
     database=None,
     phases=[Phase.explicit, Phase.generate],
 )
+# CI judges a change, so it tries the same examples on every commit, as Hypothesis does in the CI services it knows.
+# Elsewhere each run looks for new ones.
+if everything_is_required():
+    settings.register_profile("ci", settings.get_profile("untimed"), derandomize=True, database=None)
+    settings.load_profile("ci")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Else the threads of one model spin while they wait for each other on processors that other tests use.
