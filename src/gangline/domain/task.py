@@ -18,7 +18,18 @@ from gangline.domain.network import NetworkRule
 from gangline.domain.patterns import checked_pattern
 from gangline.domain.seeds import derived_seed
 from gangline.domain.services import MAX_SERVICES, ServiceName, ServiceSpec, checked_services
-from gangline.domain.task_values import Argv, Command, Environment, FilePath, FolderPath, Image, Line, Seconds, Size
+from gangline.domain.task_values import (
+    Argv,
+    Command,
+    Environment,
+    FilePath,
+    FolderPath,
+    HostFolder,
+    Image,
+    Line,
+    Seconds,
+    Size,
+)
 from gangline.domain.template_arguments import TemplateArguments
 from gangline.domain.vetting import TaskVerdict
 
@@ -144,6 +155,10 @@ class RuntimeSpec(_Spec):
     folders: tuple[FolderPath, ...] = ()
     """More folders that are the session's own, writable and empty at first, such as `/logs`: for programs that have
     their paths built in."""
+    mounts: dict[FolderPath, HostFolder] = Field(default_factory=dict, max_length=64)
+    """Folders of the node's machine that the sandbox sees read-only at other paths: path inside to the folder there
+    (`sandbox`, `apptainer`, `docker`, `podman`). The node's operator must have named it, or a folder around it, in
+    GANGLINE_EXPOSE."""
     env: Environment = Field(default_factory=dict)
     prepare: tuple[PrepareAction, ...] = ()
     limits: LimitsSpec = LimitsSpec()

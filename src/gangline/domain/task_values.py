@@ -111,6 +111,8 @@ AnyPath = Annotated[str, AfterValidator(_path)]
 """A file or folder in a sandbox, relative to the working folder or absolute."""
 FolderPath = Annotated[str, AfterValidator(_folder_path)]
 """An absolute folder in a sandbox."""
+HostFolder = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
+"""An absolute folder of the node's machine."""
 Image = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_image)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 """A time that a clock of a machine can measure."""

@@ -33,6 +33,7 @@ from gangline.runtimes.shared.environment import argv_of
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import Mark, remove_folder, write_mark
+from gangline.runtimes.shared.mounts import refuse_around
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
 
@@ -96,6 +97,10 @@ def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
     """reserved: where no folder of the session's can be. Raises: InvalidRequest."""
     own = ["/tmp", HOME, _checked_folder(spec.workdir, "runtime.workdir", reserved)]
     own += [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
+    closed = [path for path in reserved if path != "/opt"]  # a folder in it may be shown, and nobody writes there
+    for inside in spec.mounts:
+        _checked_folder(inside, "runtime.mounts", closed)
+    refuse_around(spec, own)
     check_image_path(spec.image)
     check_written(spec, own)
 
@@ -133,12 +138,10 @@ def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, P
         raise InvalidRequest(f"network `{spec.network}` needs the port of the node's proxy.")
     workdir = _checked_folder(spec.workdir, "runtime.workdir", reserved)
     more = [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
-    return {
-        **{path: folder / "folders" / str(number) for number, path in enumerate(more)},
-        "/tmp": folder / "tmp",
-        HOME: folder / "home",
-        workdir: folder / "work",
-    }
+    own = {path: folder / "folders" / str(number) for number, path in enumerate(more)}
+    if any(path in map(str, PurePosixPath(workdir).parents) for path in more):
+        return own | {"/tmp": folder / "tmp", HOME: folder / "home"}  # a part of that folder: an agent may remove it
+    return own | {"/tmp": folder / "tmp", HOME: folder / "home", workdir: folder / "work"}
 
 
 def grader_folder(start: RuntimeStart, *, has_users: bool) -> dict[str, Path]:
@@ -234,6 +237,7 @@ class _Namespaces:
                 os.chown(shared, owner, owner)
             if path == GRADER_HOME:
                 shared.chmod(0o700)
+        self._make_workdir()
         users = [("agent", inner_uid(uid), HOME)]
         if uid is not None:
             users.append(("grader", grader_uid(uid), GRADER_HOME))
@@ -244,6 +248,19 @@ class _Namespaces:
         _write_lines(folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
         self._enclosure.make_folders()
         self.layers.begin()
+
+    def _make_workdir(self) -> None:
+        """Where it lies in another folder of the session's."""
+        inside = PurePosixPath(self.facts.workdir)
+        outer = next((path for path in inside.parents if str(path) in self._shared), None)
+        if str(inside) in self._shared or outer is None:
+            return
+        shared = self._shared[str(outer)]
+        for part in inside.relative_to(outer).parts:
+            shared /= part
+            shared.mkdir(exist_ok=True)
+            if self._uid is not None:
+                os.chown(shared, self._uid, self._uid)
 
     @property
     def is_alive(self) -> bool:

@@ -30,6 +30,7 @@ from gangline.runtimes.shared.environment import PythonEnvironment, argv_of, cle
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
+from gangline.runtimes.shared.mounts import refuse_mounts
 from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
@@ -55,6 +56,7 @@ class ProcessRuntime:
             raise InvalidRequest("runtime.image: runtime `process` has no images; use `sandbox`.")
         if spec.folders:
             raise InvalidRequest("runtime.folders: runtime `process` cannot give them at their paths; use `sandbox`.")
+        refuse_mounts(spec, cls.name)
         for number, action in enumerate(spec.prepare):
             if isinstance(action, WriteAction) and action.path.startswith("/"):
                 raise InvalidRequest(

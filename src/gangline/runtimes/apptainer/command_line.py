@@ -41,6 +41,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Path inside -> host folder, writable."""
     expose: Sequence[Path]
     """Host paths seen read-only at the same path."""
+    mounts: Mapping[str, Path] = {}
+    """Path inside -> host folder, read-only."""
     files: Mapping[str, Path]
     """Path inside -> host file, read-only."""
     empty: Path
@@ -56,8 +58,9 @@ def exec_arguments(program: Sequence[str], view: View) -> list[str]:
     """The whole command line, up to the command."""
     identity = ["--fakeroot"] if view.fakeroot else ["--no-privs", *(["--userns"] if view.user_namespace else [])]
     network = [] if view.host_network else ["--net", "--network", "none"]
-    mounts = [(path, path, True) for path in map(str, view.expose)]
-    seen = {str(path): path for path in view.expose} | ({"/": Path(view.image)} if os.path.isdir(view.image) else {})
+    folders = {**{str(path): path for path in view.expose}, **view.mounts}
+    mounts = [(str(path), inside, True) for inside, path in folders.items()]
+    seen = folders | ({"/": Path(view.image)} if os.path.isdir(view.image) else {})
     mounts += [(str(view.empty), inside, True) for inside in masked(view.hidden, seen)]
     mounts += [(str(folder), inside, False) for inside, folder in view.shared.items()]
     mounts += [(str(file), inside, True) for inside, file in view.files.items()]

@@ -54,6 +54,7 @@ from gangline.runtimes.namespaced import (
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
+from gangline.runtimes.shared.mounts import granted
 from gangline.runtimes.shared.removal import remove_tree
 from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
@@ -121,7 +122,8 @@ class ApptainerRuntime:
         if image is not None:
             refuse_hidden_image(Path(image), start.hidden)
         shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
-        enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
+        mounts = granted(start.spec, self._settings.expose)
+        enclosure = _Container(start, image, shared, self._expose, mounts, self._program, self._fakeroot)
         user = held_user(start) if self._privileged else None
         return await begun(namespaced(start, self.name, enclosure, shared, user))
 
@@ -146,6 +148,7 @@ class _Container:
         image: str | None,
         shared: Mapping[str, Path],
         expose: Sequence[Path],
+        mounts: Mapping[str, Path],
         program: Sequence[str],
         fakeroot: bool,
     ) -> None:
@@ -158,6 +161,7 @@ class _Container:
         self._shared = shared
         self._python = PythonEnvironment(start.spec.python)
         self._expose = self._python.beside(expose)
+        self._mounts = mounts
         self._program = program
         self.agent_is_root = self._fakeroot = fakeroot
         self._host_network = start.spec.network == "full"
@@ -182,7 +186,7 @@ class _Container:
 
     def _make_overlay(self) -> None:
         upper = self._folder / "overlay" / "upper"
-        for inside in (*self._shared, *map(str, (*self._expose, *self._prepare_folders))):
+        for inside in (*self._shared, *self._mounts, *map(str, (*self._expose, *self._prepare_folders))):
             self._make_way(upper, PurePosixPath(inside))
 
     @staticmethod
@@ -202,6 +206,7 @@ class _Container:
             overlay=self._folder / "overlay",
             shared=self._shared,
             expose=[*self._host_root, *self._expose, *seen],
+            mounts=self._mounts,
             empty=self._folder / "empty",
             hidden=hidden,
             files={f"/etc/{name}": self._folder / name for name in names},

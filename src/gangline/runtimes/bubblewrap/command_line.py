@@ -54,6 +54,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Path inside -> host folder, writable."""
     expose: Sequence[Path]
     """Host paths seen read-only at the same path."""
+    mounts: Mapping[str, Path] = {}
+    """Path inside -> host folder, read-only."""
     masked: Sequence[Path] = ()
     """Host files that appear empty."""
     hidden: Sequence[Path] = ()
@@ -132,7 +134,12 @@ def _tops(view: View) -> list[Path]:
 def _seen(view: View) -> dict[str, Path]:
     """Path inside -> host folder, for the paths bound read-only; links are links inside too."""
     tops = {f"/{top.name}": top for top in _tops(view) if not top.is_symlink()}
-    return tops | {str(path): path for path in view.expose}
+    return tops | _read_only(view)
+
+
+def _read_only(view: View) -> dict[str, Path]:
+    """Path inside -> host folder, for the folders seen beside the root's."""
+    return {**{str(path): path for path in view.expose}, **view.mounts}
 
 
 def _namespaces(view: View) -> list[str]:
@@ -152,7 +159,7 @@ def _namespaces(view: View) -> list[str]:
 
 
 def _root(view: View) -> list[str]:
-    inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, view.expose)]
+    inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, map(PurePosixPath, _read_only(view)))]
     if not _etc(view, "hosts").is_file():
         inner.append("/etc/hosts")
     args: list[str] = []
@@ -206,7 +213,7 @@ def _folders(view: View, empty: Sequence[str]) -> list[str]:
 
     The folders above them are named too: bubblewrap would make them so that nobody but their owner may enter.
     """
-    mounts = [(("--ro-bind", str(path)), PurePosixPath(path)) for path in view.expose]
+    mounts = [(("--ro-bind", str(path)), PurePosixPath(inside)) for inside, path in _read_only(view).items()]
     mounts += [(("--perms", "0755", "--size", "4096", "--tmpfs"), PurePosixPath(path)) for path in empty]
     mounts += [(("--bind", str(folder)), PurePosixPath(inside)) for inside, folder in view.shared.items()]
     args = ["--perms", "0755", "--dir", "/var", "--perms", "1777", "--dir", "/var/tmp"] if view.image is None else []

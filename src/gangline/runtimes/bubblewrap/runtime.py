@@ -53,6 +53,7 @@ from gangline.runtimes.namespaced import (
 )
 from gangline.runtimes.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
+from gangline.runtimes.shared.mounts import granted
 from gangline.runtimes.shared.services import refuse_services
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
@@ -98,7 +99,8 @@ class SandboxRuntime:
         python = PythonEnvironment(start.spec.python)
         user = held_user(start) if self._privileged else None
         uid = None if user is None else user.uid
-        enclosure = _Bubblewrap(start, shared, self._expose, python, uid)
+        mounts = granted(start.spec, self._settings.expose)
+        enclosure = _Bubblewrap(start, shared, self._expose, mounts, python, uid)
         return await begun(namespaced(start, self.name, enclosure, shared, user))
 
     async def release(self, checkpoint: Checkpoint) -> None:
@@ -121,6 +123,7 @@ class _Bubblewrap:
         start: RuntimeStart,
         shared: Mapping[str, Path],
         expose: Sequence[Path],
+        mounts: Mapping[str, Path],
         python: PythonEnvironment,
         uid: int | None,
     ) -> None:
@@ -128,6 +131,7 @@ class _Bubblewrap:
         self._shared = shared
         self._python = python
         self._expose = python.beside(expose)
+        self._mounts = mounts
         self._uid = uid
         self._reading = FirstLife(start)
 
@@ -147,6 +151,7 @@ class _Bubblewrap:
             image=Path(spec.image) if spec.image is not None else None,
             shared=self._shared,
             expose=[*self._expose, *seen],
+            mounts=self._mounts,
             masked=private_files() if as_root and spec.image is None else (),
             hidden=hidden,
             passwd=self._start.folder / "passwd",

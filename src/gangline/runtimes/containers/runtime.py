@@ -62,6 +62,7 @@ from gangline.runtimes.shared.environment import argv_of, exposed_folders, image
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
+from gangline.runtimes.shared.mounts import granted, refuse_around
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser, grader_uid
 from gangline.settings import Settings
@@ -93,6 +94,7 @@ class _ContainerRuntime:
 
     def __init__(self, command: Sequence[str], settings: Settings) -> None:
         self._engine = Engine(self.name, command)
+        self._named = settings.expose
         self._expose = exposed_folders(settings.expose)
         self._options = settings.container_options
         self._gpus = settings.gpus
@@ -159,7 +161,8 @@ class _ContainerRuntime:
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         options = [*_CONFINED, *self._user_options(), "--env", f"{LABEL}={mark.label}", *self._options]
-        return await begun(_Container(self._engine, start, mark, image, self._expose, options, self._gpus))
+        bound = {str(path): path for path in self._expose} | await asyncio.to_thread(granted, start.spec, self._named)
+        return await begun(_Container(self._engine, start, mark, image, bound, options, self._gpus))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
@@ -234,7 +237,7 @@ class _Container:
         start: RuntimeStart,
         mark: Mark,
         image: str,
-        expose: Sequence[Path],
+        bound: Mapping[str, Path],
         options: Sequence[str],
         gpus: Sequence[str],
     ) -> None:
@@ -256,7 +259,8 @@ class _Container:
         self._start = start
         self._mark = mark
         self._services = Services(engine, start, image, _labels(mark), _limits_options(start.spec.limits))
-        self._expose = expose
+        self._bound = bound
+        """Path inside -> host folder, read-only."""
         self._options = options
         self._gpus = Gpus(start, gpus)
         self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
@@ -324,7 +328,7 @@ class _Container:
         if self._run.was_made:
             await self._engine.start(name, folder)
         else:
-            through = _parents([*self._own, *map(str, self._expose)])
+            through = _parents([*self._own, *self._bound])
             argv = first_process(self._uid, self._own, through, grader_uid=self._grader_uid, grader_home=GRADER_HOME)
             options = [*self._run_options(), "--entrypoint", argv[0]]
             image = checked_image(self._start.spec.image, self._engine.name)
@@ -351,9 +355,8 @@ class _Container:
         return limits.model_copy(update={"max_pids": num_pids})
 
     def _mounts(self) -> list[str]:
-        exposed = {str(path): path for path in self._expose}
-        empty = dict.fromkeys(masked(self._start.hidden, exposed), self._start.folder / "empty")
-        bound = {PIPES: self._start.folder / "pipes", **exposed, **empty}
+        empty = dict.fromkeys(masked(self._start.hidden, self._bound), self._start.folder / "empty")
+        bound = {PIPES: self._start.folder / "pipes", **self._bound, **empty}
         pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
         return [piece for pair in pairs for piece in pair]
 
@@ -390,7 +393,7 @@ class _Container:
         order = Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
-            env=image_environment(self._expose, HOME, self._run.env, extra),
+            env=image_environment([*map(Path, self._bound)], HOME, self._run.env, extra),
             uid=uid,
             filters=[*self._own_filters, *self._run.filters],
             cgroup_procs=self._run.groups.procs,
@@ -412,7 +415,7 @@ class _Container:
         assert self._life is not None
         life, root = self._life, self._life.root()
         uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
-        closed = (*_CLOSED, *map(str, self._expose))
+        closed = (*_CLOSED, *self._bound)
         roots = {"/": Path(f"/proc/self/fd/{root}")}
         outer = None if self._grader_uid is None else life.host_uid(self._grader_uid)
         owners = {} if outer is None else {GRADER_HOME: outer}
@@ -495,8 +498,10 @@ def check_spec(spec: RuntimeSpec, runtime: str) -> None:
         raise InvalidRequest(f"runtime.python: runtime `{runtime}` has none: install the packages into its image.")
     checked_image(spec.image, runtime)
     checked_folder(spec.workdir, "runtime.workdir")
-    for path in spec.folders:
-        checked_folder(path, "runtime.folders")
+    own = [HOME, spec.workdir, *(checked_folder(path, "runtime.folders") for path in spec.folders)]
+    for inside in spec.mounts:
+        checked_folder(inside, "runtime.mounts")
+    refuse_around(spec, own)
     for number, action in enumerate(spec.prepare):
         if isinstance(action, WriteAction):
             place = f"runtime.prepare.{number}.path"

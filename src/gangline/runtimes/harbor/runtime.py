@@ -49,6 +49,7 @@ from gangline.runtimes.shared.environment import argv_of, image_environment
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import Mark, marked, reap, remove_folder, write_mark
+from gangline.runtimes.shared.mounts import refuse_mounts
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import FIRST_UID, NUM_UIDS, HeldUser
 from gangline.settings import Settings
@@ -82,6 +83,7 @@ class HarborRuntime:
     def check_spec(cls, spec: RuntimeSpec) -> None:
         """Raises: InvalidRequest."""
         check_spec(spec, cls.name)
+        refuse_mounts(spec, cls.name)
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""

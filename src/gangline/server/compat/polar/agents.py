@@ -12,6 +12,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.harnesses.shared.environment import PLACEHOLDERS
 from gangline.harnesses.shared.template import mentions
 from gangline.server.compat.polar.commands import surrounded
+from gangline.server.compat.polar.runtimes import given_fields
 
 __all__ = ["agent_for_gateway", "agent_from_polar"]
 
@@ -23,7 +24,7 @@ _FIELDS = ("harness", "model_name", "settings", "env")
 
 def agent_from_polar(given: Mapping[str, Any]) -> dict[str, Any]:
     """Raises: InvalidRequest."""
-    agent = _given(given)
+    agent = given_fields(given)
     if agent.get("harness") == "shell" and isinstance(shell := agent.get("custom_shell"), dict):
         del agent["custom_shell"]
         agent["settings"] = agent.get("settings", {}) | {"command": _program(cast("dict[str, Any]", shell))}
@@ -51,10 +52,6 @@ def agent_for_gateway(agent: Mapping[str, Any]) -> dict[str, Any]:
     return words
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def _program(given: Mapping[str, Any]) -> list[str]:
     """Raises: InvalidRequest."""
     command, env = given.get("command"), cast("Any", given.get("env") or {})
@@ -75,7 +72,7 @@ def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
     where = f"agent.mcp_servers.{index}"
     if not isinstance(given, dict) or not isinstance(cast("dict[str, Any]", given).get("name"), str):
         raise InvalidRequest(f"{where}: must be an object with a `name`.")
-    server = _given(cast("dict[str, Any]", given))
+    server = given_fields(cast("dict[str, Any]", given))
     name = server.pop("name")
     transport = server.pop("transport", server.pop("type", None))
     if transport not in (None, "stdio", *_HTTP_TRANSPORTS):

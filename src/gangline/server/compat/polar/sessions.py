@@ -11,7 +11,8 @@ from typing import Any, cast
 from gangline.domain.session import Lease
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.server.compat.polar.agents import agent_for_gateway
-from gangline.server.compat.polar.tasks import MEBIBYTE, SEED_BASE, protected_by_default, task_from_polar
+from gangline.server.compat.polar.runtimes import MEBIBYTE, SESSION_FOLDER
+from gangline.server.compat.polar.tasks import SEED_BASE, protected_by_default, task_from_polar
 
 __all__ = ["needs_of_ours", "session_for_gateway"]
 
@@ -49,6 +50,7 @@ def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
     again = task_from_polar(words).model_dump(mode="json")
     for spec in (fields, again):
         spec["capture"].pop("token_texts")  # A.4 has them always
+        spec["runtime"]["folders"] = [path for path in spec["runtime"]["folders"] if path != SESSION_FOLDER]
     limits = [f"agent.{name}" for name in _LIMITS if fields["agent"][name] is not None]
     steps = [step["type"] for step in fields["runtime"]["prepare"]]
     writes = ["runtime.prepare"] if set(steps) - {"exec"} else []

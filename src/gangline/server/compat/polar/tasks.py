@@ -18,23 +18,20 @@ from gangline.domain.task import TaskRequest
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
 from gangline.server.compat.polar.agents import agent_from_polar
-from gangline.server.compat.polar.commands import attempted, surrounded
+from gangline.server.compat.polar.runtimes import given_fields, runtime_from_polar
 from gangline.server.compat.polar.sampling import taken_from_settings
 
-__all__ = ["MEBIBYTE", "SEED_BASE", "protected_by_default", "task_from_polar"]
+__all__ = ["SEED_BASE", "protected_by_default", "task_from_polar"]
 
-MEBIBYTE = 1024**2
 SEED_BASE = "eval_sampling_seed_base"
 """In a task's metadata: the seed of its first session; the others follow."""
 
 _USUAL_TIMEOUT_S = 600.0
 _AGENT_TIMEOUT = "agent_timeout"
 """In a task's metadata: seconds of RUN alone, within the session's."""
-_NETWORKS = {"host": "full", "bridge": "full", None: "full"}
 _EVALUATORS = {"swebench_harness": "swe_bench"}
 _GRADING_MARGIN_S = 60.0
 """Seconds of an evaluation beside the tests' own time."""
-_MAX_ATTEMPTS = 10
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
@@ -42,7 +39,7 @@ def task_from_polar(payload: Any) -> TaskRequest:
     if not isinstance(payload, dict):
         return TaskRequest.model_validate(payload)
     usual: dict[str, Any] = {"timeout_seconds": _USUAL_TIMEOUT_S, "builder": {"strategy": "per_request"}}
-    task = usual | _given(cast("dict[str, Any]", payload))
+    task = usual | given_fields(cast("dict[str, Any]", payload))
     budget = task["timeout_seconds"]
     graded = task.get("evaluator")
     evaluator = _evaluator(cast("dict[str, Any]", graded)) if isinstance(graded, dict) else {}
@@ -50,7 +47,9 @@ def task_from_polar(payload: Any) -> TaskRequest:
     _set_capture(task)
     if isinstance(runtime := task.get("runtime"), dict):
         is_clean = evaluator.get("refresh_runtime") is True
-        task["runtime"] = _runtime(cast("dict[str, Any]", runtime), budget, is_clean=is_clean)
+        task["runtime"] = ours = runtime_from_polar(cast("dict[str, Any]", runtime), budget, is_clean=is_clean)
+        if (steps := ours.pop("eval_prepare", None)) is not None:
+            evaluator.setdefault("runtime", ours | {"prepare": steps})
     if isinstance(agent := task.get("agent"), dict):
         task["agent"] = agent_from_polar(cast("dict[str, Any]", agent))
         _set_sampling(task)
@@ -70,10 +69,6 @@ def task_from_polar(payload: Any) -> TaskRequest:
 def protected_by_default() -> tuple[str, ...]:
     """Patterns of the files that the evaluator leaves out of a patch in any case."""
     return SweBenchConfig.model_fields["protected"].default
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _set_limits(task: dict[str, Any]) -> None:
@@ -122,56 +117,6 @@ def _metadata(task: Mapping[str, Any]) -> Mapping[str, Any]:
     return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
 
 
-def _runtime(given: Mapping[str, Any], budget: Any, *, is_clean: bool) -> dict[str, Any]:
-    """The paper's networks are Docker's; the harness must reach the model whichever it is.
-
-    is_clean: whether grading has a runtime of its own, for which alone `eval_prepare` is.
-    """
-    runtime: dict[str, Any] = {"backend": "docker", **_given(given)}
-    for name in ("kwargs", "internet_volumes"):
-        if not runtime.get(name, True):  # none of them: what is more is refused by name
-            del runtime[name]
-    if not is_clean:
-        runtime.pop("eval_prepare", None)
-    limits = {"cpus": runtime.pop("cpus", None)}
-    for theirs, ours in (("memory_mb", "memory_bytes"), ("storage_mb", "disk_bytes")):
-        if isinstance(mebibytes := runtime.get(theirs), int | float):
-            limits[ours] = int(mebibytes * MEBIBYTE)
-            del runtime[theirs]
-    named = _given(limits)
-    if named and isinstance(runtime.get("limits", {}), dict):
-        runtime["limits"] = named | runtime.get("limits", {})
-    network = runtime.get("network")
-    if network is None or isinstance(network, str):
-        runtime["network"] = _NETWORKS.get(network, network)
-    if runtime.pop("allow_internet", True) is False:
-        runtime["network"] = "proxy"
-    if isinstance(prepare := runtime.get("prepare"), list):
-        runtime["prepare"] = [_action(action, budget) for action in cast("list[Any]", prepare)]
-    return runtime
-
-
-def _action(given: Any, budget: Any) -> Any:
-    """A step of preparation. Its folder, environment and attempts become part of the command.
-
-    Raises: InvalidRequest.
-    """
-    if not isinstance(given, dict) or cast("dict[str, Any]", given).get("type") != "exec":
-        return cast("Any", given)
-    action: dict[str, Any] = {"timeout_seconds": budget} | _given(cast("dict[str, Any]", given))
-    command, cwd, env = action.get("command"), action.pop("cwd", None), action.pop("env", {})
-    attempts, rest_s = action.pop("max_attempts", 1), action.pop("retry_backoff_seconds", 0.0)
-    if not isinstance(command, str) or not isinstance(env, dict):
-        return cast("Any", given)
-    if not isinstance(attempts, int) or not 1 <= attempts <= _MAX_ATTEMPTS or not isinstance(rest_s, int | float):
-        raise InvalidRequest(
-            f"runtime.prepare: max_attempts must be from 1 to {_MAX_ATTEMPTS}, with a rest in seconds."
-        )
-    if attempts > 1:
-        command = attempted(command, attempts, rest_s)
-    return action | {"command": surrounded(command, cwd, cast("dict[str, Any]", env))}
-
-
 def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
     """A builder's settings stand beside its strategy here, under `config` there."""
     fields = dict(builder)
@@ -180,7 +125,7 @@ def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
-    evaluator = _given(given)
+    evaluator = given_fields(given)
     if evaluator.get("env") == {}:
         del evaluator["env"]
     strategy = evaluator.get("strategy")
@@ -193,7 +138,7 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `swebench_harness` as those of our evaluator."""
-    config = {"repo_dir": "/testbed", **_given(given)}
+    config = {"repo_dir": "/testbed", **given_fields(given)}
     config.pop("apply_timeout", None)  # the evaluation has one budget, which counts this too
     if "test_timeout" in config:
         config["timeout_seconds"] = config.pop("test_timeout")

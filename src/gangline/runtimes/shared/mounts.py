@@ -1,0 +1,45 @@
+"""Folders of the node's machine that a task asks to see at paths of its own (`RuntimeSpec.mounts`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.task import RuntimeSpec
+
+__all__ = ["granted", "refuse_around", "refuse_mounts"]
+
+
+def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
+    """Path inside -> folder, without links in its path, so that it is the folder that was checked. Blocking.
+
+    exposed: folders that the node's operator named. Raises: InvalidRequest.
+    """
+    named = [Path(os.path.realpath(folder)) for folder in exposed]
+    found = {inside: Path(os.path.realpath(folder)) for inside, folder in spec.mounts.items()}
+    for inside, folder in found.items():
+        told = f"runtime.mounts.{inside}: {spec.mounts[inside]!r}"
+        if not any(folder.is_relative_to(one) for one in named):
+            raise InvalidRequest(f"{told} is not exposed on this node; its operator adds it to GANGLINE_EXPOSE.")
+        if not folder.is_dir():
+            raise InvalidRequest(f"{told} is not a folder on this node's machine.")
+    return found
+
+
+def refuse_around(spec: RuntimeSpec, own: Iterable[str]) -> None:
+    """own: the session's own folders, which it writes. Raises: InvalidRequest where a mount would hide one of them."""
+    for inside in spec.mounts:
+        if hidden := next((path for path in own if PurePosixPath(path).is_relative_to(inside)), None):
+            raise InvalidRequest(
+                f"runtime.mounts.{inside}: it would hide {hidden}, which is the session's own: choose another path."
+            )
+
+
+def refuse_mounts(spec: RuntimeSpec, runtime: str) -> None:
+    """Raises: InvalidRequest where a task asks for mounts of a runtime that has none."""
+    if spec.mounts:
+        raise InvalidRequest(
+            f"runtime.mounts: runtime `{runtime}` cannot show a folder at another path; use `sandbox` or `docker`."
+        )

@@ -1,0 +1,169 @@
+"""Bodies of Polar's published recipes, posted as a client renders them to a real server with a real node.
+
+What cannot exist here is put in its place: `sandbox` for the backend and its image, and a shell command for the agent.
+Source: `examples/swegym_slime_grpo/polar_config.yaml` of NVIDIA-NeMo/ProRL-Agent-Server, at 4534750.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gangline.domain.errors import InvalidRequest
+from gangline.server.compat.polar.tasks import task_from_polar
+from gangline.server.run import serving
+from gangline.serving.scripted.server import scripted_server
+from support.node.node import TOKEN, running_node
+from support.requirements import need_command
+from support.service.field_tasks import FIXED, git, repository
+
+AGENT = (
+    'python3 -c \'import json, os, sys, urllib.request as u; u.urlopen(u.Request('
+    'os.environ["OPENAI_BASE_URL"] + "/chat/completions", open("/tmp/request.json", "rb").read(), {"Authorization": '
+    '"Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})).read()\' && '
+    "/opt/node/bin/repairer /polar/session/workspace/kennel.py"
+)  # fmt: skip
+BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "repair it"}], "max_tokens": 16})
+PREPARE = """\
+rm -rf /polar/session/workspace && \
+mkdir -p /polar/session/logs/agent /polar/session/workspace "$HOME/.venv/bin" && \
+cp -a /testbed/. /polar/session/workspace/ && git config --global core.pager '' && \
+cd /polar/session/workspace && (git reset --hard || true)"""
+ENTERED = "cd /polar/session || exit\n"
+EVAL_PREPARE = """\
+mkdir -p /polar/session/logs/agent "$HOME/.venv/bin" && git config --global core.pager ''"""
+PATCH = """\
+bash -lc 'cd /polar/session/workspace && \
+submodules=$(git config --file .gitmodules --get-regexp path 2>/dev/null | cut -d" " -f2- || true) && \
+set -- git add -A -- . && for path in $submodules; do set -- "$@" ":(exclude)$path"; done && "$@" && \
+git diff --cached --binary --ignore-submodules=all'"""
+
+
+def swegym(tools: Path, instance: str) -> dict[str, Any]:
+    """The template, rendered for one row."""
+    return {
+        "task_id": "polar-swegym-grpo-0-0",
+        "instruction": "Repair the kennel.",
+        "num_samples": 1,
+        "timeout_seconds": 1800,
+        "runtime": {
+            "backend": "apptainer",
+            "image": "/images/getmoto__moto-4950.sif",
+            "network": "host",
+            "workdir": "/polar/session/workspace",
+            "env": {
+                "HOME": "/polar/session/home",
+                "PATH": "/polar/session/home/.venv/bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",
+            },
+            "kwargs": {"volumes": [f"{tools}:/opt/node:ro"]},
+            "prepare": [{"type": "exec", "command": PREPARE}],
+            "eval_prepare": [{"type": "exec", "command": EVAL_PREPARE}],
+        },
+        "agent": {"harness": "codex", "model_name": "gpt-5.4", "settings": {"version": ""}},
+        "builder": {"strategy": "prefix_merging"},
+        "evaluator": {
+            "strategy": "swebench_harness",
+            "refresh_runtime": True,
+            "config": {
+                "repo_dir": "/testbed",
+                "patch_command": PATCH,
+                "instance": instance,
+                "exclude_patterns": ["trajectories/**", ".codex/**", "**/.codex/**", "$HOME/**"],
+            },
+        },
+    }
+
+
+def placed(task: dict[str, Any], folder: Path, base: str) -> dict[str, Any]:
+    """The task with what exists here: the image has the repository at /testbed."""
+    testbed = {
+        "type": "exec",
+        "command": f"git clone -q {folder}/origin/all.bundle /testbed && git -C /testbed checkout -q {base}",
+    }
+    body = {"type": "write", "path": "/tmp/request.json", "content": BODY}
+    runtime = {name: value for name, value in task["runtime"].items() if name != "image"}
+    runtime |= {"backend": "sandbox", "folders": ["/testbed"]}
+    runtime["env"] = runtime["env"] | {"PATH": f"{sys.prefix}/bin:{runtime['env']['PATH']}"}  # the image's has pytest
+    runtime["prepare"] = [testbed, body, *runtime["prepare"]]
+    runtime["eval_prepare"] = [testbed, *runtime["eval_prepare"]]
+    agent = {"harness": "shell", "custom_shell": {"command": AGENT}}
+    return task | {"runtime": runtime, "agent": agent}
+
+
+async def result_of(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
+    (folder / "data").mkdir()
+    async with (
+        scripted_server({"default": {"text": "I fixed it"}}) as engine,
+        serving(data_dir=folder / "data", control_token=TOKEN) as server,
+        running_node(folder / "data", engine, server_url=server.url),
+        aiohttp.ClientSession(headers={"X-Polar-Control-Token": TOKEN}) as http,
+    ):
+        async with http.post(f"{server.url}/rollout/task/submit", json=task) as reply:
+            assert reply.status == 200, await reply.text()
+        async with asyncio.timeout(240):
+            while True:
+                async with http.get(f"{server.url}/rollout/task/{task['task_id']}") as reply:
+                    told = await reply.json()
+                if told["status"] != "running":
+                    return told["results"][0]
+                await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_the_swegym_recipe_runs_where_the_operator_named_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    row = await asyncio.to_thread(repository, tmp_path / "origin")
+    program = tmp_path / "tools" / "bin" / "repairer"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ncat > $1 <<'END'\n{FIXED}END\n")
+    program.chmod(0o755)
+    named = [tmp_path / "origin", *([tmp_path / "tools"] if is_named else [])]
+    monkeypatch.setenv("GANGLINE_EXPOSE", ":".join(map(str, named)))
+    await asyncio.to_thread(git, tmp_path / "origin", "bundle", "create", "-q", "all.bundle", "main")
+    task = placed(swegym(tmp_path / "tools", json.dumps(row)), tmp_path, row["base_commit"])
+    result = await result_of(tmp_path, task)
+    if is_named:
+        assert (result["status"], result["metadata"].get("reward")) == ("COMPLETED", 1.0), json.dumps(result)[-3000:]
+    else:
+        assert result["status"] == "ERROR"
+        assert "its operator adds it to GANGLINE_EXPOSE" in json.dumps(result)
+
+
+def test_the_swegym_recipe_becomes_a_task_of_ours(tmp_path: Path) -> None:
+    row = {"instance_id": "a", "repo": "a/b", "base_commit": "0" * 40, "FAIL_TO_PASS": ["t.py::t"], "test_patch": ""}
+    row["test_cmd"] = "pytest"
+    task = task_from_polar(swegym(tmp_path, json.dumps(row)))
+    assert task.runtime.mounts == {"/opt/node": str(tmp_path)}
+    assert [action.command for action in task.runtime.prepare if action.type == "exec"] == [ENTERED + PREPARE]
+    grading = task.evaluator.runtime
+    assert grading is not None
+    assert [action.command for action in grading.prepare if action.type == "exec"] == [ENTERED + EVAL_PREPARE]
+    assert grading.model_copy(update={"prepare": task.runtime.prepare}) == task.runtime
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"kwargs": {"volumes": ["/opt/agents:/opt/node"]}}, "would be writable"),
+        ({"kwargs": {"volumes": ["/opt/agents:/opt/node:rw"]}}, "would be writable"),
+        ({"kwargs": {"volumes": ["/opt/agents"]}}, "would be writable"),
+        ({"kwargs": {"volumes": ["agents:/opt/node:ro"]}}, "HOST:DEST:ro"),
+        ({"kwargs": {"volumes": [7]}}, "HOST:DEST:ro"),
+        ({"kwargs": {"volumes": "/opt/agents:/opt/node:ro"}}, "must be a list"),
+        ({"kwargs": {"volumes": ["/a:/opt/node:ro", "/b:/opt/node:ro"]}}, "already"),
+        ({"kwargs": {"fakeroot": True}}, "GANGLINE_APPTAINER_FAKEROOT"),
+        ({"kwargs": ["volumes"]}, "must be an object"),
+    ],
+)
+def test_a_volume_that_cannot_be_shown_is_refused_with_what_to_write(changed: dict[str, Any], told: str) -> None:
+    task = {"instruction": "i", "agent": {"harness": "shell"}, "runtime": {"image": "debian:12", **changed}}
+    with pytest.raises(InvalidRequest, match=told):
+        task_from_polar(task)
