@@ -125,7 +125,7 @@ async def test_the_swegym_recipe_runs_where_the_operator_named_its_folder(
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\ncat > $1 <<'END'\n{FIXED}END\n")
     program.chmod(0o755)
-    named = [tmp_path / "origin", *([tmp_path / "tools"] if is_named else [])]
+    named = [Path(pytest.__file__).parents[1], tmp_path / "origin", *([tmp_path / "tools"] if is_named else [])]
     monkeypatch.setenv("GANGLINE_EXPOSE", ":".join(map(str, named)))
     await asyncio.to_thread(git, tmp_path / "origin", "bundle", "create", "-q", "all.bundle", "main")
     task = placed(swegym(tmp_path / "tools", json.dumps(row)), tmp_path, row["base_commit"])
