@@ -15,9 +15,11 @@ import pytest
 
 from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
+from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
+from gangline.server.compat.prorl import routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from support.node.node import TOKEN, RunningNode, running_node
@@ -188,6 +190,34 @@ async def test_stop_cancels_jobs_alone_and_start_takes_them_again(trainer: Train
     node = FakeNode(client)
     await node.finish(await node.lease(wait_s=10))
     assert (await again)[1]["success"]
+
+
+async def test_a_server_that_was_stopped_stays_so_when_it_starts_again(tmp_path: Path):
+    for word in ("running", "stopped", "stopped"):
+        async with (
+            serving(data_dir=tmp_path, control_token=TOKEN) as running,
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        ):
+            trainer = Trainer(running.url, http)
+            assert (await trainer.status())["status"] == word
+            if word == "stopped":
+                assert (await trainer.post("/process", {"instance": INSTANCE}))[0] == 503
+            await trainer.post("/stop")
+
+
+@pytest.mark.parametrize("job_id", [None, "j5"])
+async def test_a_job_that_no_node_can_run_is_answered(
+    trainer: Trainer, client: ServerClient, monkeypatch: pytest.MonkeyPatch, job_id: str | None
+):
+    monkeypatch.setattr(routes, "_PLACING_S", 0.2)
+    offer = Offer(runtimes=("sandbox",), missing={"docker": "docker is not installed"})
+    heartbeat = Heartbeat(node_id="n1", url="http://node.test", sessions={}, capacity=8, offer=offer)
+    await client.heartbeat(heartbeat)
+    runtime = {"runtime": {"backend": "docker", "image": "one:1"}}
+    status, problem = await trainer.post("/process", {"instance": INSTANCE | runtime, "job_id": job_id})
+    assert (status, "node n1 lacks runtime `docker`" in problem["detail"]) == (503, True), problem
+    (task,) = (await client.tasks()).tasks
+    assert task.status == ("cancelled" if job_id is None else "queued")
 
 
 async def test_status_tells_queue_depths_by_stage(trainer: Trainer, client: ServerClient):

@@ -337,7 +337,7 @@ async def test_what_the_bridge_adds_to_a_task_is_understood(http: httpx.AsyncCli
     assert (await http.post("/rollout/task/submit", json=TASK | added | {"metadata": metadata})).status_code == 200
     (lease, *_) = await FakeNode(client).lease()
     task = TaskRequest.model_validate(lease.task)
-    assert (task.priority, task.capture.seed) == (100, 11)
+    assert (task.priority, task.capture.seed, task.enough_sessions) == (100, 11, 2)
     assert (task.timeout_seconds, task.init_timeout_seconds) == (300, 900)
     for change, name in (
         ({"early_stop_min_usable_sessions": 3}, "early_stop_min_usable_sessions"),
@@ -347,6 +347,34 @@ async def test_what_the_bridge_adds_to_a_task_is_understood(http: httpx.AsyncCli
     ):
         refused = await http.post("/rollout/task/submit", json=TASK | {"task_id": "no"} | change)
         assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text
+
+
+async def test_a_group_with_enough_usable_sessions_ends_early(http: httpx.AsyncClient, client: ServerClient):
+    """`rollout/pipeline.py` `run_batch` and `_early_stop_result`, 01bc72d."""
+    await http.post("/rollout/task/submit", json=TASK | {"num_samples": 4, "early_stop_min_usable_sessions": 2})
+    node = FakeNode(client)
+    leases = await node.lease(max_sessions=3)
+    for lease in leases[:2]:
+        assert (await http.get(f"/rollout/task/{TASK['task_id']}")).json()["status"] == "running"
+        await node.finish([lease], trajectory=trajectory_of(lease.session_id, lease.task_id))
+    task = (await http.get(f"/rollout/task/{TASK['task_id']}")).json()
+    check_task_status(task)
+    assert [task["status"], *(one["status"] for one in task["results"])] == [
+        *("completed", "COMPLETED", "COMPLETED", "ERROR", "ERROR"),
+    ]
+    assert "early_stop_cancelled" not in task["results"][0]["metadata"]
+    told = {
+        "early_stop_cancelled": True,
+        "fully_masked": True,
+        "early_stop_reason": "minimum_usable_sessions_reached",
+        "early_stop_min_usable_sessions": 2,
+        "early_stop_usable_sessions": 2,
+    }
+    for stopped in task["results"][2:]:
+        for metadata in (stopped["metadata"], stopped["trajectory"]["metadata"]):
+            assert metadata | told == metadata
+        assert (stopped["trajectory"]["traces"], "enough" in stopped["error"]) == ([], True)
+    assert (await node.beat(leases[2:])).lost == (leases[2].session_id,)
 
 
 async def test_the_sampling_of_an_evaluation_holds_for_each_harness(http: httpx.AsyncClient, client: ServerClient):
@@ -399,11 +427,11 @@ def test_what_is_left_out_is_what_it_is_there():
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"kwargs": {"volumes": ["/opt/node:/opt/node:ro"]}}, "runtime.kwargs"),
+    ({"kwargs": {"volumes": ["/opt/node:/opt/node"]}}, "runtime.kwargs.volumes.0"),
     ({"internet_volumes": ["/run/proxy.sock"]}, "runtime.internet_volumes"),
     ({"direct_exec_init_command": "serve &"}, "runtime.direct_exec_init_command"),
-    ({"eval_prepare": [{"type": "exec", "command": "make tests"}]}, "runtime.eval_prepare"),
-    ({"prepare": [{"type": "upload_file", "source": "/a", "target": "/b"}]}, "runtime.prepare.0"),
+    ({"prepare": [{"type": "upload_file", "source": "a", "target": "/b"}]}, "runtime.prepare.0"),
+    ({"prepare": [{"type": "upload_dir", "source": "/a"}]}, "runtime.prepare.0"),
     ({"prepare": [{"type": "exec", "command": "make", "max_attempts": 11}]}, "max_attempts"),
 ]
 
@@ -508,11 +536,36 @@ def test_the_agent_of_a_task_reaches_a_gateway_in_its_words():
     ]
 
 
+def test_a_command_with_our_placeholders_is_what_was_written(tmp_path: Path):
+    """`ShellHarness`, `agent/harnesses/shell.py`: the command is run as it is, and `{instruction}` is a text."""
+    printed = "printf '%s|' {instruction} {model} $HOME \"$X\""
+    shell = {"harness": "shell", "custom_shell": {"command": printed, "cwd": str(tmp_path), "env": {"X": "a b"}}}
+    task = task_from_polar(TASK | {"agent": shell})
+    command = task.agent.settings["command"]
+    assert "{instruction}" not in str(command)
+    done = subprocess.run(command, env={"HOME": "/h", **task.agent.env}, capture_output=True, text=True, check=True)
+    assert done.stdout == "{instruction}|{model}|/h|a b|"
+
+
+def test_settings_of_published_templates_become_those_of_ours():
+    """`MiniSweAgentHarness`, `agent/presets/mini_swe_agent.py`, c4c56e2, and skill2env's template."""
+    settings = {"cost_limit": 0, "model_retry_attempts": 5, "step_limit": 40}
+    task = task_from_polar(TASK | {"agent": {"harness": "mini_swe_agent", "settings": settings}})
+    assert (task.agent.settings, task.agent.env) == (
+        {"step_limit": 40},
+        {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "5"},
+    )
+    codex = {"harness": "codex", "settings": {"reasoning_effort": "xhigh", "reasoning_summary": "none"}}
+    task = task_from_polar(TASK | {"agent": codex})
+    assert task.agent.settings == {"reasoning_effort": "xhigh", "config": {"model_reasoning_summary": "none"}}
+
+
 NO_AGENTS: list[tuple[dict[str, Any], str]] = [
-    ({"harness": "shell", "custom_shell": {"command": "echo {model}"}}, "agent.custom_shell"),
+    ({"harness": "mini_swe_agent", "settings": {"cost_limit": 3}}, "agent.settings.cost_limit"),
+    ({"harness": "mini_swe_agent", "settings": {"response_token_budget": 9}}, "agent.max_sampled_tokens"),
     ({"harness": "codex", "custom_shell": {"command": "true"}}, "agent.custom_shell"),
     ({"harness": "codex", "skills_path": "/skills"}, "agent.skills_path"),
-    ({"import_path": "mine:Harness"}, "agent.import_path"),
+    ({"import_path": "mine:Harness"}, "docs/guides/plugins.md"),
 ]
 
 

@@ -1,13 +1,15 @@
 """Bodies of Polar's published recipes, posted as a client renders them to a real server with a real node.
 
 What cannot exist here is put in its place: `sandbox` for the backend and its image, and a shell command for the agent.
-Source: `examples/swegym_slime_grpo/polar_config.yaml` of NVIDIA-NeMo/ProRL-Agent-Server, at 4534750.
+Source: `examples/swegym_slime_grpo/polar_config.yaml` of NVIDIA-NeMo/ProRL-Agent-Server, at 4534750, and
+`examples/calculator/run.py`, at e62ae51.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,99 @@ async def test_the_swegym_recipe_runs_where_the_operator_named_its_folder(
     else:
         assert result["status"] == "ERROR"
         assert "its operator adds it to GANGLINE_EXPOSE" in json.dumps(result)
+
+
+STARTER = "def total(text):\n    return 0  # TODO\n"
+SOLVED = "def total(text):\n    return sum(map(int, text.split('+')))\n"
+TESTS = "from calculator import total\nassert total('1+2+39') == 42\n"
+WORKSPACE = "/polar/session/workspace"
+WORKSPACE_PREPARE = (
+    f"rm -rf {WORKSPACE} && mkdir -p {WORKSPACE} /polar/session/logs/agent && cd {WORKSPACE} && git init -q && "
+    "git config user.email 'polar@test' && git config user.name 'Polar'"
+)
+
+
+def calculator(assets: Path) -> dict[str, Any]:
+    """`build_task_payload`, without the installation of an agent, and for one session."""
+    return {
+        "task_id": "calculator-codex-1",
+        "instruction": "Implement it.",
+        "num_samples": 1,
+        "timeout_seconds": 1200.0,
+        "runtime": {
+            "backend": "docker",
+            "image": "polar-localhost-calculator:latest",
+            "prepare": [
+                {"type": "exec", "command": WORKSPACE_PREPARE},
+                *(
+                    {"type": "upload_file", "source": str(assets / name), "target": f"{WORKSPACE}/{name}"}
+                    for name in ("test_calculator.py", "calculator.py")
+                ),
+                {"type": "exec", "command": f"cd {WORKSPACE} && git add -A && git commit -qm 'initial'"},
+            ],
+            "network": "host",
+            "workdir": WORKSPACE,
+        },
+        "agent": {"harness": "codex", "model_name": "openai/gpt-5.5"},
+        "builder": {"strategy": "prefix_merging"},
+        "evaluator": {
+            "strategy": "test_on_output",
+            "config": {
+                "repo_dir": WORKSPACE,
+                "patch_command": f"cd {WORKSPACE} && git add -A && git diff --cached --binary",
+                "test_command": f"cd {WORKSPACE} && python3 test_calculator.py && echo 'PASSED test_calculator'",
+                "test_timeout": 60.0,
+                "expected_output_json": {"test_calculator": "PASSED"},
+                "exclude_patterns": ["node_modules/**", "**/node_modules/**", ".codex/**", "**/.codex/**"],
+            },
+            "refresh_runtime": True,
+        },
+    }
+
+
+@pytest.mark.parametrize(("written", "reward"), [(SOLVED, 1.0), (STARTER + "\n", 0.0)])
+async def test_the_calculator_is_graded_by_its_own_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, reward: float
+) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    for name, text in (("calculator.py", STARTER), ("test_calculator.py", TESTS)):
+        (assets / name).write_text(text)
+    monkeypatch.setenv("GANGLINE_EXPOSE", str(assets))
+    task = calculator(assets)
+    runtime = {name: value for name, value in task["runtime"].items() if name != "image"} | {"backend": "sandbox"}
+    runtime["prepare"] = [{"type": "write", "path": "/tmp/request.json", "content": BODY}, *runtime["prepare"]]
+    work = AGENT.rpartition(" && ")[0] + f" && cat > {WORKSPACE}/calculator.py <<'END'\n{written}END\n"
+    agent = {"harness": "shell", "custom_shell": {"command": work}}
+    result = await result_of(tmp_path, task | {"runtime": runtime, "agent": agent})
+    assert (result["status"], result["metadata"].get("reward")) == ("COMPLETED", reward), json.dumps(result)[-3000:]
+    assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [reward]
+
+
+def test_a_folder_is_uploaded_in_the_place_of_what_was_there(tmp_path: Path) -> None:
+    step = {"type": "upload_dir", "source": "/data/a", "target": f"{tmp_path}/it's"}
+    runtime = {"image": "one:1", "prepare": [step, {"type": "upload_file", "source": "/data/a/x", "target": "/b/y"}]}
+    task = task_from_polar({"instruction": "x", "agent": {"harness": "pi"}, "runtime": runtime})
+    assert task.runtime.mounts == {"/polar/uploaded/0": "/data/a"}
+    copy, single = [step.command for step in task.runtime.prepare if step.type == "exec"]
+    assert "/polar/uploaded/0/x /b/y" in str(single)
+    (tmp_path / "source" / "inner").mkdir(parents=True)
+    (tmp_path / "source" / "inner" / "file").write_text("new")
+    (tmp_path / "it's").mkdir()
+    (tmp_path / "it's" / "old").write_text("old")
+    command = str(copy).replace("/polar/uploaded/0", f"{tmp_path}/source")
+    subprocess.run(["sh", "-c", command], check=True)
+    found = {str(path.relative_to(tmp_path / "it's")) for path in (tmp_path / "it's").rglob("*")}
+    assert found == {"inner", "inner/file"}
+
+
+@pytest.mark.parametrize("expected", [None, {}, "[]", "not JSON", {"t": "OK"}])
+def test_expected_statuses_that_no_test_can_have_are_refused(tmp_path: Path, expected: Any) -> None:
+    task = calculator(tmp_path)
+    task["evaluator"]["config"]["expected_output_json"] = expected
+    with pytest.raises(InvalidRequest, match="expected_output_json: must be an object"):
+        task_from_polar(task)
 
 
 def test_the_swegym_recipe_becomes_a_task_of_ours(tmp_path: Path) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from gangline.domain.errors import Conflict, InvalidRequest, NodeIdTaken, NotFound, StoreError
+from gangline.domain.errors import Conflict, InvalidRequest, LeaseLost, NodeIdTaken, NotFound, StoreError
 from gangline.domain.session import Heartbeat, Lease
 from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import logprobs, token_ids
+from gangline.domain.trajectory import Trace, Trajectory
 from gangline.store.sql import schema
 from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.reader import TaskReader
@@ -82,6 +86,70 @@ def test_a_task_lives_and_ends_on_every_database(store: TaskStore, clock: Clock)
         {"ended": 2},
         ["n1", "n2"],
     )
+
+
+def usable(lease: Lease, trained: int = 1) -> dict[str, Any]:
+    trace = Trace(
+        trace_id=f"{lease.session_id}.0",
+        session_id=lease.session_id,
+        prompt_ids=token_ids([1]),
+        response_ids=token_ids([2]),
+        loss_mask=token_ids([trained]).astype("int8"),
+        response_logprobs=logprobs([-0.5]),
+        response_versions=token_ids([0]),
+        spans=(),
+        prompt_messages=(),
+        response_messages=(),
+        finish_reason="stop",
+        certificates=(),
+    )
+    whole = Trajectory(
+        session_id=lease.session_id, task_id=lease.task_id, builder="b", traces=(trace,), num_completions=1
+    )
+    return {"trajectory": whole}
+
+
+def test_a_task_with_enough_usable_sessions_cancels_the_others(store: TaskStore):
+    store.submit([request(num_samples=8, enough_sessions=2, callback_url="http://trainer.test/")])
+    leases = store.lease("n1", NODE_URL, 6)
+    store.report(result(leases[0]), kept)  # without tokens
+    store.report(result(leases[1], **usable(leases[1], trained=0)), kept)
+    store.report(result(leases[2], **usable(leases[2]), outcome="agent_timeout", reward=0.0), kept)
+    store.report(result(leases[3], **usable(leases[3]), outcome="turn_limit"), kept)
+    assert (store.task("t").status, store.task("t").num_open) == ("running", 4)
+    assert store.report(result(leases[4], **usable(leases[4])), kept).state == "ended"
+    task = store.task("t")
+    assert (task.status, task.num_open) == ("ended", 0)
+    assert [one.outcome for one in task.sessions] == [
+        *("completed", "completed", "agent_timeout", "turn_limit", "completed"), *["cancelled"] * 3,
+    ]  # fmt: skip
+    assert store.heartbeat(beat([leases[5]])).renewed == ()
+    with pytest.raises(LeaseLost):
+        store.report(result(leases[5], **usable(leases[5])), kept)
+    assert len(Outbox(store.database).due(store.task("t").ended_at or 0.0, 10)) == 1
+
+
+def test_sessions_that_are_enough_may_be_reported_at_once(any_database: str):
+    """Each waits for the task's row, and none for another one's session."""
+    with ExitStack() as opened:
+        stores = [opened.enter_context(TaskStore(any_database)) for _ in range(8)]
+        stores[0].submit([request(f"t{number}", num_samples=8, enough_sessions=3) for number in range(5)])
+        for number in range(5):
+            leases = stores[0].lease("n1", NODE_URL, 8, task_ids=[f"t{number}"])
+            assert len(leases) == 8
+
+            def reported(store: TaskStore, lease: Lease) -> bool:
+                try:
+                    return store.report(result(lease, **usable(lease)), kept).accepted
+                except LeaseLost:
+                    return False
+
+            with ThreadPoolExecutor(8) as threads:
+                accepted = list(threads.map(reported, stores, leases))
+            outcomes = [one.outcome for one in stores[0].task(f"t{number}").sessions]
+            assert outcomes == ["completed" if one else "cancelled" for one in accepted]
+            assert sum(accepted) >= 3
+            assert stores[0].task(f"t{number}").status == "ended"
 
 
 def test_a_list_of_tasks_shows_outcomes_and_mean_rewards(store: TaskStore):

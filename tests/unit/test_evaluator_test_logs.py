@@ -81,6 +81,34 @@ SKIPPED [1] tests/test_a.py:12: not here
 """
 
 
+STATUS_LINES = """
+collected 2 items
+PASSED test_calculator
+PASSED tests/test_a.py::test_one
+FAILED tests/test_a.py::TestCase::test_two - AssertionError: PASSED is not it
+\x1b[31mERROR\x1b[0m\ttests/test_b.py::test_setup
+  SKIPPED it is not here
+PASSED
+FAILED twice
+PASSED twice
+PASSEDX odd
+XFAIL other
+"""
+
+
+async def test_lines_that_begin_with_a_status_are_read_as_polar_reads_them() -> None:
+    read = await read_log("status_lines", STATUS_LINES, timeout_s=5)
+    assert read.statuses == {
+        "test_calculator": "passed",
+        "test_one": "passed",
+        "TestCase.test_two": "failed",
+        "test_setup": "failed",
+        "it is not here": "skipped",
+        "twice": "passed",
+        "odd": "failed",
+    }
+
+
 async def test_names_of_r2e_gym_are_the_parts_behind_the_file() -> None:
     found = await read_log("r2e", R2E, timeout_s=10)
     assert found.statuses == {"TestX.test_one": "passed", "test_two": "failed", "test_setup": "failed"}

@@ -9,7 +9,7 @@ import msgspec
 from gangline.domain.completion import Completion
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
-from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT, Outcome, Stage
 from gangline.domain.placement import Offer
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import SessionUsage
@@ -25,6 +25,7 @@ __all__ = [
     "SessionResult",
     "StageTiming",
     "Turns",
+    "is_usable",
     "made_no_call",
 ]
 
@@ -91,6 +92,13 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of the attempt's sandboxes; None where it had none."""
     held_out: bool = False
     """It measures, and is never trained on: its task's own mark, which stays where nobody knows the task any more."""
+
+
+def is_usable(session: SessionResult) -> bool:
+    """Whether it did its work and has tokens to train on, as `enough_sessions` counts."""
+    traces = () if session.trajectory is None else session.trajectory.traces
+    has_ended = session.outcome == "completed" or session.outcome in STOPPED_BY_LIMIT
+    return has_ended and any(trace.untrainable is None and bool(trace.loss_mask.any()) for trace in traces)
 
 
 def made_no_call(session: SessionResult) -> bool:

@@ -99,7 +99,8 @@ class SweBenchConfig(BaseModel):
     eval_script: str | None = None
     """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
     log_parser: str = "pytest"
-    """`pytest`, `unittest`, `r2e`, or the name of one of the `swebench` package, which the node must then have."""
+    """`pytest`, `unittest`, `r2e`, `status_lines` (lines `PASSED NAME`, also FAILED, ERROR and SKIPPED), or the name of
+    one of the `swebench` package, which the node must then have."""
     timeout_seconds: Seconds = 1800
     """Seconds that the tests may take."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.untrusted.isolated import ENVIRONMENT
-from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog
+from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog, plain_lines
 from gangline.evaluators.untrusted.pytest_logs import (
     has_pytest_summary,
     has_unnamed_tests_of_pytest,
@@ -28,7 +28,7 @@ from gangline.evaluators.untrusted.unittest_logs import (
 )
 from gangline.installation import package_command
 
-__all__ = ["PARSERS", "last_exit_code", "read_log", "without_timing"]
+__all__ = ["PARSERS", "STATUS_WORDS", "last_exit_code", "name_in_status_lines", "read_log", "without_timing"]
 
 _SWEBENCH_PREFIX = "parse_log_"
 _WORDS: dict[str, Status] = {
@@ -36,6 +36,8 @@ _WORDS: dict[str, Status] = {
     **dict.fromkeys(("FAILED", "ERROR", "XPASS"), "failed"),
     "SKIPPED": "skipped",
 }
+STATUS_WORDS: dict[str, Status] = {word: _WORDS[word] for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+"""What the lines that `status_lines` reads begin with."""
 _TIMING = re.compile(r"(?:\[ ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\]|\( ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\))$", re.IGNORECASE)
 _INLINE_TIMING = re.compile(r"\sin \d{1,9}(?:\.\d{1,9})? m?sec\b", re.IGNORECASE)
 _R2E_SUMMARY = "short test summary info"
@@ -62,6 +64,22 @@ def _r2e_outcomes(text: str) -> Iterator[Outcome]:
             yield Outcome(".".join(line.split("::")[1:]).split(" - ")[0], _WORDS[word])
 
 
+def _status_line_outcomes(text: str) -> Iterator[Outcome]:
+    """Lines `PASSED NAME`, whatever printed them; of a test's the last one counts. Source: Polar's test-on-output."""
+    last: dict[str, Status] = {}
+    for line in plain_lines(text):
+        word, *rest = line.split(maxsplit=1) or [""]
+        if word.startswith(tuple(STATUS_WORDS)) and rest and (name := name_in_status_lines(rest[0].rstrip())):
+            last[name] = STATUS_WORDS.get(word, "failed")
+    return (Outcome(name, status) for name, status in last.items())
+
+
+def name_in_status_lines(test: str) -> str:
+    """`Class.method` or `function` of a test's id at pytest; any other name as it is."""
+    *rest, name = test.split(" - ")[0].split("::")
+    return f"{rest[-1]}.{name}" if len(rest) > 1 else name
+
+
 class _Parser(NamedTuple):
     outcomes: Callable[[str], Iterator[Outcome]]
     has_summary: Callable[[str], bool]
@@ -74,6 +92,7 @@ PARSERS: dict[str, _Parser] = {
     "pytest": _Parser(pytest_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
     "unittest": _Parser(unittest_outcomes, has_unittest_summary, has_unnamed_tests_of_unittest),
     "r2e": _Parser(_r2e_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
+    "status_lines": _Parser(_status_line_outcomes, lambda _tail: False, lambda _text: False),
 }
 """By name."""
 

@@ -164,8 +164,7 @@ class _Container:
         self._mounts = mounts
         self._program = program
         self.agent_is_root = self._fakeroot = fakeroot
-        self._host_network = start.spec.network == "full"
-        self._loopback = LoopbackAddress(start.runtime_id) if self._host_network else None
+        self._loopback = LoopbackAddress(start.runtime_id) if start.spec.network == "full" else None
         self._image_env: Mapping[str, str] = {}
 
     @property
@@ -210,7 +209,7 @@ class _Container:
             empty=self._folder / "empty",
             hidden=hidden,
             files={f"/etc/{name}": self._folder / name for name in names},
-            host_network=self._host_network,
+            host_network=self._loopback is not None,
             user_namespace=os.geteuid() != 0,
             fakeroot=self._fakeroot,
         )

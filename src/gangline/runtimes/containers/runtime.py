@@ -130,7 +130,9 @@ class _ContainerRuntime:
         try:
             await self._engine.containers([])
         except GanglineError as error:
-            raise RuntimeUnavailable(f"{self.name} does not answer: {error.message}. {self._advice}") from error
+            told = error.message.rstrip(".")
+            advice = "" if told.endswith("?") else f". {self._advice}"  # docker asks the same itself
+            raise RuntimeUnavailable(f"{self.name} does not answer: {told}{advice}") from error
 
     _install: ClassVar[str]
     _advice: ClassVar[str]

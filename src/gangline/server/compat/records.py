@@ -6,17 +6,17 @@ these records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT, Outcome
-from gangline.domain.session import SessionResult
+from gangline.domain.session import SessionResult, is_usable
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import TaskView
 from gangline.evaluators.transcript import chat_messages
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
-__all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status"]
+__all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status", "stopped_early"]
 
 LogprobForm = Literal["objects", "floats"]
 """`response_logprobs` as the paper has it, `{"token", "token_id", "logprob"}` for a sampled token and no `token` for
@@ -44,8 +44,28 @@ def polar_session_status(outcome: Outcome) -> str:
     return _STATUSES.get(outcome, "ERROR")
 
 
-def polar_result(result: SessionResult, request: Mapping[str, Any], form: LogprobForm) -> dict[str, Any]:
-    """A session's result, with its traces as in A.4. request: its task, as JSON data."""
+def stopped_early(task: TaskView, results: Sequence[SessionResult]) -> dict[str, Any]:
+    """What the sessions are told that were cancelled because their group had enough; empty where none was.
+
+    Source: Polar's `_early_stop_result`, `rollout/pipeline.py`, 01bc72d.
+    """
+    enough = task.request.get("enough_sessions")
+    if enough is None or task.status != "ended":
+        return {}
+    return {
+        "early_stop_cancelled": True,
+        "fully_masked": True,
+        "early_stop_reason": "minimum_usable_sessions_reached",
+        "early_stop_min_usable_sessions": enough,
+        "early_stop_usable_sessions": sum(map(is_usable, results)),
+    }
+
+
+def polar_result(
+    result: SessionResult, request: Mapping[str, Any], form: LogprobForm, early: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A session's result, with its traces as in A.4. request: its task, as JSON data. early: see `stopped_early`."""
+    early = early if early and result.outcome == "cancelled" else {}
     status = polar_session_status(result.outcome)
     error = None if result.failure is None else result.failure.message
     if status == "ERROR" and error is None:
@@ -57,13 +77,18 @@ def polar_result(result: SessionResult, request: Mapping[str, Any], form: Logpro
     about = {"session_id": result.session_id, "task_id": result.task_id, "harness": str(agent.get("harness"))}
     if trajectory is not None:
         about["builder"] = trajectory.builder
+    if early:
+        error = "session cancelled: enough sessions of its group had ended with tokens to train on"
     return {
         "session_id": result.session_id,
         "task_id": result.task_id,
         "status": status,
         "trajectory": {
             "status": status,
-            "metadata": about | _whole(result, request) | ({} if timeout is None else {"agent_result": timeout}),
+            "metadata": about
+            | early
+            | _whole(result, request)
+            | ({} if timeout is None else {"agent_result": timeout}),
             "traces": [
                 _trace(trace, result.reward, about | _training_filter(trace, result, timeout), form) for trace in traces
             ],
@@ -73,6 +98,7 @@ def polar_result(result: SessionResult, request: Mapping[str, Any], form: Logpro
         "node_id": result.node_id,
         "error": error,
         "metadata": {"outcome": result.outcome, "attempt": result.attempt, "reward": result.reward}
+        | early
         | request.get("metadata", {}),
     }
 

@@ -9,14 +9,15 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import TaskState
-from gangline.store.sql.leasing import Standing
+from gangline.store.sql.leasing import Standing, cancel
 from gangline.store.sql.outbox import add_callback
 from gangline.store.sql.reader import task_view
-from gangline.store.sql.rows import Unit, write_standing
-from gangline.store.sql.schema import tasks
+from gangline.store.sql.rows import Unit, locked_rows, standing_of, write_standing
+from gangline.store.sql.schema import events, sessions, tasks
 
-__all__ = ["move"]
+__all__ = ["move", "stop_early"]
 
+_ENDED = "session.ended"
 _MAX_TOLD_CHARS = 300
 """Characters of a failure's message in an event; the session's view has all of it."""
 
@@ -33,6 +34,13 @@ _COUNT = (
     .returning(tasks.c.num_open)
 )
 _BODY = sa.select(tasks.c.body).where(_IT)
+_ENDS = sa.select(events.c.data).where(events.c.task_id == sa.bindparam("id"), events.c.kind == _ENDED)
+
+
+class _Enough(msgspec.Struct):
+    """Of a task's request."""
+
+    enough_sessions: int | None = None
 
 
 def move(
@@ -43,6 +51,7 @@ def move(
     kind: str = "session.requeued",
     ends_task: TaskState = "ended",
     num_bytes: int = 0,
+    is_usable: bool = False,
     **columns: Any,
 ) -> None:
     """Write where the session now stands, emit its event, and end its task with its last session.
@@ -51,6 +60,7 @@ def move(
     kind: of the event, where the session does not end.
     ends_task: the task's state, should this end it.
     num_bytes: of a result that was stored for it.
+    is_usable: see `stop_early`.
     columns: more of its row, where it ends.
     """
     if after is None:
@@ -59,13 +69,14 @@ def move(
     if after.state == "ended":
         write_standing(unit, row, after, ended_at=unit.now, **columns)
         unit.emit(
-            "session.ended",
+            _ENDED,
             task_id,
             session_id,
             outcome=after.outcome,
             attempt=after.attempt,
             node=after.node_id,
             reward=columns.get("reward"),
+            **({"usable": True} if is_usable else {}),
             **_why(after.failure),
         )
         if _count(unit, task_id, num_ended=1, num_bytes=num_bytes) == 0:
@@ -78,6 +89,23 @@ def move(
         if after.ready_at is not None:
             why["ready_at"] = after.ready_at
         unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
+
+
+def stop_early(unit: Unit, task_id: str) -> None:
+    """Cancel what is open of a task with enough usable sessions: see `is_usable`.
+
+    One that another transaction changes now is left to it: it is being reported, and waits for the task's row.
+    """
+    enough = msgspec.json.decode(unit.conn.scalar(_BODY, {"id": task_id}) or "{}", type=_Enough).enough_sessions
+    if enough is None:
+        return
+    told = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]
+    told += [event.data for event in unit.events if (event.kind, event.task_id) == (_ENDED, task_id)]
+    if sum("usable" in data for data in told) < enough:
+        return
+    still_open = sa.and_(sessions.c.task_id == task_id, sessions.c.state != "ended")
+    for row in locked_rows(unit, still_open, skip_locked=True):
+        move(unit, row, cancel(standing_of(row)))
 
 
 def _why(failure: Failure | None) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult, is_usable
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Annotation, Event, ResultReceipt, SessionView, Submitted, TaskView
 from gangline.store.sql import leasing, retention
 from gangline.store.sql.annotating import add_annotation
 from gangline.store.sql.database import repeated
-from gangline.store.sql.moving import move
+from gangline.store.sql.moving import move, stop_early
 from gangline.store.sql.nodes import claim, hear, meet_node, renew
 from gangline.store.sql.reader import TaskReader, session_view, task_view
 from gangline.store.sql.rows import Unit, let_in, locked_rows, one_row, rows_named, standing_of
@@ -203,7 +203,11 @@ class TaskStore(TaskReader):
                     f"{result.session_id!r} was leased for task {row['task_id']!r}, attempt {before.attempt}."
                 )
             keep()
-            move(unit, row, after, num_bytes=num_bytes, reward=result.reward, result_attempt=result.attempt)
+            usable = after.state == "ended" and is_usable(result)
+            stored = {"reward": result.reward, "result_attempt": result.attempt}
+            move(unit, row, after, num_bytes=num_bytes, is_usable=usable, **stored)
+            if usable:
+                stop_early(unit, result.task_id)
             return ResultReceipt(accepted=True, state=after.state)
 
     # From the server's own side.

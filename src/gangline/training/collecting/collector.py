@@ -187,7 +187,8 @@ class _Rollouts:
             await self._service.wait(task_id)
             sessions = await answered(self._service.result, task_id, self._retry_s)
             self._patience.note(id_of(rollout.task), sessions)
-            verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
+            enough = task.get("enough_sessions") if isinstance(task, dict) else task.enough_sessions
+            verdict = judge_group(task_id, sessions, enough or len(submitted.session_ids), self._validity)
             if verdict.action == "keep":
                 return verdict.group
             _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)

@@ -18,6 +18,8 @@ __all__ = ["agent_for_gateway", "agent_from_polar"]
 
 _SHELL = ["bash", "-lc"]
 """A gateway runs commands by it."""
+_COMMAND = "POLAR_SHELL_COMMAND"
+"""Carries a command with the placeholders that harness `shell` would fill in."""
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _FIELDS = ("harness", "model_name", "settings", "env")
 
@@ -25,9 +27,16 @@ _FIELDS = ("harness", "model_name", "settings", "env")
 def agent_from_polar(given: Mapping[str, Any]) -> dict[str, Any]:
     """Raises: InvalidRequest."""
     agent = given_fields(given)
+    if "import_path" in agent:
+        raise InvalidRequest(
+            "agent.import_path: a task brings no code to our nodes. Publish the class as a harness plug-in "
+            "(docs/guides/plugins.md) and name it in agent.harness, or run its program by harness `shell`."
+        )
     if agent.get("harness") == "shell" and isinstance(shell := agent.get("custom_shell"), dict):
         del agent["custom_shell"]
-        agent["settings"] = agent.get("settings", {}) | {"command": _program(cast("dict[str, Any]", shell))}
+        _set_program(agent, cast("dict[str, Any]", shell))
+    if isinstance(settings := agent.get("settings"), dict):
+        agent["settings"] = _settings(agent, cast("dict[str, Any]", settings))
     if isinstance(servers := agent.get("mcp_servers"), list):
         named = [_mcp_server(index, server) for index, server in enumerate(cast("list[Any]", servers))]
         agent["mcp_servers"] = dict(named)
@@ -52,16 +61,35 @@ def agent_for_gateway(agent: Mapping[str, Any]) -> dict[str, Any]:
     return words
 
 
-def _program(given: Mapping[str, Any]) -> list[str]:
+def _settings(agent: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of Polar's harnesses as those of ours; some become the agent's own. Raises: InvalidRequest."""
+    settings = dict(given)
+    if "response_token_budget" in settings:
+        raise InvalidRequest(
+            "agent.settings.response_token_budget: is not supported; write agent.max_sampled_tokens instead."
+        )
+    if agent.get("harness") == "mini_swe_agent":
+        if settings.pop("cost_limit", 0) != 0:
+            raise InvalidRequest(
+                "agent.settings.cost_limit: calls to your engine have no price; leave it out, or limit agent.max_turns."
+            )
+        if (attempts := settings.pop("model_retry_attempts", None)) is not None:
+            agent["env"] = {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(attempts)} | agent.get("env", {})
+    if agent.get("harness") == "codex" and (summary := settings.pop("reasoning_summary", None)) is not None:
+        settings["config"] = {"model_reasoning_summary": summary} | settings.get("config", {})
+    return settings
+
+
+def _set_program(agent: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Raises: InvalidRequest."""
     command, env = given.get("command"), cast("Any", given.get("env") or {})
     if not isinstance(command, str) or not isinstance(env, dict):
         raise InvalidRequest("agent.custom_shell: must have a `command`, and its `env` must be an object.")
-    if used := [name for name in PLACEHOLDERS if mentions(command, name)]:
-        raise InvalidRequest(
-            f"agent.custom_shell.command: {{{used[0]}}} would be filled in here; write it differently."
-        )
-    return [*_SHELL, surrounded(command, given.get("cwd"), cast("dict[str, Any]", env))]
+    command = surrounded(command, given.get("cwd"), cast("dict[str, Any]", env))
+    if any(mentions(command, name) for name in PLACEHOLDERS):  # there it is a text like any other
+        agent["env"] = agent.get("env", {}) | {_COMMAND: command}
+        command = f'eval "${_COMMAND}"'
+    agent["settings"] = agent.get("settings", {}) | {"command": [*_SHELL, command]}
 
 
 def _mcp_server(index: int, given: Any) -> tuple[str, Any]:

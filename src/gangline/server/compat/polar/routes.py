@@ -26,7 +26,7 @@ from gangline.http.routes import Route, json_route
 from gangline.server.compat.polar.names import id_to_submit, newest_id, polar_name
 from gangline.server.compat.polar.tasks import task_from_polar
 from gangline.server.compat.polar.views import PolarNode, polar_node
-from gangline.server.compat.records import LogprobForm, polar_result, polar_task_status
+from gangline.server.compat.records import LogprobForm, polar_result, polar_task_status, stopped_early
 from gangline.server.service.core import RolloutService
 
 __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_task"]
@@ -177,13 +177,15 @@ async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = 
 
 
 def _record(task: TaskView, results: list[SessionResult], form: LogprobForm) -> bytes:
+    early = stopped_early(task, results)
     record = PolarTask(
         task_id=polar_name(task.task_id),
         status=polar_task_status(task),
         total_sessions=task.num_samples,
         completed_sessions=len(results),
         results=[
-            polar_result(result, task.request, form) | {"task_id": polar_name(task.task_id)} for result in results
+            polar_result(result, task.request, form, early) | {"task_id": polar_name(task.task_id)}
+            for result in results
         ],
         metadata=task.request.get("metadata", {}),
     )

@@ -5,6 +5,7 @@ Source: Polar, A.3; its published `RuntimeSpec`, `PrepareAction` and `DockerRunt
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -18,6 +19,9 @@ MEBIBYTE = 1024**2
 SESSION_FOLDER = "/polar/session"
 """There it is each session's own: commands write and remove what they like below it."""
 
+_UPLOADS = ("upload_file", "upload_dir")
+_UPLOADED = "/polar/uploaded"
+"""There the folders are seen that uploads copy from."""
 _NETWORKS = {"host": "full", "bridge": "full", None: "full"}
 _MAX_ATTEMPTS = 10
 
@@ -34,6 +38,7 @@ def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool)
     """
     runtime: dict[str, Any] = {"backend": "docker", **given_fields(given)}
     _set_mounts(runtime)
+    _set_uploads(runtime)
     _set_session_folder(runtime)
     if not is_clean:
         runtime.pop("eval_prepare", None)
@@ -115,6 +120,41 @@ def _set_mounts(runtime: dict[str, Any]) -> None:
                 raise InvalidRequest(f"{where}.{index}: another folder is mounted at {inside} already.")
     if mounts:
         runtime["mounts"] = mounts | cast("dict[str, Any]", runtime.get("mounts", {}))
+
+
+def _set_uploads(runtime: dict[str, Any]) -> None:
+    """Files and folders of a node's machine are mounted, and copied from there. Raises: InvalidRequest."""
+    mounts: dict[str, str] = {}
+    for name in ("prepare", "eval_prepare"):
+        if isinstance(steps := runtime.get(name), list):
+            runtime[name] = [
+                _copied(f"runtime.{name}.{number}", cast("dict[str, Any]", step), mounts)
+                if isinstance(step, dict) and cast("dict[str, Any]", step).get("type") in _UPLOADS
+                else step
+                for number, step in enumerate(cast("list[Any]", steps))
+            ]
+    if mounts:
+        runtime["mounts"] = {inside: folder for folder, inside in mounts.items()} | runtime.get("mounts", {})
+
+
+def _copied(where: str, step: Mapping[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
+    """A step that copies what another one uploads. mounts: folder of the node's machine -> its place inside.
+
+    Raises: InvalidRequest.
+    """
+    of_file = step["type"] == "upload_file"
+    source, target = step.get("source"), step.get("target")
+    if not (isinstance(source, str) and source.startswith("/") and isinstance(target, str) and target):
+        raise InvalidRequest(f"{where}: must have a `target`, and as `source` an absolute path of the node's machine.")
+    path = PurePosixPath(source)
+    folder = str(path.parent if of_file else path)
+    inside = mounts.setdefault(folder, f"{_UPLOADED}/{len(mounts)}")
+    into = shlex.quote(target)
+    if of_file:
+        copy = f'mkdir -p -- "$(dirname -- {into})" && cp -p -- {shlex.quote(f"{inside}/{path.name}")} {into}'
+    else:  # in place of one that is there
+        copy = f"rm -rf -- {into} && mkdir -p -- {into} && cp -rp -- {inside}/. {into}"
+    return {"type": "exec", "command": copy, **{key: step[key] for key in step.keys() - {"type", "source", "target"}}}
 
 
 def _mount(where: str, volume: Any) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
+from gangline.evaluators.untrusted.test_logs import STATUS_WORDS, name_in_status_lines
 from gangline.server.compat.polar.agents import agent_from_polar
 from gangline.server.compat.polar.runtimes import given_fields, runtime_from_polar
 from gangline.server.compat.polar.sampling import taken_from_settings
@@ -29,7 +30,9 @@ SEED_BASE = "eval_sampling_seed_base"
 _USUAL_TIMEOUT_S = 600.0
 _AGENT_TIMEOUT = "agent_timeout"
 """In a task's metadata: seconds of RUN alone, within the session's."""
-_EVALUATORS = {"swebench_harness": "swe_bench"}
+_TESTS_ON_OUTPUT = ("test_command", "expected_output_json")
+"""Settings of Polar's `test_on_output`, which runs a command on the agent's patch; ours compares the agent's output."""
+_TESTS_ON_OUTPUT_S = 1200.0
 _GRADING_MARGIN_S = 60.0
 """Seconds of an evaluation beside the tests' own time."""
 
@@ -78,9 +81,10 @@ def _set_limits(task: dict[str, Any]) -> None:
     """
     if (priority := task.pop("dispatch_priority", None)) is not None:
         task.setdefault("priority", priority)
-    enough = task.pop("early_stop_min_usable_sessions", None)  # may stop early: all sessions are waited for
-    if enough is not None and not (isinstance(enough, int) and 1 <= enough <= task.get("num_samples", 1)):
-        raise InvalidRequest("early_stop_min_usable_sessions: must be from 1 to num_samples.")
+    if (enough := task.pop("early_stop_min_usable_sessions", None)) is not None:
+        if not (isinstance(enough, int) and 1 <= enough <= task.get("num_samples", 1)):
+            raise InvalidRequest("early_stop_min_usable_sessions: must be from 1 to num_samples.")
+        task["enough_sessions"] = enough
     budget = task["timeout_seconds"]
     task.setdefault("init_timeout_seconds", budget)
     own = _metadata(task).get(_AGENT_TIMEOUT)
@@ -128,12 +132,35 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
     evaluator = given_fields(given)
     if evaluator.get("env") == {}:
         del evaluator["env"]
-    strategy = evaluator.get("strategy")
-    if isinstance(strategy, str):
-        evaluator["strategy"] = _EVALUATORS.get(strategy, strategy)
-    if strategy == "swebench_harness" and isinstance(config := evaluator.get("config", {}), dict):
-        evaluator["config"] = _swe_bench(cast("dict[str, Any]", config))
+    strategy, config = evaluator.get("strategy"), cast("Any", evaluator.get("config", {}))
+    if not isinstance(config, dict):
+        return evaluator
+    if strategy == "swebench_harness":
+        return evaluator | {"strategy": "swe_bench", "config": _swe_bench(cast("dict[str, Any]", config))}
+    if strategy == "test_on_output" and any(name in config for name in _TESTS_ON_OUTPUT):
+        settings = _with_statuses(cast("dict[str, Any]", config))
+        return evaluator | {"strategy": "swe_bench", "config": _swe_bench(settings)}
     return evaluator
+
+
+def _with_statuses(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of Polar's `test_on_output` as those of its `swebench_harness`, with the statuses that tests must have.
+
+    Raises: InvalidRequest.
+    """
+    config = {"log_parser": "status_lines", "test_timeout": _TESTS_ON_OUTPUT_S, **given_fields(given)}
+    expected = config.pop("expected_output_json", None)
+    if isinstance(expected, str):
+        with suppress(json.JSONDecodeError):
+            expected = json.loads(expected)
+    statuses = cast("dict[str, Any]", expected) if isinstance(expected, dict) else {}
+    if not statuses or not set(map(str, statuses.values())) <= STATUS_WORDS.keys():
+        raise InvalidRequest(
+            "evaluator.config.expected_output_json: must be an object, or its JSON, with a status for each test: "
+            f"{', '.join(STATUS_WORDS)}."
+        )
+    named = {name_in_status_lines(name): STATUS_WORDS[status] for name, status in statuses.items()}
+    return config | {"expected_statuses": named}
 
 
 def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:

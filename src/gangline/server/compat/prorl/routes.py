@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -31,6 +31,9 @@ from gangline.server.service.core import RolloutService
 
 __all__ = ["ProrlRoutes"]
 
+_KEY = "prorl_jobs"
+_PLACING_S = 10.0
+"""Seconds in which a node may come that can run a job, before its caller is told that none can."""
 _PAGE = 1000
 _OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
 
@@ -88,12 +91,11 @@ class ProrlRoutes:
         self._engines = engines
         self._templates = templates
         self._max_task_bytes = max_task_bytes
-        self._accepting = True
         self._num_waiting = 0
 
     async def process_job(self, request: web.Request) -> web.Response:
         job = await read_record(request, ProrlJob, max_bytes=self._max_task_bytes)
-        self._refuse_when_stopped()
+        await self._refuse_when_stopped()
         job_id = job.job_id or new_id("x")
         task, ignored = await asyncio.to_thread(
             task_of_instance, job.instance, job.sampling_params, job_id, self._templates.task_of
@@ -102,15 +104,22 @@ class ProrlRoutes:
         await self._service.submit([task])
         self._num_waiting += 1
         try:
-            return await self._when_ended(job_id, ignored)
+            return await self._when_ended(job_id, ignored, is_named=job.job_id is not None)
         finally:
             self._num_waiting -= 1
 
-    async def _when_ended(self, job_id: str, ignored: list[str]) -> web.Response:
-        task_id = task_id_of(job_id)
-        while not (task := await self._service.task(task_id, MAX_WAIT_S)).ended:
+    async def _when_ended(self, job_id: str, ignored: list[str], *, is_named: bool) -> web.Response:
+        """is_named: the caller can send it again. Raises: ServerUnavailable, also where no node can run it."""
+        task_id, wait_s = task_id_of(job_id), _PLACING_S
+        while not (task := await self._service.task(task_id, wait_s)).ended:
             if self._service.stopping:
                 raise ServerUnavailable(f"the server is stopping; job {job_id!r} continues: send it again with its id.")
+            if (why := task.sessions[0].unplaced) is not None:
+                if not is_named:  # nobody would ever ask for it
+                    await self._service.cancel_task(task_id)
+                later = f"It waits: send job {job_id!r} again with its id." if is_named else "It was cancelled."
+                raise ServerUnavailable(f"no node can run this job: {why}. {later}")
+            wait_s = MAX_WAIT_S
         _, results = await self._service.task_results(task_id, partial=False)
         return await asyncio.to_thread(lambda: answer_json(job_result(results[0], job_id, task.request, ignored)))
 
@@ -134,11 +143,11 @@ class ProrlRoutes:
         return answer_json(ProrlAnswer(status="Cleared all LLM server addresses", nodes=tuple(nodes)))
 
     async def start_jobs(self, _request: web.Request) -> web.Response:
-        self._accepting = True
+        await self._set_state("running")
         return answer_json(ProrlAnswer(status="Server started successfully"))
 
     async def stop_jobs(self, _request: web.Request) -> web.Response:
-        self._accepting = False
+        await self._set_state("stopped")
         open_jobs = await self._open_jobs()
         for task_id in open_jobs:
             await self._service.cancel_task(task_id)
@@ -148,8 +157,7 @@ class ProrlRoutes:
         status = await self._service.store.query(self._service.store.status)
         queues = {"queued": status.sessions.get("queued", 0), "init": 0, "ready": 0, "run": 0, "eval": 0}
         queues |= {"eval" if stage == "postrun" else stage: number for stage, number in status.stages.items()}
-        word = "running" if self._accepting else "stopped"
-        return answer_json(ProrlStatus(status=word, pending_jobs=self._num_waiting, queues=queues))
+        return answer_json(ProrlStatus(status=await self._state(), pending_jobs=self._num_waiting, queues=queues))
 
     async def _open_jobs(self) -> list[str]:
         return [task_id for state in _OPEN_STATES for task_id in await self._jobs_in(state)]
@@ -164,9 +172,16 @@ class ProrlRoutes:
             if (before := page.next) is None:
                 return found
 
-    def _refuse_when_stopped(self) -> None:
+    async def _state(self) -> str:
+        return await self._service.store.run(self._service.store.change_note, _KEY, lambda kept: kept or "running")
+
+    async def _set_state(self, state: Literal["running", "stopped"]) -> None:
+        """A server that starts again is what it was."""
+        await self._service.store.run(self._service.store.change_note, _KEY, lambda _kept: state)
+
+    async def _refuse_when_stopped(self) -> None:
         """Raises: ServerUnavailable."""
-        if not self._accepting:
+        if await self._state() == "stopped":
             raise ServerUnavailable("jobs are stopped; POST /start resumes them.")
 
     def routes(self) -> list[Route]:
