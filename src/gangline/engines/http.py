@@ -149,9 +149,20 @@ class EngineHttp:
     async def served_model(self, wanted: str | None) -> ModelCard:
         """The engine's description of the model `wanted`, or of the first that it lists.
 
-        Raises: EngineRefused when the engine does not serve it.
+        Raises: EngineRefused when the engine does not serve it, or lists no models.
         """
-        cards = decode(await self.get("/v1/models"), ModelList, self.url).data
+        try:
+            listed = await self.get("/v1/models")
+        except EngineRefused as error:
+            if error.details.get("status") != 404:
+                raise
+            raise EngineRefused(
+                f"engine {self.url} has no /v1/models, so nobody can know which model it serves. A server of a few "
+                "routes, such as the one that NeMo RL opens over its vLLM, cannot be used: name the vLLM or SGLang "
+                "server itself.",
+                status=404,
+            ) from error
+        cards = decode(listed, ModelList, self.url).data
         found = [card for card in cards if wanted in (None, card.id)]
         if not found:
             known = ", ".join(card.id for card in cards) or "none"
