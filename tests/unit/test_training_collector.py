@@ -96,6 +96,18 @@ async def test_a_group_that_is_not_whole_is_run_again_under_another_id() -> None
         assert names(await collector.collect(1)) == ["t0.run2"]
 
 
+@pytest.mark.parametrize("as_data", [True, False])
+async def test_a_group_with_as_many_sessions_as_its_task_calls_enough_is_whole(as_data: bool) -> None:
+    task = TaskRequest(
+        task_id="t0", instruction="i", num_samples=2, enough_sessions=1, agent=AgentSpec(harness="shell")
+    )
+    service = FakeService(t0=BROKEN)
+    given = iter([task.model_dump(mode="json") if as_data else task])
+    async with PlainCollector(service, given) as collector:
+        (group,) = await collector.collect(1)
+    assert len(group.sessions) == 1
+
+
 async def test_a_task_that_never_comes_back_whole_is_dropped() -> None:
     service = FakeService(**{"t0": BROKEN, "t0.run2": BROKEN, "t0.run3": BROKEN, "t1": GOOD})
     again = ValiditySettings(on_invalid="resubmit")

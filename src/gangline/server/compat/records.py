@@ -65,7 +65,7 @@ def polar_result(
     result: SessionResult, request: Mapping[str, Any], form: LogprobForm, early: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """A session's result, with its traces as in A.4. request: its task, as JSON data. early: see `stopped_early`."""
-    early = early if early and result.outcome == "cancelled" else {}
+    stopped = dict(early) if early and result.outcome == "cancelled" else dict[str, Any]()
     status = polar_session_status(result.outcome)
     error = None if result.failure is None else result.failure.message
     if status == "ERROR" and error is None:
@@ -77,7 +77,7 @@ def polar_result(
     about = {"session_id": result.session_id, "task_id": result.task_id, "harness": str(agent.get("harness"))}
     if trajectory is not None:
         about["builder"] = trajectory.builder
-    if early:
+    if stopped:
         error = "session cancelled: enough sessions of its group had ended with tokens to train on"
     return {
         "session_id": result.session_id,
@@ -86,7 +86,7 @@ def polar_result(
         "trajectory": {
             "status": status,
             "metadata": about
-            | early
+            | stopped
             | _whole(result, request)
             | ({} if timeout is None else {"agent_result": timeout}),
             "traces": [
@@ -98,7 +98,7 @@ def polar_result(
         "node_id": result.node_id,
         "error": error,
         "metadata": {"outcome": result.outcome, "attempt": result.attempt, "reward": result.reward}
-        | early
+        | stopped
         | request.get("metadata", {}),
     }
 

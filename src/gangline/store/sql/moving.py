@@ -38,7 +38,7 @@ _ENDS = sa.select(events.c.data).where(events.c.task_id == sa.bindparam("id"), e
 
 
 class _Enough(msgspec.Struct):
-    """Of a task's request."""
+    """The part of a task's request that says when its group has enough."""
 
     enough_sessions: int | None = None
 

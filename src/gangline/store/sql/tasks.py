@@ -204,8 +204,15 @@ class TaskStore(TaskReader):
                 )
             keep()
             usable = after.state == "ended" and is_usable(result)
-            stored = {"reward": result.reward, "result_attempt": result.attempt}
-            move(unit, row, after, num_bytes=num_bytes, is_usable=usable, **stored)
+            move(
+                unit,
+                row,
+                after,
+                num_bytes=num_bytes,
+                is_usable=usable,
+                reward=result.reward,
+                result_attempt=result.attempt,
+            )
             if usable:
                 stop_early(unit, result.task_id)
             return ResultReceipt(accepted=True, state=after.state)

@@ -24,7 +24,16 @@ from gangline.domain.ids import new_id
 from gangline.training.collecting.beside.tasks import Beside, BesideTask
 from gangline.training.collecting.giving_up import Patience
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
-from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named, refuse_held_out
+from gangline.training.collecting.service import (
+    MOST_RUNS,
+    RolloutClient,
+    Task,
+    answered,
+    enough_sessions,
+    id_of,
+    named,
+    refuse_held_out,
+)
 
 __all__ = [
     "Admit",
@@ -187,8 +196,9 @@ class _Rollouts:
             await self._service.wait(task_id)
             sessions = await answered(self._service.result, task_id, self._retry_s)
             self._patience.note(id_of(rollout.task), sessions)
-            enough = task.get("enough_sessions") if isinstance(task, dict) else task.enough_sessions
-            verdict = judge_group(task_id, sessions, enough or len(submitted.session_ids), self._validity)
+            verdict = judge_group(
+                task_id, sessions, enough_sessions(task) or len(submitted.session_ids), self._validity
+            )
             if verdict.action == "keep":
                 return verdict.group
             _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)

@@ -11,7 +11,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 
-__all__ = ["MOST_RUNS", "RolloutClient", "Task", "answered", "id_of", "named", "refuse_held_out"]
+__all__ = ["MOST_RUNS", "RolloutClient", "Task", "answered", "enough_sessions", "id_of", "named", "refuse_held_out"]
 
 MOST_RUNS = 3
 """Runs of a task whose sessions come back incomplete, under `resubmit`."""
@@ -47,6 +47,11 @@ async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: floa
 def id_of(task: Task) -> str:
     """Empty where it has none."""
     return (task.task_id if isinstance(task, TaskRequest) else task.get("task_id")) or ""
+
+
+def enough_sessions(task: Task) -> int | None:
+    """How many of its sessions make its group whole, where not all of them must."""
+    return task.enough_sessions if isinstance(task, TaskRequest) else task.get("enough_sessions")
 
 
 def named(task: Task, task_id: str) -> Task:

@@ -132,7 +132,7 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
     evaluator = given_fields(given)
     if evaluator.get("env") == {}:
         del evaluator["env"]
-    strategy, config = evaluator.get("strategy"), cast("Any", evaluator.get("config", {}))
+    strategy, config = evaluator.get("strategy"), evaluator.get("config", {})
     if not isinstance(config, dict):
         return evaluator
     if strategy == "swebench_harness":

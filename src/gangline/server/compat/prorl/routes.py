@@ -173,11 +173,18 @@ class ProrlRoutes:
                 return found
 
     async def _state(self) -> str:
-        return await self._service.store.run(self._service.store.change_note, _KEY, lambda kept: kept or "running")
+        def unchanged(kept: str | None) -> str:
+            return kept or "running"
+
+        return await self._service.store.run(self._service.store.change_note, _KEY, unchanged)
 
     async def _set_state(self, state: Literal["running", "stopped"]) -> None:
         """A server that starts again is what it was."""
-        await self._service.store.run(self._service.store.change_note, _KEY, lambda _kept: state)
+
+        def changed(_kept: str | None) -> str:
+            return state
+
+        await self._service.store.run(self._service.store.change_note, _KEY, changed)
 
     async def _refuse_when_stopped(self) -> None:
         """Raises: ServerUnavailable."""
