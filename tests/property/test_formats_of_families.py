@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -161,6 +161,8 @@ OWN_PREFIX = "own/"
 ALL: dict[str, ToolFormat] = {**{OWN_PREFIX + name: name for name in OWN}, **TEMPLATES}
 WANTS_TEXT = frozenset({"trl/deepseekv3"})
 """Arguments as JSON text."""
+UNESCAPED = frozenset({"llama.cpp/LFM2.5-8B-A1B"})
+"""Quotes stay as they are in quoted texts, so that a text may look like its own end and a further argument."""
 WRITES_ONE = frozenset({"llama.cpp/GigaChat3-10B-A1.8B", "llama.cpp/GigaChat3.1-10B-A1.8B", "own/gigachat"})
 
 
@@ -345,6 +347,7 @@ def without_nulls(name: str, calls: Sequence[Call]) -> list[Call]:
 @given(data=st.data(), at=cuts)
 def test_calls_are_read_back_as_the_template_wrote_them(name: str, data: st.DataObject, at: list[int]) -> None:
     calls = data.draw(calls_of(TAME, name))
+    assume(name not in UNESCAPED or not re.search(r"',\w+=", json.dumps(calls)))
     text = told(name, calls)
     found, status, _ = read(name, text, at)
     assert (found, status) == (without_nulls(name, calls), "ok"), text
