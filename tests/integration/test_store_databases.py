@@ -129,6 +129,15 @@ def test_a_task_with_enough_usable_sessions_cancels_the_others(store: TaskStore)
     assert len(Outbox(store.database).due(store.task("t").ended_at or 0.0, 10)) == 1
 
 
+def test_a_task_that_measures_waits_for_all_of_its_sessions(store: TaskStore):
+    store.submit([request(num_samples=2, enough_sessions=1, held_out=True)])
+    first, second = store.lease("n1", NODE_URL, 2)
+    store.report(result(first, **usable(first)), kept)
+    assert store.task("t").num_open == 1
+    store.report(result(second, **usable(second)), kept)
+    assert [one.outcome for one in store.task("t").sessions] == ["completed"] * 2
+
+
 def test_sessions_that_are_enough_may_be_reported_at_once(any_database: str):
     """Each waits for the task's row, and none for another one's session."""
     with ExitStack() as opened:

@@ -516,7 +516,7 @@ class TaskRequest(_Spec):
     """Sessions in the group."""
     enough_sessions: int | None = Field(default=None, ge=1)
     """Once so many have done their work, with tokens to train on, the others are cancelled: no group waits for its
-    slowest sessions. That favours short ones. None: all of them are waited for."""
+    slowest sessions. That favours short ones, so a task that is `held_out` waits for all of them. None: all."""
     timeout_seconds: Seconds = 1200
     """RUN's budget: the harness's own time, without queues and gates."""
     init_timeout_seconds: Seconds = 300
@@ -558,12 +558,6 @@ class TaskRequest(_Spec):
     vetting: TaskVerdict | None = None
     """The verdict of `gangline vet`. It is in the details of each reward, as `stale` where the task was changed after
     its audit."""
-
-    @model_validator(mode="after")
-    def _can_have_enough_sessions(self) -> TaskRequest:
-        if self.enough_sessions is not None and self.enough_sessions > self.num_samples:
-            raise ValueError(f"enough_sessions: must be from 1 to num_samples, {self.num_samples}")
-        return self
 
     @model_validator(mode="after")
     def _names_servers_once(self) -> TaskRequest:

@@ -41,6 +41,7 @@ class _Enough(msgspec.Struct):
     """The part of a task's request that says when its group has enough."""
 
     enough_sessions: int | None = None
+    held_out: bool = False
 
 
 def move(
@@ -96,12 +97,12 @@ def stop_early(unit: Unit, task_id: str) -> None:
 
     One that another transaction changes now is left to it: it is being reported, and waits for the task's row.
     """
-    enough = msgspec.json.decode(unit.conn.scalar(_BODY, {"id": task_id}) or "{}", type=_Enough).enough_sessions
-    if enough is None:
+    wanted = msgspec.json.decode(unit.conn.scalar(_BODY, {"id": task_id}) or "{}", type=_Enough)
+    if wanted.enough_sessions is None or wanted.held_out:  # what measures would measure the short ones
         return
     told = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]
     told += [event.data for event in unit.events if (event.kind, event.task_id) == (_ENDED, task_id)]
-    if sum("usable" in data for data in told) < enough:
+    if sum("usable" in data for data in told) < wanted.enough_sessions:
         return
     still_open = sa.and_(sessions.c.task_id == task_id, sessions.c.state != "ended")
     for row in locked_rows(unit, still_open, skip_locked=True):
