@@ -187,39 +187,49 @@ def calculator(assets: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("written", "reward"), [(SOLVED, 1.0), (STARTER + "\n", 0.0)])
+@pytest.mark.parametrize(
+    ("written", "variable", "reward"),
+    [
+        (SOLVED, "GANGLINE_PREPARE_FOLDERS", 1.0),
+        (SOLVED, "GANGLINE_EXPOSE", 1.0),
+        (STARTER + "\n", "GANGLINE_PREPARE_FOLDERS", 0.0),
+        (SOLVED, "GANGLINE_HIDE", None),
+    ],
+)
 async def test_the_calculator_is_graded_by_its_own_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, reward: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, variable: str, reward: float | None
 ) -> None:
     need_command("bwrap", "apt-get install bubblewrap")
     assets = tmp_path / "assets"
     assets.mkdir()
     for name, text in (("calculator.py", STARTER), ("test_calculator.py", TESTS)):
         (assets / name).write_text(text)
-    monkeypatch.setenv("GANGLINE_EXPOSE", str(assets))
+    monkeypatch.setenv(variable, str(assets))
     task = calculator(assets)
     runtime = {name: value for name, value in task["runtime"].items() if name != "image"} | {"backend": "sandbox"}
     runtime["prepare"] = [{"type": "write", "path": "/tmp/request.json", "content": BODY}, *runtime["prepare"]]
     work = AGENT.rpartition(" && ")[0] + f" && cat > {WORKSPACE}/calculator.py <<'END'\n{written}END\n"
     agent = {"harness": "shell", "custom_shell": {"command": work}}
     result = await result_of(tmp_path, task | {"runtime": runtime, "agent": agent})
+    if reward is None:
+        assert (result["status"], "adds its folder to GANGLINE_PREPARE_FOLDERS" in result["error"]) == ("ERROR", True)
+        return
     assert (result["status"], result["metadata"].get("reward")) == ("COMPLETED", reward), json.dumps(result)[-3000:]
     assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [reward]
 
 
 def test_a_folder_is_uploaded_in_the_place_of_what_was_there(tmp_path: Path) -> None:
-    step = {"type": "upload_dir", "source": "/data/a", "target": f"{tmp_path}/it's"}
-    runtime = {"image": "one:1", "prepare": [step, {"type": "upload_file", "source": "/data/a/x", "target": "/b/y"}]}
-    task = task_from_polar({"instruction": "x", "agent": {"harness": "pi"}, "runtime": runtime})
-    assert task.runtime.mounts == {"/polar/uploaded/0": "/data/a"}
-    copy, single = [step.command for step in task.runtime.prepare if step.type == "exec"]
-    assert "/polar/uploaded/0/x /b/y" in str(single)
+    step = {"type": "upload_dir", "source": f"{tmp_path}/source", "target": f"{tmp_path}/it's"}
+    task = task_from_polar(
+        {"instruction": "x", "agent": {"harness": "pi"}, "runtime": {"image": "one:1", "prepare": [step]}}
+    )
+    (copy,) = [step.command for step in task.runtime.prepare if step.type == "exec"]
+    assert subprocess.run(["sh", "-c", str(copy)], check=False).returncode == 1, "it is not there yet"
     (tmp_path / "source" / "inner").mkdir(parents=True)
     (tmp_path / "source" / "inner" / "file").write_text("new")
     (tmp_path / "it's").mkdir()
     (tmp_path / "it's" / "old").write_text("old")
-    command = str(copy).replace("/polar/uploaded/0", f"{tmp_path}/source")
-    subprocess.run(["sh", "-c", command], check=True)
+    subprocess.run(["sh", "-c", str(copy)], check=True)
     found = {str(path.relative_to(tmp_path / "it's")) for path in (tmp_path / "it's").rglob("*")}
     assert found == {"inner", "inner/file"}
 

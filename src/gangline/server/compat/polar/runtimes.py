@@ -20,8 +20,6 @@ SESSION_FOLDER = "/polar/session"
 """There it is each session's own: commands write and remove what they like below it."""
 
 _UPLOADS = ("upload_file", "upload_dir")
-_UPLOADED = "/polar/uploaded"
-"""There the folders are seen that uploads copy from."""
 _NETWORKS = {"host": "full", "bridge": "full", None: "full"}
 _MAX_ATTEMPTS = 10
 
@@ -38,7 +36,6 @@ def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool)
     """
     runtime: dict[str, Any] = {"backend": "docker", **given_fields(given)}
     _set_mounts(runtime)
-    _set_uploads(runtime)
     _set_session_folder(runtime)
     if not is_clean:
         runtime.pop("eval_prepare", None)
@@ -58,17 +55,24 @@ def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool)
     for name in ("prepare", "eval_prepare"):
         if isinstance(steps := runtime.get(name), list):
             place = SESSION_FOLDER if SESSION_FOLDER in runtime.get("folders", ()) else None
-            runtime[name] = [_action(step, budget, place) for step in cast("list[Any]", steps)]
+            runtime[name] = [
+                _action(f"runtime.{name}.{number}", step, budget, place)
+                for number, step in enumerate(cast("list[Any]", steps))
+            ]
     return runtime
 
 
-def _action(given: Any, budget: Any, place: str | None) -> Any:
+def _action(where: str, given: Any, budget: Any, place: str | None) -> Any:
     """A step of preparation. Its folder, environment and attempts become part of the command.
 
     place: the folder that it starts in where it names none: recipes remove the working folder, and make it again.
     Raises: InvalidRequest.
     """
-    if not isinstance(given, dict) or cast("dict[str, Any]", given).get("type") != "exec":
+    if not isinstance(given, dict):
+        return given
+    if cast("dict[str, Any]", given).get("type") in _UPLOADS:
+        given = _copied(where, cast("dict[str, Any]", given))
+    if cast("dict[str, Any]", given).get("type") != "exec":
         return cast("Any", given)
     action: dict[str, Any] = {"timeout_seconds": budget} | given_fields(cast("dict[str, Any]", given))
     command, cwd, env = action.get("command"), action.pop("cwd", None), action.pop("env", {})
@@ -76,9 +80,7 @@ def _action(given: Any, budget: Any, place: str | None) -> Any:
     if not isinstance(command, str) or not isinstance(env, dict):
         return cast("Any", given)
     if not isinstance(attempts, int) or not 1 <= attempts <= _MAX_ATTEMPTS or not isinstance(rest_s, int | float):
-        raise InvalidRequest(
-            f"runtime.prepare: max_attempts must be from 1 to {_MAX_ATTEMPTS}, with a rest in seconds."
-        )
+        raise InvalidRequest(f"{where}: max_attempts must be from 1 to {_MAX_ATTEMPTS}, with a rest in seconds.")
     if attempts > 1:
         command = attempted(command, attempts, rest_s)
     entered = surrounded("", place, {})
@@ -122,39 +124,26 @@ def _set_mounts(runtime: dict[str, Any]) -> None:
         runtime["mounts"] = mounts | cast("dict[str, Any]", runtime.get("mounts", {}))
 
 
-def _set_uploads(runtime: dict[str, Any]) -> None:
-    """Files and folders of a node's machine are mounted, and copied from there. Raises: InvalidRequest."""
-    mounts: dict[str, str] = {}
-    for name in ("prepare", "eval_prepare"):
-        if isinstance(steps := runtime.get(name), list):
-            runtime[name] = [
-                _copied(f"runtime.{name}.{number}", cast("dict[str, Any]", step), mounts)
-                if isinstance(step, dict) and cast("dict[str, Any]", step).get("type") in _UPLOADS
-                else step
-                for number, step in enumerate(cast("list[Any]", steps))
-            ]
-    if mounts:
-        runtime["mounts"] = {inside: folder for folder, inside in mounts.items()} | runtime.get("mounts", {})
-
-
-def _copied(where: str, step: Mapping[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
-    """A step that copies what another one uploads. mounts: folder of the node's machine -> its place inside.
-
-    Raises: InvalidRequest.
-    """
-    of_file = step["type"] == "upload_file"
+def _copied(where: str, step: Mapping[str, Any]) -> dict[str, Any]:
+    """A step that copies what another one uploads from the node's machine. Raises: InvalidRequest."""
     source, target = step.get("source"), step.get("target")
     if not (isinstance(source, str) and source.startswith("/") and isinstance(target, str) and target):
         raise InvalidRequest(f"{where}: must have a `target`, and as `source` an absolute path of the node's machine.")
-    path = PurePosixPath(source)
-    folder = str(path.parent if of_file else path)
-    inside = mounts.setdefault(folder, f"{_UPLOADED}/{len(mounts)}")
-    into = shlex.quote(target)
-    if of_file:
-        copy = f'mkdir -p -- "$(dirname -- {into})" && cp -p -- {shlex.quote(f"{inside}/{path.name}")} {into}'
+    seen, into = shlex.quote(source), shlex.quote(target)
+    unseen = (
+        f"{source} is not shown to sandboxes: the node's operator adds its folder to GANGLINE_PREPARE_FOLDERS, for "
+        "containers to GANGLINE_EXPOSE"
+    )
+    if step["type"] == "upload_file":
+        copy = f'mkdir -p -- "$(dirname -- {into})" && cp -p -- {seen} {into}'
     else:  # in place of one that is there
-        copy = f"rm -rf -- {into} && mkdir -p -- {into} && cp -rp -- {inside}/. {into}"
-    return {"type": "exec", "command": copy, **{key: step[key] for key in step.keys() - {"type", "source", "target"}}}
+        copy = f"rm -rf -- {into} && mkdir -p -- {into} && cp -rp -- {seen}/. {into}"
+    lines = (
+        f"[ -e {seen} ] || {{ echo {shlex.quote(unseen)} >&2; exit 1; }}",
+        f"{copy} && chmod -R u+rwX -- {into}",
+    )
+    others = {name: value for name, value in step.items() if name not in ("type", "source", "target")}
+    return {"type": "exec", "command": "\n".join(lines), **others}
 
 
 def _mount(where: str, volume: Any) -> tuple[str, str]:
