@@ -80,6 +80,11 @@ def name_in_status_lines(test: str) -> str:
     return f"{rest[-1]}.{name}" if len(rest) > 1 else name
 
 
+def _has_none(_log: str) -> bool:
+    """Lines of any program tell of no summary, and of no test beside the named ones."""
+    return False
+
+
 class _Parser(NamedTuple):
     outcomes: Callable[[str], Iterator[Outcome]]
     has_summary: Callable[[str], bool]
@@ -92,7 +97,7 @@ PARSERS: dict[str, _Parser] = {
     "pytest": _Parser(pytest_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
     "unittest": _Parser(unittest_outcomes, has_unittest_summary, has_unnamed_tests_of_unittest),
     "r2e": _Parser(_r2e_outcomes, has_pytest_summary, has_unnamed_tests_of_pytest),
-    "status_lines": _Parser(_status_line_outcomes, lambda _tail: False, lambda _text: False),
+    "status_lines": _Parser(_status_line_outcomes, _has_none, _has_none),
 }
 """By name."""
 
