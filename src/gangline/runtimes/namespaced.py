@@ -33,7 +33,7 @@ from gangline.runtimes.shared.environment import argv_of
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import Mark, remove_folder, write_mark
-from gangline.runtimes.shared.mounts import refuse_around
+from gangline.runtimes.shared.mounts import refuse_own
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
 
@@ -100,7 +100,7 @@ def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
     closed = [path for path in reserved if path != "/opt"]  # a folder in it may be shown, and nobody writes there
     for inside in spec.mounts:
         _checked_folder(inside, "runtime.mounts", closed)
-    refuse_around(spec, own)
+    refuse_own(spec, own)
     check_image_path(spec.image)
     check_written(spec, own)
 

@@ -62,7 +62,7 @@ from gangline.runtimes.shared.environment import argv_of, exposed_folders, image
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
-from gangline.runtimes.shared.mounts import granted, refuse_around
+from gangline.runtimes.shared.mounts import granted, refuse_own
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser, grader_uid
 from gangline.settings import Settings
@@ -503,7 +503,7 @@ def check_spec(spec: RuntimeSpec, runtime: str) -> None:
     own = [HOME, spec.workdir, *(checked_folder(path, "runtime.folders") for path in spec.folders)]
     for inside in spec.mounts:
         checked_folder(inside, "runtime.mounts")
-    refuse_around(spec, own)
+    refuse_own(spec, own)
     for number, action in enumerate(spec.prepare):
         if isinstance(action, WriteAction):
             place = f"runtime.prepare.{number}.path"

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec
 
-__all__ = ["granted", "refuse_around", "refuse_mounts"]
+__all__ = ["granted", "refuse_mounts", "refuse_own"]
 
 
 def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
@@ -28,13 +28,19 @@ def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
-def refuse_around(spec: RuntimeSpec, own: Iterable[str]) -> None:
-    """own: the session's own folders, which it writes. Raises: InvalidRequest where a mount would hide one of them."""
-    for inside in spec.mounts:
-        if hidden := next((path for path in own if PurePosixPath(path).is_relative_to(inside)), None):
-            raise InvalidRequest(
-                f"runtime.mounts.{inside}: it would hide {hidden}, which is the session's own: choose another path."
-            )
+def refuse_own(spec: RuntimeSpec, own: Iterable[str]) -> None:
+    """own: the session's own folders, with all that is in them.
+
+    Raises: InvalidRequest where a mount would hide one, or lie in it: the session may remove what is there.
+    """
+    own = tuple(own)
+    for inside in map(PurePosixPath, spec.mounts):
+        for path in map(PurePosixPath, own):
+            if path.is_relative_to(inside) or inside.is_relative_to(path):
+                does = "hide" if path.is_relative_to(inside) else "lie in"
+                raise InvalidRequest(
+                    f"runtime.mounts.{inside}: it would {does} {path}, which is the session's own: choose another path."
+                )
 
 
 def refuse_mounts(spec: RuntimeSpec, runtime: str) -> None:
