@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 from gangline.client.server import ServerClient
 from support.requirements import need
@@ -58,7 +58,7 @@ async def signed_in(browser: Browser, control: ServerClient, *, read_only: bool 
     await page.add_init_script(
         "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective, e.blockedURI))"
     )
-    page.on("console", lambda message: message.type == "error" and visit.offences.append(message.text))
+    page.on("console", lambda message: message.type == "error" and visit.offences.append(_told(message)))
     page.on("pageerror", lambda error: visit.offences.append(str(error)))
     page.on("request", lambda request: _check_host(request.url, visit))
 
@@ -76,6 +76,11 @@ async def signed_in(browser: Browser, control: ServerClient, *, read_only: bool 
         await context.close()
     if visit.offences:
         pytest.fail(f"the browser complains: {visit.offences}")
+
+
+def _told(message: ConsoleMessage) -> str:
+    """With the address that it is about: of a request that failed the text names none."""
+    return f"{message.text} {message.location.get('url', '')}".rstrip()
 
 
 def _check_host(url: str, visit: Visit) -> None:
