@@ -140,6 +140,18 @@ async def test_a_server_of_two_routes_is_told_what_it_lacks(capture: Capture) ->
     assert "no token ids" not in told.value.message
 
 
+async def test_a_server_that_refuses_calls_for_now_may_serve_text() -> None:
+    """As the one of `gangline serve`, where no client plays."""
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m"}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models)])
+    async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
+        assert await _kind_of(f"http://{host}:{port}", capture="text") == "openai_text"
+
+
 async def test_nobody_there_is_unavailable() -> None:
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:9 "):
         await detect_engine("http://127.0.0.1:9")

@@ -43,8 +43,8 @@ async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | No
                 f"{error.message}: it wants a key. Say which environment variable holds it (`--engine-key-env`, or "
                 "`--key-env` where it is added)."
             ) from error
-        # A server of a known kind says best itself what it lacks, and one without the routes has no text, either.
-        if (capture != "text" and (is_sglang or is_vllm)) or error.details.get("status") == 404:
+        # A server of a known kind says best itself what it lacks. One that lists no models serves no text, either.
+        if (capture != "text" and (is_sglang or is_vllm)) or error.details.get("lists_models") is False:
             raise
     return await _probed(OpenAITextEngine(url, capture=capture, api_key=api_key))
 

@@ -161,6 +161,7 @@ class EngineHttp:
                 "routes, such as the one that NeMo RL opens over its vLLM, cannot be used: name the vLLM or SGLang "
                 "server itself.",
                 status=404,
+                lists_models=False,
             ) from error
         cards = decode(listed, ModelList, self.url).data
         found = [card for card in cards if wanted in (None, card.id)]
