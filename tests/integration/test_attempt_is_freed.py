@@ -5,6 +5,7 @@ a session lives longer than that.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,20 @@ from typing import Any
 import pytest
 
 from gangline.client.server import ServerClient
+from gangline.domain.contracts import RuntimeStart
+from gangline.domain.errors import RuntimeFailed
+from gangline.domain.ids import new_id
+from gangline.domain.task import RuntimeSpec
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.handlers import jobs
+from gangline.runtimes.keeping.kept import Keeper
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from support.garbage import counted_cycles
 from support.node.attempt import lease_of, node_parts
 from support.node.handlers import install_handlers
 from support.node.node import TOKEN, running_node
+from support.requirements import need_command
 
 _AGENT = f"""{sys.executable} - <<'PROGRAM'
 import json, os, urllib.request
@@ -152,4 +159,25 @@ async def test_neither_does_a_whole_service(tmp_path: Path) -> None:
             for number in range(len(_TASKS)):
                 await client.wait(f"t{number}")
             await asyncio.sleep(0)
+    assert found == {}
+
+
+async def test_nor_does_a_question_about_a_sandbox_that_has_ended(tmp_path: Path) -> None:
+    """A node asks each second what its sandboxes take: whoever asked would live as long as the error."""
+    need_command("bwrap", "apt-get install bubblewrap")
+    (tmp_path / "runtimes").mkdir()
+    keeper = Keeper(tmp_path / "keeper", owner=new_id("freed"), runtimes_folder=tmp_path / "runtimes", grace_s=60.0)
+    agents = await keeper.join(lambda: socket.create_server(("127.0.0.1", 0)))
+    spec = RuntimeSpec(backend="sandbox", network="none")
+    try:
+        start = RuntimeStart(runtime_id="r", owner=new_id("freed"), spec=spec, folder=tmp_path / "runtimes" / "r")
+        handle = await keeper.start("sandbox", start)
+        await handle.stop()
+        with counted_cycles() as found:
+            with pytest.raises(RuntimeFailed):
+                await handle.usage()
+            await asyncio.sleep(0)
+    finally:
+        await keeper.close()
+        agents.close()
     assert found == {}

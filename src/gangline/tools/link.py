@@ -120,6 +120,7 @@ class Link:
                 self._abandoned[id_] = None
                 while len(self._abandoned) > _MAX_ABANDONED:
                     del self._abandoned[next(iter(self._abandoned))]
+            del future  # its error's traceback has this frame
 
     @property
     def has_ended(self) -> bool:

@@ -109,6 +109,7 @@ class Bridge:
         finally:
             self._waiting.pop(number, None)
             self._on_part.pop(number, None)
+            del answered  # its error's traceback has this frame
         if "error" in answer:
             kind = InvalidRequest if answer.get("kind") == "invalid" else RuntimeFailed
             raise kind(f"Harbor, asked to {do}: {answer['error']}")

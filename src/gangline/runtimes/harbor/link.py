@@ -164,6 +164,7 @@ class Link:
             return await answered
         finally:
             self._answers.pop(number, None)
+            del answered  # its error's traceback has this frame
 
     # -- the wire ------------------------------------------------------------------------------------------------
 

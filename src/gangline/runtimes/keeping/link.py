@@ -83,6 +83,7 @@ class Link:
             raise
         finally:
             self._sinks.pop(number, None)
+            del answer  # it has the error, whose traceback has this frame: the caller's would live in that cycle
         return msgspec.msgpack.decode(value, type=kind)
 
     def take(self, name: str) -> socket.socket | None:
