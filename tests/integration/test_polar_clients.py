@@ -547,6 +547,36 @@ def test_a_command_with_our_placeholders_is_what_was_written(tmp_path: Path):
     assert done.stdout == "{instruction}|{model}|/h|a b|"
 
 
+_SHELL = {"harness": "shell", "custom_shell": {"command": "echo {model}"}}
+_MINI = {"harness": "mini_swe_agent", "settings": {"model_retry_attempts": 2}}
+_CODEX = {"harness": "codex", "settings": {"reasoning_summary": "none"}}
+_DEEP = "[" * 100_000
+_VOLUMES = {"kwargs": {"volumes": ["/a:/b:ro"]}, "cpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        *(({"agent": agent | {"env": env}}, "agent.env") for agent in (_SHELL, _MINI) for env in (["x"], "x", 1)),
+        *(({"agent": _SHELL | {"settings": wrong}}, "agent.settings") for wrong in ([1], "x")),
+        ({"agent": _CODEX | {"settings": _CODEX["settings"] | {"config": "x"}}}, "config"),
+        *(({"runtime": TASK["runtime"] | _VOLUMES | {"mounts": wrong}}, "mounts") for wrong in ([1], "x")),
+        ({"runtime": TASK["runtime"] | _VOLUMES | {"limits": [1]}}, "limits"),
+        ({"early_stop_min_usable_sessions": 1, "num_samples": "x"}, "num_samples"),
+        (
+            {"evaluator": {"strategy": "test_on_output", "config": {"expected_output_json": _DEEP}}},
+            "expected_output_json",
+        ),
+        ({"evaluator": {"strategy": "swebench_harness", "config": {"instance": _DEEP}}}, "nested too deeply"),
+    ],
+)
+async def test_what_something_is_added_to_is_refused_where_it_is_no_object(
+    http: httpx.AsyncClient, change: dict[str, Any], name: str
+):
+    refused = await http.post("/rollout/task/submit", json=TASK | change)
+    assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text
+
+
 def test_settings_of_published_templates_become_those_of_ours():
     """`MiniSweAgentHarness`, `agent/presets/mini_swe_agent.py`, c4c56e2, and skill2env's template."""
     settings = {"cost_limit": 0, "model_retry_attempts": 5, "step_limit": 40}

@@ -34,6 +34,7 @@ _COUNT = (
     .returning(tasks.c.num_open)
 )
 _BODY = sa.select(tasks.c.body).where(_IT)
+_OPEN_BODY = _BODY.where(tasks.c.num_open > 0)
 _ENDS = sa.select(events.c.data).where(events.c.task_id == sa.bindparam("id"), events.c.kind == _ENDED)
 
 
@@ -97,7 +98,7 @@ def stop_early(unit: Unit, task_id: str) -> None:
 
     One that another transaction changes now is left to it: it is being reported, and waits for the task's row.
     """
-    wanted = msgspec.json.decode(unit.conn.scalar(_BODY, {"id": task_id}) or "{}", type=_Enough)
+    wanted = msgspec.json.decode(unit.conn.scalar(_OPEN_BODY, {"id": task_id}) or "{}", type=_Enough)
     if wanted.enough_sessions is None or wanted.held_out:  # what measures would measure the short ones
         return
     told = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]

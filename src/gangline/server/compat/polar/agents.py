@@ -11,7 +11,7 @@ from typing import Any, cast
 from gangline.domain.errors import InvalidRequest
 from gangline.harnesses.shared.environment import PLACEHOLDERS
 from gangline.harnesses.shared.template import mentions
-from gangline.server.compat.polar.commands import surrounded
+from gangline.server.compat.polar.commands import added, surrounded
 from gangline.server.compat.polar.runtimes import given_fields
 
 __all__ = ["agent_for_gateway", "agent_from_polar"]
@@ -74,9 +74,9 @@ def _settings(agent: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
                 "agent.settings.cost_limit: calls to your engine have no price; leave it out, or limit agent.max_turns."
             )
         if (attempts := settings.pop("model_retry_attempts", None)) is not None:
-            agent["env"] = {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(attempts)} | agent.get("env", {})
+            added(agent, "env", {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(attempts)})
     if agent.get("harness") == "codex" and (summary := settings.pop("reasoning_summary", None)) is not None:
-        settings["config"] = {"model_reasoning_summary": summary} | settings.get("config", {})
+        added(settings, "config", {"model_reasoning_summary": summary})
     return settings
 
 
@@ -87,9 +87,9 @@ def _set_program(agent: dict[str, Any], given: Mapping[str, Any]) -> None:
         raise InvalidRequest("agent.custom_shell: must have a `command`, and its `env` must be an object.")
     command = surrounded(command, given.get("cwd"), cast("dict[str, Any]", env))
     if any(mentions(command, name) for name in PLACEHOLDERS):  # there it is a text like any other
-        agent["env"] = agent.get("env", {}) | {_COMMAND: command}
+        added(agent, "env", {_COMMAND: command}, wins=True)
         command = f'eval "${_COMMAND}"'
-    agent["settings"] = agent.get("settings", {}) | {"command": [*_SHELL, command]}
+    added(agent, "settings", {"command": [*_SHELL, command]}, wins=True)
 
 
 def _mcp_server(index: int, given: Any) -> tuple[str, Any]:

@@ -1,14 +1,24 @@
-"""Shell commands that carry their folder, environment and attempts; pure."""
+"""Shell commands that carry their folder, environment and attempts, and what is added to a task's objects; pure."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["attempted", "surrounded"]
+__all__ = ["added", "attempted", "surrounded"]
 
 _LONGEST_REST_S = 5.0
+
+
+def added(fields: dict[str, Any], name: str, more: Mapping[str, Any], *, wins: bool = False) -> None:
+    """Add to the object of that name. What is no object stays, and is refused by its name.
+
+    wins: `more` counts where both have a key; else the object's own.
+    """
+    own = fields.get(name, {})
+    if isinstance(own, dict):
+        fields[name] = {**cast("dict[str, Any]", own), **more} if wins else {**more, **cast("dict[str, Any]", own)}
 
 
 def surrounded(command: str, cwd: Any, env: Mapping[str, Any]) -> str:

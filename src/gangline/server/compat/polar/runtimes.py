@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
-from gangline.server.compat.polar.commands import attempted, surrounded
+from gangline.server.compat.polar.commands import added, attempted, surrounded
 
 __all__ = ["MEBIBYTE", "SESSION_FOLDER", "given_fields", "runtime_from_polar"]
 
@@ -44,9 +44,8 @@ def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool)
         if isinstance(mebibytes := runtime.get(theirs), int | float):
             limits[ours] = int(mebibytes * MEBIBYTE)
             del runtime[theirs]
-    named = given_fields(limits)
-    if named and isinstance(runtime.get("limits", {}), dict):
-        runtime["limits"] = named | runtime.get("limits", {})
+    if named := given_fields(limits):
+        added(runtime, "limits", named)
     network = runtime.get("network")
     if network is None or isinstance(network, str):
         runtime["network"] = _NETWORKS.get(network, network)
@@ -121,7 +120,7 @@ def _set_mounts(runtime: dict[str, Any]) -> None:
             if mounts.setdefault(inside, folder) != folder:
                 raise InvalidRequest(f"{where}.{index}: another folder is mounted at {inside} already.")
     if mounts:
-        runtime["mounts"] = mounts | cast("dict[str, Any]", runtime.get("mounts", {}))
+        added(runtime, "mounts", mounts)
 
 
 def _copied(where: str, step: Mapping[str, Any]) -> dict[str, Any]:

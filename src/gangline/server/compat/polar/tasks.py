@@ -82,7 +82,8 @@ def _set_limits(task: dict[str, Any]) -> None:
     if (priority := task.pop("dispatch_priority", None)) is not None:
         task.setdefault("priority", priority)
     if (enough := task.pop("early_stop_min_usable_sessions", None)) is not None:
-        if not (isinstance(enough, int) and 1 <= enough <= task.get("num_samples", 1)):
+        many = task.get("num_samples", 1)
+        if not (isinstance(enough, int) and enough >= 1) or (isinstance(many, int) and enough > many):
             raise InvalidRequest("early_stop_min_usable_sessions: must be from 1 to num_samples.")
         task["enough_sessions"] = enough
     budget = task["timeout_seconds"]
@@ -151,7 +152,7 @@ def _with_statuses(given: Mapping[str, Any]) -> dict[str, Any]:
     config = {"log_parser": "status_lines", "test_timeout": _TESTS_ON_OUTPUT_S, **given_fields(given)}
     expected = config.pop("expected_output_json", None)
     if isinstance(expected, str):
-        with suppress(json.JSONDecodeError):
+        with suppress(json.JSONDecodeError, RecursionError):
             expected = json.loads(expected)
     statuses = cast("dict[str, Any]", expected) if isinstance(expected, dict) else {}
     if not statuses or not set(map(str, statuses.values())) <= STATUS_WORDS.keys():
@@ -174,6 +175,6 @@ def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
         if patterns:
             config["protected"] = [*protected_by_default(), *cast("list[Any]", patterns)]
     if isinstance(row := config.get("instance"), str):
-        with suppress(json.JSONDecodeError):  # the evaluator refuses it, and names it
+        with suppress(json.JSONDecodeError, RecursionError):  # the evaluator refuses it, and names it
             config["instance"] = json.loads(row)
     return config
