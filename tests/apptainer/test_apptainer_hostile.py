@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from gangline.runtimes.apptainer.runtime import ApptainerRuntime
 from gangline.settings import Settings
-from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from hostile.test_sandbox import NOT_FOR_ORDINARY_USERS
+from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 
 pytestmark = pytest.mark.skipif(
     Settings.from_environ().apptainer_fakeroot,

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from containers.engines import IMAGE
 from gangline.plugins import make_runtime
-from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
+from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 
 NOT_FOR_ORDINARY_USERS = {"makes_empty_files_in_memory_without_end", "keeps_removed_files_mapped"}
 """What a container holds in memory is not seen by an ordinary user's node: docs/threat-model.md."""

@@ -350,7 +350,7 @@ async def test_no_folder_of_a_task_lies_outside_its_sandbox(client: ServerClient
         {"runtime": {"backend": "os:system"}},
         {"runtime": {"backend": "../../runtimes"}},
         {"agent": {"harness": "subprocess:Popen"}},
-        {"agent": {"harness": "gangline.testing.hostility.open_runtime"}},
+        {"agent": {"harness": "gangline.testing.runtime_conformance"}},
         {"builder": {"strategy": "builtins:eval"}},
         {"evaluator": {"strategy": "file:///workspace/evil.py"}},
     ],

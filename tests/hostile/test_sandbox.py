@@ -11,7 +11,7 @@ import pytest_asyncio
 from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.plugins import make_runtime
-from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
+from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from support.requirements import need
 
 NOT_FOR_ORDINARY_USERS = {

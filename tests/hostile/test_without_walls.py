@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from gangline.testing.hostility import Attack, Grounds, attacked_grounds, attacks
-from gangline.testing.hostility.open_runtime import OpenRuntime
+from support.hostility import Attack, Grounds, attacked_grounds, attacks
+from support.hostility.open_runtime import OpenRuntime
 from support.requirements import need
 
 NUM_FURTHER_TRIES = 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing.hostility import attacks
 from hostile.http_attacks import ATTACKS
+from support.hostility import attacks
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()

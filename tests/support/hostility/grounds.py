@@ -18,9 +18,9 @@ from typing import Any
 
 from gangline.domain.contracts import Runtime, RuntimeHandle
 from gangline.domain.errors import InvalidRequest
-from gangline.testing.hostility import kit, victim
-from gangline.testing.hostility.attack import Attack, Program, Verdict, program_source, verdicts_of
 from gangline.testing.runtime_conformance.bench import Bench, promised, proxies
+from support.hostility import kit, victim
+from support.hostility.attack import Attack, Program, Verdict, program_source, verdicts_of
 
 __all__ = ["Broken", "Grounds", "attacked_grounds"]
 

@@ -30,9 +30,9 @@ from gangline.domain.contracts import (
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import new_id
 from gangline.domain.usage import Usage
-from gangline.testing.hostility.open_channel import OpenChannel
-from gangline.testing.hostility.open_forwarding import OpenForwarding
-from gangline.testing.hostility.open_layers import ENDLESS_BYTES, copied
+from support.hostility.open_channel import OpenChannel
+from support.hostility.open_forwarding import OpenForwarding
+from support.hostility.open_layers import ENDLESS_BYTES, copied
 
 __all__ = ["OpenRuntime"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import CallerError
-from gangline.testing.hostility.attack import Assault, Attacks
-from gangline.testing.hostility.grounds import Grounds
 from gangline.testing.runtime_conformance.bench import until_present
+from support.hostility.attack import Assault, Attacks
+from support.hostility.grounds import Grounds
 
 ATTACKS = Attacks("files that are moved in and out")
 

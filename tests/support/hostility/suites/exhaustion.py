@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangline.domain.task import LimitsSpec
-from gangline.testing.hostility.attack import Assault, Attacks, Program
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents, is_open, removed_file
+from support.hostility.attack import Assault, Attacks, Program
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, contents, is_open, removed_file
 
 ATTACKS = Attacks("what one sandbox may use")
 

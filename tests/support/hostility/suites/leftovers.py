@@ -8,8 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from gangline.testing.hostility.attack import Assault, Attacks
-from gangline.testing.hostility.grounds import Grounds
+from support.hostility.attack import Assault, Attacks
+from support.hostility.grounds import Grounds
 
 ATTACKS = Attacks("folders of ended sessions")
 

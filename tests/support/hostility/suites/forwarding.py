@@ -6,8 +6,8 @@ public.
 
 from __future__ import annotations
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.kit import Given, asked_of_proxy, fetched, tunnelled
+from support.hostility.attack import Attacks
+from support.hostility.kit import Given, asked_of_proxy, fetched, tunnelled
 
 ATTACKS = Attacks("hosts that the network list does not name")
 

@@ -8,10 +8,10 @@ import os
 import signal
 
 from gangline.domain.errors import ActionRefused, ActionServerFailed
-from gangline.testing.hostility.attack import Assault, Attacks
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents, syscall
 from gangline.tools.action_server import ActionServer
+from support.hostility.attack import Assault, Attacks
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, contents, syscall
 
 ATTACKS = Attacks("the tools of another session")
 

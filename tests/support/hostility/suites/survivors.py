@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeFailed
-from gangline.testing.hostility.attack import Assault, Attacks
-from gangline.testing.hostility.grounds import Grounds
 from gangline.testing.runtime_conformance.bench import until_present
+from support.hostility.attack import Assault, Attacks
+from support.hostility.grounds import Grounds
 
 ATTACKS = Attacks("the end of a session")
 

@@ -14,8 +14,8 @@ import stat
 import subprocess
 import time
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.kit import Absent, Given, contents, passed_permission, syscall
+from support.hostility.attack import Attacks
+from support.hostility.kit import Absent, Given, contents, passed_permission, syscall
 
 ATTACKS = Attacks("privileges over the machine")
 

@@ -25,9 +25,9 @@ Programs that a sandbox must contain: `sh`, coreutils, util-linux and `python3`.
 
 from __future__ import annotations
 
-from gangline.testing.hostility.attack import Attack, Attacks, Verdict
-from gangline.testing.hostility.grounds import Grounds, attacked_grounds
-from gangline.testing.hostility.suites import (
+from support.hostility.attack import Attack, Attacks, Verdict
+from support.hostility.grounds import Grounds, attacked_grounds
+from support.hostility.suites import (
     channels,
     exhaustion,
     forwarding,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import socket
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Absent, Given, contents, said_by, way_to
+from support.hostility.attack import Attacks
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Absent, Given, contents, said_by, way_to
 
 ATTACKS = Attacks("services on networks")
 

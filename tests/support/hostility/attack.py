@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gangline.domain.contracts import ExecResult
-from gangline.testing.hostility import kit
+from support.hostility import kit
 
 if TYPE_CHECKING:
-    from gangline.testing.hostility.grounds import Grounds
+    from support.hostility.grounds import Grounds
 
 __all__ = ["Attack", "Attacks", "Program", "Verdict", "program_source", "verdicts_of"]
 

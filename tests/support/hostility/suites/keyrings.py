@@ -7,8 +7,8 @@ import ctypes
 import errno
 import os
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.kit import Absent, Given, key_found, syscall
+from support.hostility.attack import Attacks
+from support.hostility.kit import Absent, Given, key_found, syscall
 
 ATTACKS = Attacks("keys in the kernel")
 

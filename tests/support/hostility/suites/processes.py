@@ -7,9 +7,9 @@ import ctypes
 import os
 import resource
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents, found, pids, syscall, waiting
+from support.hostility.attack import Attacks
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, contents, found, pids, syscall, waiting
 
 ATTACKS = Attacks("processes outside the sandbox")
 

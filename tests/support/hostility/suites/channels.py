@@ -13,9 +13,9 @@ import stat
 import tty
 from collections.abc import Callable
 
-from gangline.testing.hostility.attack import Attacks, Program
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Absent, Given, contents, found, said_by, syscall
+from support.hostility.attack import Attacks, Program
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Absent, Given, contents, found, said_by, syscall
 
 ATTACKS = Attacks("shared memory, queues and local sockets")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import CallerError, GanglineError
 from gangline.settings import Settings
-from gangline.testing.hostility.attack import Assault, Attacks
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, files_below, found
 from gangline.testing.runtime_conformance.bench import until_present
+from support.hostility.attack import Assault, Attacks
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, files_below, found
 
 ATTACKS = Attacks("checkpoints and forks")
 

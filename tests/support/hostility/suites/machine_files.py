@@ -7,9 +7,9 @@ import fcntl
 import os
 import sys
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents, found
+from support.hostility.attack import Attacks
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, contents, found
 
 ATTACKS = Attacks("files of the machine")
 

@@ -16,9 +16,9 @@ from collections.abc import Generator
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.testing.hostility.attack import Assault, Attacks, Program
-from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents, found, key_found, planted_keys, syscall
+from support.hostility.attack import Assault, Attacks, Program
+from support.hostility.grounds import Grounds
+from support.hostility.kit import Given, contents, found, key_found, planted_keys, syscall
 
 ATTACKS = Attacks("a sandbox that is used again")
 

@@ -8,8 +8,8 @@ import os
 import socket
 import struct
 
-from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.kit import Given, contents, syscall
+from support.hostility.attack import Attacks
+from support.hostility.kit import Given, contents, syscall
 
 ATTACKS = Attacks("doors of the kernel")
 
