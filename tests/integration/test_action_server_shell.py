@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -165,6 +166,44 @@ async def test_a_loop_of_the_shells_own_can_be_interrupted(shell: ShellTool) -> 
     result = await shell.interrupt(timeout_s=T)
     assert (result.state, result.exit_code) == ("ended", 130)
     assert (await shell.run("echo $X", timeout_s=T)).output.text == "1\n"
+
+
+async def test_a_command_is_interrupted_while_its_shell_starts(tmp_path: Path) -> None:
+    tools, work = tmp_path / "bin", tmp_path / "work"
+    for folder in (tools, work):
+        folder.mkdir()
+    slow = f"trap : INT; touch {tmp_path}/starts; sleep 1"
+    (tools / "bash").write_text(f'#!/bin/sh\n[ "$1" != --norc ] || {{ {slow}; }}\nexec /bin/bash "$@"\n')
+    (tools / "bash").chmod(0o755)
+    async with action_server(work, env={"PATH": f"{tools}:{os.environ['PATH']}"}) as server:
+        waiting = asyncio.create_task(server.shell.run("touch begun; sleep 1000", timeout_s=T))
+        while not (tmp_path / "starts").exists():
+            await asyncio.sleep(0.01)
+        ended = await server.shell.interrupt(timeout_s=3)
+        assert (ended.state, ended.exit_code) == ("ended", 130)
+        assert (await waiting).state == "running"
+        assert (await server.shell.run("ls", timeout_s=T)).output.text == ""
+
+
+@pytest.mark.parametrize("try_", range(4))
+async def test_a_command_that_its_shell_has_not_begun_is_interrupted(
+    shell: ShellTool, tmp_path: Path, try_: int
+) -> None:
+    """Where the signal meets the shell is a matter of luck: before it looks for a command, or as it begins this one."""
+    pid = int((await shell.run("echo $$", timeout_s=T)).output.text)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        first = await shell.run("sleep 1000", timeout_s=0.1)
+        interrupted = asyncio.create_task(shell.interrupt(timeout_s=T))
+        await asyncio.sleep(0.1 + 0.05 * try_)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert first.state == "running"
+    ended = await interrupted
+    assert (ended.state, ended.exit_code) == ("ended", 130)
+    for _ in range(2):
+        assert (await shell.run("echo once >> runs", timeout_s=T)).state == "ended"
+    assert (tmp_path / "runs").read_text() == "once\nonce\n"
 
 
 async def test_a_program_that_ignores_interrupts_leaves_a_restart(shell: ShellTool) -> None:

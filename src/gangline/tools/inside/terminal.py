@@ -3,7 +3,8 @@
 The shell runs a loop, the driver, that is typed once: it reports the last status on a private descriptor, waits on a
 second one, and evaluates a file in memory that is its third. So no command is typed, echoed or parsed out of a screen,
 and commands get none of the three. Ctrl-C in a command of the shell's own ends the driver as well: the shell then shows
-its prompt, which reports that over the first descriptor, and the driver is typed again.
+its prompt, which reports that over the first descriptor, and the driver is typed again. A command that it had not begun
+by then is not evaluated any more.
 """
 
 from __future__ import annotations
@@ -68,10 +69,9 @@ class Terminal:
         self._marked = b""
         self._options = ""
         self._kind = _SH if _program("bash") is None else _BASH
-        wake_theirs, self._wake = os.pipe()
+        self._woken, self._wake = os.pipe()
         self._marks, marks_theirs = os.pipe()
-        self.pid, self.master = _spawn(size, self._kind, (wake_theirs, marks_theirs, self._script))
-        os.close(wake_theirs)
+        self.pid, self.master = _spawn(size, self._kind, (self._woken, marks_theirs, self._script))
         os.close(marks_theirs)
         self._modes = termios.tcgetattr(self.master)
         os.set_blocking(self.master, False)
@@ -144,10 +144,10 @@ class Terminal:
         for fd in (self.master, self._marks):
             if fd >= 0:
                 self._loop.read(fd, None)
-        for fd in (self.master, self._marks, self._wake, self._script):
+        for fd in (self.master, self._marks, self._woken, self._wake, self._script):
             if fd >= 0:
                 os.close(fd)
-        self.master = self._marks = self._wake = self._script = -1
+        self.master = self._marks = self._woken = self._wake = self._script = -1
 
     def _readable(self) -> None:
         self._read()
@@ -173,6 +173,7 @@ class Terminal:
         *marks, self._marked = (self._marked + piece).split(b"\0")
         for mark in marks:
             if mark == b"prompt":
+                self._forget_command()
                 self._type_driver()
                 continue
             status, _, rest = mark.partition(b" ")
@@ -180,6 +181,13 @@ class Terminal:
             self._options = options.decode(errors="replace")
             code = int(status) if status.isdigit() else 0
             self._on_status(code, self._options, folder.decode(errors="replace"))
+
+    def _forget_command(self) -> None:
+        """Drop what the driver was woken for and had not begun. At its prompt the shell reads from its terminal alone."""
+        num_bytes = bytearray(4)
+        fcntl.ioctl(self._woken, termios.FIONREAD, num_bytes)
+        if size := int.from_bytes(num_bytes, sys.byteorder):
+            os.read(self._woken, size)
 
     def _type_driver(self) -> None:
         modes = [*self._modes]
