@@ -183,7 +183,7 @@ class Terminal:
             self._on_status(code, self._options, folder.decode(errors="replace"))
 
     def _forget_command(self) -> None:
-        """Drop what the driver was woken for and had not begun. At its prompt the shell reads from its terminal alone."""
+        """Drop what the driver was woken for and had not begun: at its prompt the shell reads its terminal alone."""
         num_bytes = bytearray(4)
         fcntl.ioctl(self._woken, termios.FIONREAD, num_bytes)
         if size := int.from_bytes(num_bytes, sys.byteorder):
