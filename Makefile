@@ -64,12 +64,13 @@ PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $
 SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
-.PHONY: help demo environments test test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: quick help demo environments test test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
+	@echo "make quick   unit tests: what to wait for after each change (a minute)"
 	@echo "make test    all tests but those of the lanes below"
 	@echo "make test-inputs  what other people bring: logs of tests, data sets, folders, tables (part of make test too)"
 	@echo "make test-templates  111 chat templates with the requests of every client (three minutes)"
@@ -155,6 +156,9 @@ test: .venv/.dev sandbox
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
 	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+
+quick: .venv/.dev
+	$(BIN)/python -m pytest $(PARALLEL) $(or $(TESTS),tests/unit)
 
 test-inputs: .venv/.dev sandbox
 	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/inputs)
@@ -347,6 +351,7 @@ check: .venv/.dev
 	$(BIN)/pyright -p bench
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/english.py
+	$(BIN)/python scripts/house.py --check
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -392,7 +397,7 @@ lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
 	scripts/lock.sh requirements/uv.txt $(if $(UPGRADE),--upgrade)
-	scripts/lock.sh src/gangline/harnesses/npm-lock.json
+	scripts/lock.sh src/gangline/agents/harnesses/npm-lock.json
 
 # Packages that judge the adapters of environments, each in an environment of its own: they need different versions of mcp.
 # NeMo Gym wants Python 3.13.14 and runs on any 3.13: GYM_PYTHON names one; without it its tests are skipped.
@@ -415,7 +420,7 @@ $(TOOLS)/nemo-gym/.ready: Makefile
 
 tools: $(TOOLS)/.ready
 
-$(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
+$(TOOLS)/.ready: Makefile $(wildcard src/gangline/agents/harnesses/*.py) | .venv/.demo
 	@echo "Installing $(HARNESSES) and $(NPM_PACKAGES) into $(TOOLS) ..."
 	$(BIN)/gangline harness install $(HARNESSES)
 	@npm install --prefix $(TOOLS) --no-package-lock --no-audit --no-fund --loglevel=error --save-exact $(NPM_PACKAGES)

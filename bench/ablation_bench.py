@@ -35,12 +35,12 @@ from aiohttp import web
 from matplotlib.figure import Figure
 from service_bench import served
 
-from gangline.client.server import ServerClient
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector, informative
+from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector, informative
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("ablation_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "ablation.png"

@@ -24,16 +24,16 @@ from agent_node import reward_of
 from pydantic import BaseModel
 from tools_bench import Tmux
 
-from gangline import plugins
+from gangline.agents.harnesses.native.adapter import NativeConfig
+from gangline.agents.harnesses.native.model import ChatModel, Message
+from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.contracts import ExecResult, Harness, HarnessContext, HarnessVerdict, RuntimeHandle
-from gangline.gateway.backends import pool
-from gangline.gateway.backends.placement import Placement
-from gangline.gateway.backends.records import Backend
-from gangline.gateway.node import serve
-from gangline.gateway.sessions.pools import PoolSizes
-from gangline.harnesses.native.adapter import NativeConfig
-from gangline.harnesses.native.model import ChatModel, Message
-from gangline.tools.action_server import ActionServer
+from gangline.node.backends import pool
+from gangline.node.backends.placement import Placement
+from gangline.node.backends.records import Backend
+from gangline.node.node import serve
+from gangline.node.sessions.pools import PoolSizes
+from gangline.settings import plugins
 
 NUM_SESSIONS = 16
 """That run at once."""

@@ -26,11 +26,11 @@ from typing import Any
 
 from no_runtime import NoHandle, NoRuntime
 
-from gangline import plugins
+from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
-from gangline.gateway.node import serve
-from gangline.gateway.sessions.pools import PoolSizes
-from gangline.harnesses.native.model import ChatModel, Message
+from gangline.node.node import serve
+from gangline.node.sessions.pools import PoolSizes
+from gangline.settings import plugins
 
 RUN_SLOTS = 16
 SIZES = PoolSizes(

@@ -21,10 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
+from gangline.wire.client.server import ServerClient
 
 RUNTIME = "sandbox"
 NUM_TURNS = 40

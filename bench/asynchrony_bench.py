@@ -30,19 +30,19 @@ from agent_node import LONGEST_WORK_S, MEDIAN_WORK_S, RUN_SLOTS, WORK, task_of
 from matplotlib.figure import Figure
 from service_bench import served
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
-from gangline.runs.records import StepRecord, UpdateProfile
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, open_tokenizer
-from gangline.training.collecting.admission import StalenessSettings
-from gangline.training.collecting.schedule import ScheduleSettings
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.samples import Sample
-from gangline.training.run.trainer import Trainer
-from gangline.training.weights.update import Save
+from gangline.train.collecting.admission import StalenessSettings
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.samples import Sample
+from gangline.train.run.trainer import Trainer
+from gangline.train.runs.records import StepRecord, UpdateProfile
+from gangline.train.weights.update import Save
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "asynchrony.png"

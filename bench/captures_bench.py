@@ -34,9 +34,9 @@ import torch
 from peer_environments import peer_python
 from proxy_bench import free_port, process
 
-from gangline.language.tokenizer import load_tokenizer
-from gangline.serving.app import create_app, serving
-from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.models.engine_server.app import create_app, serving
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
+from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gangline.checking.check import check_records
-from gangline.checking.dump import read_records
-from gangline.checking.rules import Vocabulary
+from gangline.tasks.check_rows.check import check_records
+from gangline.tasks.check_rows.dump import read_records
+from gangline.tasks.check_rows.rules import Vocabulary
 
 NUM_ROWS, TURNS, SAMPLED, CONTEXT = 100, 10, 500, 500
 

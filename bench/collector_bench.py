@@ -35,14 +35,14 @@ from agent_node import LONGEST_WORK_S, MEDIAN_WORK_S, RUN_SLOTS, WORK, reward_of
 from matplotlib.figure import Figure
 from service_bench import served
 
-from gangline.client.server import ServerClient
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.collector import (
+from gangline.train.collecting.collector import (
     CollectionCounts,
     PlainCollector,
     ReplenishingCollector,
     informative,
 )
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "collectors.png"

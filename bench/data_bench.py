@@ -23,9 +23,9 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack, logprobs, token_ids
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.rewards import apply_reward
 from gangline.store.sql.tasks import TaskStore
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from gangline.trajectories.rewards import apply_reward
 
 NUM_PROMPT, NUM_SAMPLED = 1_200, 800
 SAMPLES, REPOSITORIES = 4, 7

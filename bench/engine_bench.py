@@ -14,10 +14,10 @@ import random
 import time
 from typing import Any
 
-from gangline.language.models import SMOLLM2
+from gangline.models.engine_server.sampler import SampleRequest
+from gangline.models.language.models import SMOLLM2
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.embedded.server import create_sampler
-from gangline.serving.sampler import SampleRequest
 
 LEVELS = (1, 8, 16, 32)
 GROUP = 8

@@ -29,7 +29,7 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 
-from gangline.runs.log import read_evaluations, read_records
+from gangline.train.runs.log import read_evaluations, read_records
 from programs import PROGRAM, printed_by
 
 ROOT = Path(__file__).parent.parent

@@ -38,13 +38,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from gangline.domain.session import SessionResult
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import Algorithm, algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import policy_loss
-from gangline.training.learning.packing import Batch, pack
-from gangline.training.learning.samples import Sample, make_samples
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import Algorithm, algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import policy_loss
+from gangline.train.learning.packing import Batch, pack
+from gangline.train.learning.samples import Sample, make_samples
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "fidelity.png"
 NUM_STEPS, NUM_GROUPS, SAMPLES = 40, 8, 8

@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gangline.client.server import ServerClient
-from gangline.forks.calls import REPLAYED
+from gangline.rows.forks.calls import REPLAYED
+from gangline.wire.client.server import ServerClient
 
 NUM_FORKS, ROUNDS = 32, 5
 SLOTS = ("--run-slots", "32", "--ready-slots", "32", "--init-workers", "8", "--postrun-workers", "4")

@@ -23,13 +23,13 @@ from typing import Any
 from no_runtime import NoHandle, NoRuntime
 
 import gangline
-from gangline import plugins
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.domain.node_views import OpenedSession
-from gangline.gateway.node import serve as serve_node
+from gangline.node.node import serve as serve_node
 from gangline.server.run import serve as serve_server
+from gangline.settings import plugins
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 
 BENCH = Path(__file__).parent
 SOURCE = f"{Path(gangline.__file__).parent}/"

@@ -17,7 +17,7 @@ from typing import Any
 
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.runtime_conformance.bench import until_present
 
 _FOLDERS = 100

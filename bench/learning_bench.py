@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gangline.cli.learning.view import draw_curves
-from gangline.runs.log import read_evaluations, read_records
-from gangline.runs.records import EvaluationRecord, StepRecord
+from gangline.train.commands.view import draw_curves
+from gangline.train.runs.log import read_evaluations, read_records
+from gangline.train.runs.records import EvaluationRecord, StepRecord
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
 TIMEOUT_S = 3600

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
 from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
-from gangline.forks.calls import REPLAYED
+from gangline.rows.forks.calls import REPLAYED
 
 __all__ = ["END", "Game", "Play", "Rewarded", "new_games", "play", "taught_model"]
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from mock_engine import Replies
 from proxy_bench import SIZES, Figures, Stand
 
-from gangline.engines.vllm.wire import WireReply, decode_reply, engine_reply
+from gangline.models.engines.vllm.wire import WireReply, decode_reply, engine_reply
 
 NUM_CALLS = {"small": 2_000, "2k_200": 800, "20k_500": 400}
 ROUNDS = 5

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gangline.runs.log import read_evaluations, read_records
-from gangline.runs.records import EvaluationRecord, StepRecord
+from gangline.train.runs.log import read_evaluations, read_records
+from gangline.train.runs.records import EvaluationRecord, StepRecord
 from programs import PROGRAM, printed_by
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "math_preset"

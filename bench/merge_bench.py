@@ -21,8 +21,8 @@ from typing import Any
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
 from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from gangline.trajectories.builders.tree import TreeBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.builders.tree import TreeBuilder
 
 END_OF_TURN = 2
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)

@@ -20,11 +20,11 @@ import msgspec
 from playwright.async_api import Browser, Page, async_playwright
 from service_bench import Served, served
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text, ToolResult
 from gangline.server.run import database_path, results_path
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.page.running import stepped_session

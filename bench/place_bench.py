@@ -25,7 +25,7 @@ from proxy_bench import free_port, process
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.gateway.truth.placing import Place, PlaceIndex
+from gangline.node.capture.placing import Place, PlaceIndex
 from gangline.store.journal.log import AttemptKey, Journal
 
 NUM_TURNS = 200

@@ -35,18 +35,18 @@ from matplotlib.figure import Figure
 from service_bench import served
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Builder
 from gangline.domain.session import SessionResult
-from gangline.plugins import make_builder
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import LossTotals, policy_loss
-from gangline.training.learning.packing import Batch, pack
-from gangline.training.learning.samples import Sample, make_samples
+from gangline.settings.plugins import make_builder
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import LossTotals, policy_loss
+from gangline.train.learning.packing import Batch, pack
+from gangline.train.learning.samples import Sample, make_samples
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "prefix-merging.png"

@@ -21,21 +21,21 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.completion import Completion
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.tokens import encode_msgpack
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.reading.pool import Readers
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.health.interpreter import collect_forever, settle_interpreter
-from gangline.gateway.sessions.stock.turns import TurnSender
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.reading.pool import Readers
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.health.interpreter import collect_forever, settle_interpreter
+from gangline.node.sessions.stock.turns import TurnSender
+from gangline.rows.builders.building import built
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
-from gangline.trajectories.builders.building import built
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from gangline.wire.client.server import ServerClient
 
 KEY = "gls-bench"
 LAG_EVERY_S = 0.005

@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from peer_environments import peer_python
 
-from gangline import plugins
 from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
+from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
+from gangline.settings import plugins
 from gangline.testing.adoption_conformance import in_keeper
 
 BENCH = Path(__file__).parent

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from service_bench import Figures, Served, served, task
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.store.postgres import Cluster, running_cluster

@@ -21,9 +21,9 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.session import Heartbeat, Lease, SessionResult
+from gangline.wire.client.server import ServerClient
 
 HEARTBEAT_S = 3.0
 WAIT_S = 20.0

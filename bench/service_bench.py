@@ -24,9 +24,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import Heartbeat, SessionResult
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 
 PROGRAM = Path(__file__).with_name("service_processes.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "service-flat.png"

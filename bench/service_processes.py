@@ -17,11 +17,11 @@ from pathlib import Path
 
 from no_runtime import NoRuntime
 
-from gangline import plugins
-from gangline.gateway.node import serve as serve_node
-from gangline.gateway.sessions.pools import PoolSizes
+from gangline.node.node import serve as serve_node
+from gangline.node.sessions.pools import PoolSizes
 from gangline.server.run import ONE_MACHINE, Storage
 from gangline.server.run import serve as serve_server
+from gangline.settings import plugins
 
 SIZES = PoolSizes(init_workers=16, ready_slots=32, run_slots=64, postrun_workers=16)
 

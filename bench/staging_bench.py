@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from service_bench import served
 from staging_node import AGENT, GRADER, RUN_SLOTS, STAGED, times_of
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("staging_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "staging.png"

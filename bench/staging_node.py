@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from no_runtime import NoHandle, NoRuntime
 
-from gangline import plugins
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
-from gangline.gateway.node import serve
-from gangline.gateway.sessions.pools import PoolSizes
+from gangline.node.node import serve
+from gangline.node.sessions.pools import PoolSizes
+from gangline.settings import plugins
 
 RUN_SLOTS = 8
 AGENT, GRADER = "work", "grade"

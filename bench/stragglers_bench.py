@@ -36,9 +36,9 @@ from typing import Any, NamedTuple
 from agent_node import RUN_SLOTS, STRAGGLE, straggle_s_of, task_of
 from service_bench import served
 
-from gangline.client.server import ServerClient
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector
+from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector
+from gangline.wire.client.server import ServerClient
 
 NODE = Path(__file__).with_name("agent_node.py")
 SAMPLES = 4

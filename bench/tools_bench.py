@@ -18,13 +18,13 @@ from pathlib import Path
 
 from runtime_bench import Figures, Times, figure, timed
 
+from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 from gangline.testing.adoption_conformance import in_keeper
-from gangline.tools.action_server import ActionServer
 
 RUNTIME = "sandbox"
 NUM_STARTS = 8

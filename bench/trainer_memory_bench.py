@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gangline.training.learning.forward import token_logprobs
-from gangline.training.learning.packing import Batch, LayoutKind, pack
-from gangline.training.learning.samples import Sample
+from gangline.train.learning.forward import token_logprobs
+from gangline.train.learning.packing import Batch, LayoutKind, pack
+from gangline.train.learning.samples import Sample
 
 PLACES = 4096
 VOCABULARY = 16_384

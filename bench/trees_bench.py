@@ -39,13 +39,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from gangline.training.collecting.beside.trees import TreeSettings, chosen_states, num_own_sampled
-from gangline.training.collecting.groups import Fork, Group
-from gangline.training.learning.algorithms import Algorithm, algorithm
-from gangline.training.learning.forward import loss_inputs
-from gangline.training.learning.loss import policy_loss
-from gangline.training.learning.samples import make_samples
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.train.collecting.beside.trees import TreeSettings, chosen_states, num_own_sampled
+from gangline.train.collecting.groups import Fork, Group
+from gangline.train.learning.algorithms import Algorithm, algorithm
+from gangline.train.learning.forward import loss_inputs
+from gangline.train.learning.loss import policy_loss
+from gangline.train.learning.samples import make_samples
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "trees.png"
 NUM_GROUPS = 8

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gangline.presets.preset import PRESETS
+from gangline.tasks.presets.preset import PRESETS
 
 Task = dict[str, Any]
 

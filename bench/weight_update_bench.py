@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import openai
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
-from gangline.language.models import resolve_model
-from gangline.runs.records import UpdateProfile
-from gangline.training.weights.update import ServiceWeights
+from gangline.models.language.models import resolve_model
+from gangline.train.runs.records import UpdateProfile
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 
 NUM_NODES, NUM_AGENTS, NUM_UPDATES = 2, 2, 5
 PHASES = ("transfer_s", "pause_s", "drain_s", "load_s", "resume_s")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.node import control_routes
+from gangline.models.engine_server.app import create_app
+from gangline.node.calls.proxy import Proxy
+from gangline.node.node import control_routes
 from gangline.server.app import all_routes
-from gangline.serving.app import create_app
 from gangline.serving.scripted.script import Reply, Script
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -24,16 +24,16 @@ from templates_table import templates_table
 from gangline.cli.commands import COMMANDS, load_command
 from gangline.cli.main import build_app
 from gangline.cli.terminal.exits import EXPLAINED
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.node import TITLE as NODE_TITLE
-from gangline.gateway.node import control_routes
-from gangline.http.openapi import describe
-from gangline.http.routes import Route
+from gangline.models.engine_server.app import create_app
+from gangline.node.calls.proxy import Proxy
+from gangline.node.node import TITLE as NODE_TITLE
+from gangline.node.node import control_routes
 from gangline.server.app import TITLE, all_routes
-from gangline.serving.app import create_app
 from gangline.serving.scripted.script import Reply, Script
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.wire.http.openapi import describe
+from gangline.wire.http.routes import Route
 
 REFERENCE = Path(__file__).parent / "reference"
 _NOTE = "<!-- Made by docs/generate.py from the code; `make docs` makes it again. -->\n\n"

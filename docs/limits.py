@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
-from gangline.gateway.control import sessions as control_sessions
-from gangline.gateway.external import sessions as external
-from gangline.gateway.health import disk_guard
-from gangline.gateway.sessions.harness import logs as harness_logs
-from gangline.gateway.sessions.harness import run as harness_run
-from gangline.http.listening import LIMITS
-from gangline.http.negotiation import MAX_CONTROL_BYTES
-from gangline.http.query import MAX_WAIT_S
-from gangline.runtimes.bubblewrap import command_line as bubblewrap
-from gangline.runtimes.network import relay
+from gangline.node.control import sessions as control_sessions
+from gangline.node.external import sessions as external
+from gangline.node.health import disk_guard
+from gangline.node.sessions.harness import logs as harness_logs
+from gangline.node.sessions.harness import run as harness_run
+from gangline.sandbox.bubblewrap import command_line as bubblewrap
+from gangline.sandbox.network import relay
 from gangline.server import app
 from gangline.server.routes import events as event_routes
 from gangline.server.routes import nodes as node_routes
 from gangline.server.service import core as service
 from gangline.settings.node import CallLimits
 from gangline.store import audit as actions
+from gangline.wire.http.listening import LIMITS
+from gangline.wire.http.negotiation import MAX_CONTROL_BYTES
+from gangline.wire.http.query import MAX_WAIT_S
 
 _INTRODUCTION = """\
 # Limits

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.telemetry.actions import ACTIONS
+from gangline.machine.telemetry.actions import ACTIONS
 
 SOURCE = Path(__file__).parents[1] / "src" / "gangline"
 

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_views import BackendView
 from gangline.domain.views import NodeView, ServiceStatus
-from gangline.gateway.backends.gate import Gate
-from gangline.gateway.health.metrics import NodeMetrics, NodeNow
+from gangline.node.backends.gate import Gate
+from gangline.node.health.metrics import NodeMetrics, NodeNow
 from gangline.server.service.metrics import ServerMetrics
 
 _INTRODUCTION = """\

@@ -26,14 +26,14 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.truth.prompt_tier import Tier
-from gangline.gateway.truth.stitch import ThinkingPolicy
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.tokenizer import load_tokenizer
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.capture.prompt_tier import Tier
+from gangline.node.capture.stitch import ThinkingPolicy
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 
 PAGE = Path(__file__).parent / "token-truth.md"
 BEGIN, END = "<!-- qwen3-cases: begin -->", "<!-- qwen3-cases: end -->"

@@ -25,13 +25,13 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from gangline.cli.service.bring_up import Plan, run_service
-from gangline.client.running import Running
-from gangline.client.server import ServerClient
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import SessionView
 from gangline.server.run import database_path, serving
+from gangline.server.web.outline import SessionOutline
 from gangline.store.sql.reader import TaskReader
-from gangline.web.outline import SessionOutline
+from gangline.wire.client.running import Running
+from gangline.wire.client.server import ServerClient
 
 IMAGES = Path(__file__).parent / "images"
 SIZE = {"width": 1280, "height": 800}

@@ -11,7 +11,7 @@ case $file in
 *npm-lock.json)
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    .venv/bin/python -c 'from gangline.harnesses.installation import npm_requirements; print(*npm_requirements())' |
+    .venv/bin/python -c 'from gangline.agents.harnesses.installation import npm_requirements; print(*npm_requirements())' |
         xargs npm install --prefix "$folder" --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts \
             --no-audit --no-fund --loglevel=error --save-exact
     cp "$folder/package-lock.json" "$file"

@@ -8,7 +8,7 @@ shift
 python=${PYTHON:-$(dirname "$0")/../.venv/bin/python}
 # Of each harness a line: the name of its program, and what pip is to install.
 wanted=$("$python" -c "import sys
-from gangline.harnesses.installation import find_program
+from gangline.agents.harnesses.installation import find_program
 for program in map(find_program, sys.argv[1:]):
     print(program.command, *program.requirements())" "$@")
 [ "$(cat "$folder/.complete" 2>/dev/null)" != "$wanted" ] || exit 0

@@ -1,4 +1,4 @@
-// Run in the repository's root: web/node_modules/.bin/eslint -c web/eslint.config.js src/gangline/web/app
+// Run in the repository's root: web/node_modules/.bin/eslint -c web/eslint.config.js src/gangline/server/web/app
 //
 // The page's modules: plain JavaScript in a browser. Its text comes from agents, so nothing may write HTML from strings.
 const BROWSER = [
@@ -10,7 +10,7 @@ const BROWSER = [
 
 export default [
   {
-    files: ["src/gangline/web/app/*.js"],
+    files: ["src/gangline/server/web/app/*.js"],
     languageOptions: { ecmaVersion: 2023, sourceType: "module", globals: Object.fromEntries(BROWSER.map((name) => [name, "readonly"])) },
     linterOptions: { reportUnusedDisableDirectives: "error" },
     rules: {

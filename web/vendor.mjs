@@ -1,4 +1,4 @@
-// Copies the libraries of the page from node_modules to src/gangline/web/vendor, with their licences and hashes.
+// Copies the libraries of the page from node_modules to src/gangline/server/web/vendor, with their licences and hashes.
 //
 //   npm ci && node vendor.mjs           copies
 //   npm ci && node vendor.mjs --check   only tells whether the copies are current
@@ -12,7 +12,7 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const TARGET = join(HERE, "../src/gangline/web/vendor");
+const TARGET = join(HERE, "../src/gangline/server/web/vendor");
 
 /** @type {Record<string, {package: string, file: string, types?: string}>} By the name of the copy. */
 const LIBRARIES = {

@@ -34,7 +34,7 @@ from torch.nn import functional
 from transcripts import ENDINGS, SKILLED_SHARE, Transcript, transcript, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from gangline.language.models import resolve_model
+from gangline.models.language.models import resolve_model
 
 LONGEST = 320
 """Tokens of a transcript that is taught; the few that are longer are left out."""

@@ -25,10 +25,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from gangline import plugins
-from gangline.harnesses.native.config import NativeConfig
-from gangline.harnesses.native.toolbox import offered
-from gangline.presets.preset import find_preset
+from gangline.agents.harnesses.native.config import NativeConfig
+from gangline.agents.harnesses.native.toolbox import offered
+from gangline.settings import plugins
+from gangline.tasks.presets.preset import find_preset
 
 COMPUTING_SHARE = 0.35
 NUM_EXAMPLES, BATCH = 4000, 64

@@ -33,12 +33,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gangline import ServerClient
 from gangline.domain.errors import EngineUnavailable
-from gangline.language.models import resolve_model
-from gangline.trainers.trl import Connection, ServiceRollouts, session_reward
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import ValiditySettings
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.weights.update import ServiceWeights
+from gangline.models.language.models import resolve_model
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import ValiditySettings
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.trainers.trl import Connection, ServiceRollouts, session_reward
+from gangline.train.weights.update import ServiceWeights
 
 TEMPERATURE = 0.7  # the agent's own: TRL's log-probs must be of the distribution that was sampled from
 

@@ -17,15 +17,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gangline.client.node import NodeClient
-    from gangline.client.running import Service, find_service
-    from gangline.client.server import ServerClient
-    from gangline.client.sync import SyncNodeClient, SyncServerClient
     from gangline.domain.errors import GanglineError
     from gangline.domain.session import SessionResult
     from gangline.domain.task import TaskRequest
     from gangline.domain.trajectory import Trace, Trajectory
     from gangline.domain.views import SessionView, TaskView
+    from gangline.wire.client.node import NodeClient
+    from gangline.wire.client.running import Service, find_service
+    from gangline.wire.client.server import ServerClient
+    from gangline.wire.client.sync import SyncNodeClient, SyncServerClient
 
 __all__ = [
     "GanglineError",
@@ -48,18 +48,18 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "GanglineError": "domain.errors",
-    "NodeClient": "client.node",
-    "ServerClient": "client.server",
-    "Service": "client.running",
+    "NodeClient": "wire.client.node",
+    "ServerClient": "wire.client.server",
+    "Service": "wire.client.running",
     "SessionResult": "domain.session",
     "SessionView": "domain.views",
-    "SyncNodeClient": "client.sync",
-    "SyncServerClient": "client.sync",
+    "SyncNodeClient": "wire.client.sync",
+    "SyncServerClient": "wire.client.sync",
     "TaskRequest": "domain.task",
     "TaskView": "domain.views",
     "Trace": "domain.trajectory",
     "Trajectory": "domain.trajectory",
-    "find_service": "client.running",
+    "find_service": "wire.client.running",
 }
 
 

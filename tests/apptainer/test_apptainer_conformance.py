@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.runtimes.apptainer.runtime import ApptainerRuntime
-from gangline.settings import Settings
+from gangline.sandbox.apptainer.runtime import ApptainerRuntime
+from gangline.settings.machine import Settings
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 

@@ -14,10 +14,10 @@ from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.apptainer.runtime import ApptainerRuntime
-from gangline.runtimes.images.building import ImageBuilder
-from gangline.runtimes.images.recipe import Recipe
-from gangline.settings import Settings
+from gangline.sandbox.apptainer.runtime import ApptainerRuntime
+from gangline.sandbox.images.building import ImageBuilder
+from gangline.sandbox.images.recipe import Recipe
+from gangline.settings.machine import Settings
 
 SETTINGS = Settings.from_environ()
 IS_WHOLE_ROOT = "CapEff:\t000001ffffffffff" in Path("/proc/self/status").read_text()

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from gangline.runtimes.apptainer.runtime import ApptainerRuntime
-from gangline.settings import Settings
+from gangline.sandbox.apptainer.runtime import ApptainerRuntime
+from gangline.settings.machine import Settings
 from hostile.test_sandbox import NOT_FOR_ORDINARY_USERS
 from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit, chromium, signed_in
 from support.page.sessions import working_session
 from support.service.running import FakeNode, any_plugin, request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import Browser, expect
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit, signed_in
 from support.service.running import FakeNode, request
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from browser.conftest import TOKEN
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit, signed_in
 from support.page.running import stepped_session
 from support.page.sessions import working_session

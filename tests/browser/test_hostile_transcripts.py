@@ -12,10 +12,10 @@ import pytest
 from playwright.async_api import Page, expect
 
 from browser.conftest import add_session
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult
+from gangline.wire.client.server import ServerClient
 from support.page.browser import SIZE, Visit
 from support.page.sessions import Talk
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from playwright.async_api import Browser, expect
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit, signed_in
 from support.service.running import FakeNode, request
 

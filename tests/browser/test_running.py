@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import expect
 
 from browser.conftest import TOKEN
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit
 from support.page.running import stepped_session
 

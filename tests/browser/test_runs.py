@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from playwright.async_api import expect
 
-from gangline.runs.log import RunLog
+from gangline.train.runs.log import RunLog
 from support.page.browser import Visit
 from support.training.fakes import step_record
 from support.training.recorded_runs import write_learning_run

@@ -10,9 +10,9 @@ from playwright.async_api import Browser, expect
 
 from gangline.domain.conversation import Message, Text
 from gangline.domain.session import SessionResult
-from gangline.web.outline import open_session
-from gangline.web.saved import saved_page
-from gangline.web.tokens import recorded_texts
+from gangline.server.web.outline import open_session
+from gangline.server.web.saved import saved_page
+from gangline.server.web.tokens import recorded_texts
 from support.page.browser import SIZE
 from support.page.sessions import Talk, long_session, working_session
 

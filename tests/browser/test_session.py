@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import expect
 
 from browser.conftest import add_session
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit
 from support.page.sessions import long_session
 

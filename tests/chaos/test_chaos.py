@@ -25,11 +25,11 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import message_text
 from gangline.domain.session import SessionResult
 from gangline.domain.views import Event
-from gangline.trajectories.audit import audit
+from gangline.rows.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.chaos.faults import NODES, PROGRAMS, Fault, num_kills, schedule
 from support.chaos.service import TOKEN, ChaosService, harnesses, kill_harness
 from support.chaos.trainer import Receiver, Trainer, persistently

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import message_text
 from gangline.domain.errors import NotFound
+from gangline.wire.client.server import ServerClient
 
 NUM_TASKS, NUM_SAMPLES, NUM_TURNS = 3, 4, 4
 

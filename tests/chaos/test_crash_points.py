@@ -27,8 +27,8 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import message_text
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack
-from gangline.serving.app import serving
-from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.models.engine_server.app import serving
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.chaos.leak_fates import Fate, fates
 from support.chaos.service import TOKEN, ChaosService
 from support.chaos.trainer import Trainer
@@ -102,7 +102,7 @@ class Leaks:
     def keeper(self) -> int:
         """It lives from the first sandbox on."""
         started = children(self.node)
-        (keeper,) = [pid for pid in processes_with("gangline.runtimes.keeping.keeper") if pid in started]
+        (keeper,) = [pid for pid in processes_with("gangline.sandbox.keeping.keeper") if pid in started]
         return keeper
 
     def _zygotes(self) -> set[int]:

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import KeptTurns, SessionResult
-from gangline.forks.calls import RESUME_FILE, RESUMED
+from gangline.rows.audit import audit
+from gangline.rows.forks.calls import RESUME_FILE, RESUMED
 from gangline.server.run import results_path
 from gangline.store.journal.turns import TurnStore
-from gangline.trajectories.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.chaos.service import TOKEN, ChaosService
 from support.requirements import need_command
 

@@ -23,8 +23,8 @@ from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.plugins import make_runtime
-from gangline.runtimes.containers import gpus
+from gangline.sandbox.containers import gpus
+from gangline.settings.plugins import make_runtime
 from support.service.cli_process import UpProcess
 
 SPECIFICATIONS = Path("/var/run/cdi")

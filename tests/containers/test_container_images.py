@@ -19,7 +19,7 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.image_names import located
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 
 OWNER = os.environ.setdefault("TEST_IMAGES_OWNER", new_id("images"))
 """Nobody else's, as reapers kill by it, and the same in a program that a test starts."""

@@ -20,7 +20,7 @@ from gangline.domain.contracts import HasServices, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode(), end='')"
 WEB = "mkdir -p /srv && cd /srv && echo $WORD > word && exec python3 -m http.server 80"

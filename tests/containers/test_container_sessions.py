@@ -12,9 +12,9 @@ import pytest
 
 from containers.engines import IMAGE
 from containers.test_container_images import engine
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
-from gangline.trajectories.audit import audit
+from gangline.rows.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import UpProcess, processes_with
 
 AGENT = textwrap.dedent("""

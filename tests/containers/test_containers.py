@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from containers.engines import IMAGE
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.domain.views import TaskView
-from gangline.gateway.node import _folder_of, _owner_of  # pyright: ignore[reportPrivateUsage]
+from gangline.node.node import _folder_of, _owner_of  # pyright: ignore[reportPrivateUsage]
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with, wait_for
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gangline.client.node import NodeClient
-from gangline.language.parsing.parser import Parsers
+from gangline.models.language.parsing.parser import Parsers
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.node import NodeClient
 from support.engines.tokenizers import qwen3_folder
 from support.service.cli_process import UpProcess, gangline
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, gangline
 from support.service.field_tasks import FIXED, HARBOR_TOML, git, harbor_task, repository, terminal_bench_task, write

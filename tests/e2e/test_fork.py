@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.beside.trees import TreeRuns, TreeSettings, num_own_sampled
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.beside.trees import TreeRuns, TreeSettings, num_own_sampled
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.samples import make_samples
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import UpProcess, gangline
 
 SCRIPT: dict[str, Any] = {

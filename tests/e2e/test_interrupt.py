@@ -99,7 +99,7 @@ from importlib.machinery import PathFinder
 
 class Interrupts(PathFinder):
     def find_spec(name, *more):
-        if name == "gangline.cli.learning.demo":
+        if name == "gangline.train.commands.demo":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupts)

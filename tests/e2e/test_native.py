@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
-from gangline.trajectories.audit import audit
+from gangline.rows.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.engines.tokenizers import qwen3_folder
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, processes_with

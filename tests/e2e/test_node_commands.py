@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import OpenedSession
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.node import NodeClient
 from support.service.cli_process import UpProcess, gangline, wait_for
 
 

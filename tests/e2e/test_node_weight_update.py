@@ -13,8 +13,8 @@ import pytest
 from gangline.domain.completion import Completion
 from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import SessionResult
+from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.audit import audit
 from support.node.node import RunningNode, running_node
 
 TEXT = " ".join(f"word{number}" for number in range(40))

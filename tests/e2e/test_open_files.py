@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment
 

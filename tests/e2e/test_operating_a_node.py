@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NodeDraining
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 
 Start = Callable[..., UpProcess]

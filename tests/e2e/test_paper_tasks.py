@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gangline.http.listening import listening
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.listening import listening
 from support.node.node import TOKEN, running_node
 from support.requirements import need_command
 from support.service.field_tasks import FIXED, git, repository

@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import Text, ToolResult
 from gangline.domain.session import SessionResult
-from gangline.presets.preset import PRESETS, Preset, find_preset
-from gangline.presets.samples.sample import Sample
-from gangline.trajectories.audit import audit
+from gangline.rows.audit import audit
+from gangline.tasks.presets.preset import PRESETS, Preset, find_preset
+from gangline.tasks.presets.samples.sample import Sample
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import UpProcess
 

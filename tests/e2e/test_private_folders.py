@@ -94,7 +94,7 @@ def test_another_user_reads_nothing_of_a_server_that_runs(in_the_open: Path):
 
 
 def test_a_folder_with_things_that_are_not_ours_is_left_open_and_ours_in_it_are_closed(tmp_path: Path):
-    from gangline.private import close_to_others, open_data_folder
+    from gangline.machine.private import close_to_others, open_data_folder
 
     home = tmp_path / "home"
     (home / "photos").mkdir(parents=True)
@@ -121,7 +121,7 @@ def checked(data: Path, **env: str) -> dict[str, str]:
 _CHECK = """
 import sys, pathlib, msgspec
 from gangline.cli.machine.checks_folders import check_data_folder
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 settings = Settings.from_environ().model_copy(update={"data_dir": pathlib.Path(sys.argv[1])})
 print(msgspec.json.encode(check_data_folder(settings)).decode())
 """

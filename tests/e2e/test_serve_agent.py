@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from gangline.client.running import find_service
-from gangline.client.server import ServerClient
+from gangline.wire.client.running import find_service
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import COMMAND, GIVE_UP_S, UpProcess, clean_environment, gangline, wait_for
 
 WRITE = {"name": "shell", "arguments": {"command": "cat told; echo hello > out.txt"}}

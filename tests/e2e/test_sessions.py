@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
-from gangline.trajectories.audit import audit
-from gangline.trajectories.rows import rows_of
+from gangline.rows.audit import audit
+from gangline.rows.rows import rows_of
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import GIVE_UP_S, UpProcess, processes_with, wait_for
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, InvalidRequest
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import Start, gangline
 
 SCRIPT: dict[str, Any] = {

@@ -15,10 +15,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gangline.cli.learning.run import run_experiment
-from gangline.language.models import resolve_tokenizer
-from gangline.runs.records import EvaluationRecord, Life
-from gangline.training.run.experiment import read_experiment
+from gangline.models.language.models import resolve_tokenizer
+from gangline.train.commands.run import run_experiment
+from gangline.train.run.experiment import read_experiment
+from gangline.train.runs.records import EvaluationRecord, Life
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks

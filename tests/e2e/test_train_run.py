@@ -19,11 +19,11 @@ import yaml
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gangline.language.models import resolve_tokenizer
-from gangline.runs.log import read_evaluations, read_records
-from gangline.runs.records import Life, Results
-from gangline.training.collecting.sampling.history import SamplingHistory
-from gangline.training.run.checkpoint import Checkpoints
+from gangline.models.language.models import resolve_tokenizer
+from gangline.train.collecting.sampling.history import SamplingHistory
+from gangline.train.run.checkpoint import Checkpoints
+from gangline.train.runs.log import read_evaluations, read_records
+from gangline.train.runs.records import Life, Results
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks

@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
+from gangline.models.engine_server.app import create_app
+from gangline.models.engine_server.app import serving as engine_serving
 from gangline.server.run import serving
-from gangline.serving.app import create_app
-from gangline.serving.app import serving as engine_serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trainers.trl import Connection
-from gangline.trainers.trl_async.worker import AsyncServiceRollouts
-from gangline.training.collecting.collector import ReplenishingCollector
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.collecting.collector import ReplenishingCollector
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.trainers.trl import Connection
+from gangline.train.trainers.trl_async.worker import AsyncServiceRollouts
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
 from support.training.samples import group

@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gangline.client.server import ServerClient
+from gangline.models.engine_server.app import create_app
+from gangline.models.engine_server.app import serving as engine_serving
 from gangline.server.run import serving
-from gangline.serving.app import create_app
-from gangline.serving.app import serving as engine_serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trainers.trl import Connection, ServiceRollouts
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import Group
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.trl import Connection, ServiceRollouts
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
 from support.training.tiny_policy import tiny_policy, until_served

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import UpProcess, gangline, processes_with
 
 CALL = """

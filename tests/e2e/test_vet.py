@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
-from gangline.presets.preset import PRESETS
+from gangline.tasks.presets.preset import PRESETS
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import COMMAND, UpProcess, clean_environment, gangline, wait_for
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.session import SessionResult
+from gangline.rows.audit import audit
 from gangline.server.run import serving
-from gangline.training.weights.update import ServiceWeights
-from gangline.trajectories.audit import audit
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.server import ServerClient
 from support.node.backends import KillableEngine
 from support.node.node import TOKEN, RunningNode, running_node
 from support.node.weights import HeldLoad, agent, sampler_of, save, versions_sampled

@@ -20,8 +20,8 @@ from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.harbor.runtime import HarborRuntime
-from gangline.settings import Settings
+from gangline.interop.harbor.runtime.runtime import HarborRuntime
+from gangline.settings.machine import Settings
 from gangline.testing.runtime_conformance import Check, checks, run_check
 from harbor_runtime.conftest import containers
 from support.service.cli_process import UpProcess
@@ -139,7 +139,7 @@ def _node(root: Path) -> subprocess.Popen[str]:
         from pathlib import Path
         from gangline.domain.contracts import RuntimeStart
         from gangline.domain.task import RuntimeSpec
-        from gangline.runtimes.harbor.runtime import HarborRuntime
+        from gangline.interop.harbor.runtime.runtime import HarborRuntime
 
         async def main(root, image, name):
             spec = RuntimeSpec(backend="harbor", image=image, network="none")

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
 from gangline.domain.errors import ActionServerFailed
-from gangline.tools.action_server import ActionServer, ActionServerOptions
 from support.node.pair import Pair, pair, worst_while
 from support.requirements import need
 

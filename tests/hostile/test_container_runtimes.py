@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from containers.engines import IMAGE
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 
 NOT_FOR_ORDINARY_USERS = {"makes_empty_files_in_memory_without_end", "keeps_removed_files_mapped"}

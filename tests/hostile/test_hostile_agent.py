@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.session import SessionResult
-from gangline.gateway.node import control_routes
+from gangline.node.node import control_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.requirements import need, need_command
 from support.service.cli_process import UpProcess, processes_with

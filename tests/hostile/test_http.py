@@ -15,15 +15,15 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gangline.agent_api.app import create_app, shaped_error
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
-from gangline.gateway.node import control_routes
-from gangline.http.listening import listening
-from gangline.http.same_origin import OwnNames
+from gangline.interop.agent_api.app import create_app, shaped_error
+from gangline.node.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import listening
+from gangline.wire.http.same_origin import OwnNames
 from hostile.http_attacks import ATTACKS, HttpAttack, Surface, succeeded
 from support.node.node import TOKEN, running_node
 

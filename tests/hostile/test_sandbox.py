@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from support.requirements import need
 

@@ -15,12 +15,12 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded
-from gangline.gateway.node import control_routes
+from gangline.node.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, running_node
 from support.service.running import any_plugin, request
 

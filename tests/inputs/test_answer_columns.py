@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline import plugins
 from gangline.domain.errors import InvalidRequest
-from gangline.evaluators.untrusted.same_value import is_same_value
-from gangline.importers.imported import Choices, Imported, LeftOut
-from gangline.importers.plain.dataset import read_plain_row
-from gangline.importers.source import Wanted, read_source
-from gangline.presets.preset import find_preset
-from gangline.presets.rows.answers import answers_of
-from gangline.presets.rows.unsuitable import RowUnsuitable
+from gangline.grading.untrusted.same_value import is_same_value
+from gangline.machine.reading.imported import Choices, Imported, LeftOut
+from gangline.settings import plugins
+from gangline.tasks.importers.plain.dataset import read_plain_row
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.presets.preset import find_preset
+from gangline.tasks.presets.rows.answers import answers_of
+from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module
 from support.training.evaluation_samples import a_context, a_trace, said
@@ -390,7 +390,7 @@ MATH: dict[str, tuple[Any, list[str], list[str]]] = {
 @pytest.mark.parametrize("shape", MATH)
 def test_the_math_preset_reads_the_same_shapes(shape: str, is_verl: bool) -> None:
     need_module("math_verify", "pip install 'gangline[math]'")
-    from gangline.evaluators.math.comparing import prepare, work
+    from gangline.grading.math.comparing import prepare, work
 
     value, right, wrong = MATH[shape]
     preset = find_preset("math")

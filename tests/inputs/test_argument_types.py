@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangline.language.parsing.events import CallEvent
-from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.models.language.parsing.events import CallEvent
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 
 TEXT, NULL, INTEGER = {"type": "string"}, {"type": "null"}, {"type": "integer"}
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition
-from gangline.engines.contract import EngineChoice
-from gangline.gateway.truth.capture import parse_status
-from gangline.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
-from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.models.engines.contract import EngineChoice
+from gangline.models.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.node.capture.capture import parse_status
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}},

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from gangline.checking.check import check_records
-from gangline.checking.rules import Vocabulary
 from gangline.cli.main import build_app
 from gangline.cli.results.export_options import RowFormat
-from gangline.datasets.kinds import Kind
 from gangline.domain.errors import InvalidRequest
+from gangline.tasks.check_rows.check import check_records
+from gangline.tasks.check_rows.rules import Vocabulary
+from gangline.tasks.datasets.kinds import Kind
 from support.dumps import CLEAN, EOS, conversation
 from support.store.recorded import session, task, write_data
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 from gangline.domain.errors import EngineMalformed, EngineUnavailable
-from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.http.event_stream import SseEvents
+from gangline.models.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.wire.http.event_stream import SseEvents
 from support.node.loopback import serving
 
 ONE, TWO = b'{"a": "\xf0\x9f\x98\x80"}', b'{"b": 2}'

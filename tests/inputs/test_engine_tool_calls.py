@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolDefinition
 from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import ReplyDelta, ToolCallDelta
-from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.replies import WireMessage, decode, message_of
-from gangline.engines.text.parsed import ParsedEngine
-from gangline.engines.vllm.calls import CallsOfChoices
-from gangline.engines.vllm.stream import decode_events, engine_deltas
-from gangline.engines.vllm.wire import WireReply
-from gangline.language.parsing.parser import Parsers
+from gangline.models.engines.contract import EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
+from gangline.models.engines.replies import WireMessage, decode, message_of
+from gangline.models.engines.text.parsed import ParsedEngine
+from gangline.models.engines.vllm.calls import CallsOfChoices
+from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.wire import WireReply
+from gangline.models.language.parsing.parser import Parsers
 from support.engines.engine import TemplateEngine
 
 F, G = ("f", '{"city": "Bern"}'), ("g", '{"x": [1, 2]}')

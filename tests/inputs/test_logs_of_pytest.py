@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gangline.evaluators.untrusted.outcomes import Status, TestLog
-from gangline.evaluators.untrusted.pytest_logs import has_pytest_summary, has_unnamed_tests_of_pytest
-from gangline.evaluators.untrusted.test_logs import read_log
+from gangline.grading.untrusted.outcomes import Status, TestLog
+from gangline.grading.untrusted.pytest_logs import has_pytest_summary, has_unnamed_tests_of_pytest
+from gangline.grading.untrusted.test_logs import read_log
 from support.service.field_tasks import write
 
 TRUTH = """

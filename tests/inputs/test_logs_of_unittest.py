@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.evaluators.untrusted.outcomes import Status
-from gangline.evaluators.untrusted.test_logs import read_log
-from gangline.evaluators.untrusted.unittest_logs import has_unittest_summary, has_unnamed_tests_of_unittest
+from gangline.grading.untrusted.outcomes import Status
+from gangline.grading.untrusted.test_logs import read_log
+from gangline.grading.untrusted.unittest_logs import has_unittest_summary, has_unnamed_tests_of_unittest
 from support.service.field_tasks import write
 
 RUN = """

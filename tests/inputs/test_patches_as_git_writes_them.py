@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
-from gangline.evaluators.swe_bench_rows import SweBenchRow, grading_of
-from gangline.evaluators.untrusted.patch_text import completed, files_of, names_of
-from gangline.vetting.subject import subject_of
+from gangline.grading.swe_bench_rows import SweBenchRow, grading_of
+from gangline.grading.untrusted.patch_text import completed, files_of, names_of
+from gangline.settings import plugins
+from gangline.tasks.vetting.subject import subject_of
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_command
 from support.service.field_tasks import git

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.text_lists import texts_of
-from gangline.importers.imported import Imported, LeftOut
-from gangline.importers.source import Wanted, read_source
-from gangline.importers.swe import InstanceChoices
+from gangline.machine.reading.imported import Imported, LeftOut
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.importers.swe import InstanceChoices
 
 TESTS = ["t/test_a.py::test_x[a, b]", "t/test_a.py::test_y['q' \"r\"]", "t/test_a.py::test_z[\\n]"]
 ROW = {
@@ -222,7 +222,7 @@ def test_the_command_imports_the_rest_and_refuses_all_when_strict(tmp_path: Path
     ],
 )
 def test_tasks_have_the_ids_of_their_rows(tmp_path: Path, own: dict[str, Any], wanted: str) -> None:
-    from gangline.cli.tasks.importing import Made
+    from gangline.tasks.commands.importing import Made
 
     row = {"instruction": "?", "answer": "2", **own}
     made = Made(write(tmp_path / "rows.jsonl", row, {**row, **own}), Wanted(), None)

@@ -17,9 +17,9 @@ import pytest
 
 from gangline.cli.tasks.files import read_tasks, sent_along
 from gangline.domain.errors import GanglineError, InvalidRequest
-from gangline.importers.imported import Choices, Imported, LeftOut
-from gangline.importers.source import Wanted, read_source
-from gangline.presets.preset import find_preset
+from gangline.machine.reading.imported import Choices, Imported, LeftOut
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.presets.preset import find_preset
 
 SECRET = "the-operators-own-secret"
 LONGEST_S = 5.0

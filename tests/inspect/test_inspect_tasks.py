@@ -16,13 +16,13 @@ from inspect_ai.scorer import value_to_float
 from inspect_ai.solver import Solver, TaskState, solver
 from inspect_ai.util import sandbox
 
-from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
-from gangline.importers.imported import Choices, Imported
-from gangline.importers.source import Wanted, read_source
+from gangline.machine.reading.imported import Choices, Imported
+from gangline.settings import plugins
+from gangline.tasks.importers.source import Wanted, read_source
 from support.compared import same
 from support.requirements import need
 from support.training.evaluation_samples import a_context, a_trace, said

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
+from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.adoption_conformance import in_keeper
-from gangline.tools.action_server import ActionServer
 from support.requirements import need
 
 NUM_ROUNDS = 200

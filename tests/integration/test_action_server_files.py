@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gangline.agents.tools.action_server import ActionServer, Files
+from gangline.agents.tools.answers import Found
 from gangline.domain.errors import ActionRefused, InvalidRequest
-from gangline.tools.action_server import ActionServer, Files
-from gangline.tools.answers import Found
 from support.node.tools import action_server
 
 

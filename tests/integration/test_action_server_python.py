@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gangline.agents.tools.action_server import ActionServer, ActionServerOptions, PythonTool
 from gangline.domain.errors import ActionRefused
-from gangline.tools.action_server import ActionServer, ActionServerOptions, PythonTool
 from support.node.tools import action_server
 
 T = 60.0

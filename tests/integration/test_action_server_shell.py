@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gangline.agents.tools.action_server import ActionServer, ActionServerOptions, ShellTool
+from gangline.agents.tools.answers import ShellResult
 from gangline.domain.errors import ActionRefused, InvalidRequest
-from gangline.tools.action_server import ActionServer, ActionServerOptions, ShellTool
-from gangline.tools.answers import ShellResult
 from support.node.tools import action_server
 
 T = 20.0

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gangline.agent_api.app import create_app, shaped_error
-from gangline.http.listening import listening
-from gangline.http.same_origin import OwnNames
-from gangline.openenv.app import create_app as create_openenv
+from gangline.interop.agent_api.app import create_app, shaped_error
+from gangline.interop.openenv.app import create_app as create_openenv
+from gangline.wire.http.listening import listening
+from gangline.wire.http.same_origin import OwnNames
 
 WRONG = [b"", b"Bearer wrong", b"Bearer \xff\xfe", "Bearer ключ".encode(), b"Basic right", b"Bearer"]
 NONE = cast(Any, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline import plugins
 from gangline.domain.errors import InvalidRequest, NodeError, UnknownPlugin
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.handlers import AgentHandler, jobs
+from gangline.interop.handlers import AgentHandler, jobs
+from gangline.node.sessions.attempt import Attempt
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.settings import plugins
 from support.node.attempt import lease_of, node_parts
 from support.node.handlers import install_handlers
 from support.node.node import TOKEN, running_node

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.evaluation import MAX_ARTIFACT_BYTES, bounded
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES, bounded
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.settings import plugins
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_command

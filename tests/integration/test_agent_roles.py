@@ -16,13 +16,13 @@ from gangline.cli.tasks.files import validated
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import TurnSpan
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.credit.roles import role_rewards
-from gangline.training.learning.samples import make_samples
-from gangline.training.run.experiment import read_experiment
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.credit.roles import role_rewards
+from gangline.train.learning.samples import make_samples
+from gangline.train.run.experiment import read_experiment
 from support.node.attempt import lease_of, node_parts
 from support.node.proxy import proxied_engine
 

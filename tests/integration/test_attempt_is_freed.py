@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.handlers import jobs
-from gangline.runtimes.keeping.kept import Keeper
+from gangline.interop.handlers import jobs
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.keeping.kept import Keeper
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.garbage import counted_cycles
 from support.node.attempt import lease_of, node_parts
 from support.node.handlers import install_handlers

@@ -8,9 +8,9 @@ import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.contract import EngineRequest
-from gangline.gateway.backends.pool import BackendPool
-from gangline.language.parsing.parser import Parsers
+from gangline.models.engines.contract import EngineRequest
+from gangline.models.language.parsing.parser import Parsers
+from gangline.node.backends.pool import BackendPool
 from gangline.serving.scripted.server import scripted_server
 from support.engines.tokenizers import qwen3_folder
 

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Text
-from gangline.engines.contract import Engine, EngineRequest, ReplyAccumulator
-from gangline.gateway.backends.pool import BackendPool
+from gangline.models.engines.contract import Engine, EngineRequest, ReplyAccumulator
+from gangline.node.backends.pool import BackendPool
 from support.node.backends import KillableEngine
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))

@@ -19,10 +19,10 @@ from gangline.domain.errors import (
     EngineUnavailable,
     NotFound,
 )
-from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.backends.pool import BackendPool
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.backends.pool import BackendPool
 from support.node.backends import KillableEngine
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))

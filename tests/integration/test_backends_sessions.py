@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from gangline.gateway.backends.pool import BackendPool
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.node.backends.pool import BackendPool
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from support.node.backends import KillableEngine
 from support.node.proxy import MemoryJournal, served
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.service.bring_up import Plan, run_service
-from gangline.client.running import Running
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.node import NodeSettings
+from gangline.wire.client.running import Running
 
 
 async def _nothing(_live: Running) -> None:

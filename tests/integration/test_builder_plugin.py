@@ -16,10 +16,10 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
-from gangline.installation import extra_command
-from gangline.plugins import make_builder
-from gangline.trajectories.audit import audit, merge_reports
-from gangline.trajectories.builders.building import built
+from gangline.rows.audit import audit, merge_reports
+from gangline.rows.builders.building import built
+from gangline.settings.installation import extra_command
+from gangline.settings.plugins import make_builder
 from support.strategies import session_sample
 
 BUILDER = '''
@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.plugins import make_builder
+from gangline.settings.plugins import make_builder
 
 
 class Config(BaseModel):
@@ -82,7 +82,7 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.task import TaskRequest
 from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.plugins import check_task, make_builder
+from gangline.settings.plugins import check_task, make_builder
 
 task = TaskRequest.model_validate_json(sys.argv[1])
 check_task(task)
@@ -201,7 +201,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     kind: str, name: str, missing: tuple[str, ...], extra: str
 ) -> None:
     block = "".join(f"sys.modules[{module!r}] = None;" for module in missing)
-    code = f"import sys; {block} from gangline import plugins; plugins.load({kind!r}, {name!r})"
+    code = f"import sys; {block} from gangline.settings import plugins; plugins.load({kind!r}, {name!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert f"Run: {extra_command(extra)}" in done.stderr
 

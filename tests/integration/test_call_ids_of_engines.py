@@ -8,9 +8,9 @@ import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.contract import EngineReply, EngineRequest
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.models.engines.contract import EngineReply, EngineRequest
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from support.engines.families import FamilyEngine, Turn, family
 from support.engines.pooled import pooled
 from support.node.proxy import MemoryJournal

@@ -14,10 +14,10 @@ import aiohttp
 import openai
 import pytest
 
-from gangline.gateway.calls.reading.body import read_here
-from gangline.gateway.calls.reading.pool import Readers
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.node.calls.reading.body import read_here
+from gangline.node.calls.reading.pool import Readers
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from gangline.settings.node import CallLimits
 from support.node.proxy import Proxied, proxied
 
@@ -153,7 +153,7 @@ async def test_a_large_call_is_read_in_another_process_and_a_small_one_here(
         here.append(len(request.body))
         return read_here(dialect, request, *rest)
 
-    monkeypatch.setattr("gangline.gateway.calls.proxy.read_here", noted)
+    monkeypatch.setattr("gangline.node.calls.proxy.read_here", noted)
     small = body_of(dialect, said(dialect, 1))
     bodies = [
         small,

@@ -15,8 +15,8 @@ import pytest
 
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.serving.app import create_app, serving
+from gangline.models.engine_server.app import create_app, serving
+from gangline.node.sessions.attempt import Attempt
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -10,10 +10,10 @@ import pytest
 
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.commands.execution import Executions, Order
-from gangline.runtimes.commands.foreman import Foreman
-from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
-from gangline.runtimes.shared.accounts import MemoryWatch
+from gangline.sandbox.commands.execution import Executions, Order
+from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
+from gangline.sandbox.shared.accounts import MemoryWatch
 from support.requirements import DOES_NOT_APPLY, need
 
 _FILES = {"memory_bytes": "memory.max", "max_pids": "pids.max", "cpus": "cpu.max"}

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import pytest
 
-from gangline.checking.check import Report, check_records
-from gangline.checking.dump import read_records
-from gangline.datasets.verifiers_traces import FILE_NAME, write_episodes
 from gangline.domain.conversation import Message, Text
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.trajectories.atif.export import write_atif
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from gangline.trajectories.export import export_rows
+from gangline.rows.atif.export import write_atif
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.conversations.verifiers_traces import FILE_NAME, write_episodes
+from gangline.rows.export import export_rows
+from gangline.tasks.check_rows.check import Report, check_records
+from gangline.tasks.check_rows.dump import read_records
 from support.node.environments import directly, need_python
 from support.strategies import Sample, session_result
 

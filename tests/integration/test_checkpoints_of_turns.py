@@ -15,10 +15,10 @@ import pytest
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.stock.checkpoints import Checkpoints
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.stock.checkpoints import Checkpoints
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 
 AGENT = """

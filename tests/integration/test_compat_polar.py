@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gangline import plugins
-from gangline.client.server import ServerClient
 from gangline.domain.task import AgentSpec, RuntimeSpec, TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
-from gangline.evaluators.swe_bench import SweBenchConfig
-from gangline.http.listening import listening
-from gangline.server.compat.polar.sessions import needs_of_ours
-from gangline.server.compat.polar.tasks import task_from_polar
+from gangline.grading.swe_bench import SweBenchConfig
+from gangline.interop.polar.sessions import needs_of_ours
+from gangline.interop.polar.tasks import task_from_polar
 from gangline.server.run import serving
+from gangline.settings import plugins
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import listening
 from support.service.papers import filled, listing
 from support.service.running import FakeNode
 

@@ -13,15 +13,15 @@ import aiohttp
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
 from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
-from gangline.server.compat.prorl import routes
+from gangline.interop.prorl import routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, RunningNode, running_node
 from support.service.papers import listing
 from support.service.running import FakeNode

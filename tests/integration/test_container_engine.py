@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.runtimes.containers.engine import Engine
+from gangline.sandbox.containers.engine import Engine
 
 
 async def test_a_question_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded
-from gangline.http.content_codings import decompressed
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.content_codings import decompressed
 from support.node.node import TOKEN, RunningNode, running_node
 from support.service.running import any_plugin
 

@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from gangline.cli.datasets import data as data_command
 from gangline.domain.conversation import ToolCall
 from gangline.domain.errors import Failure, GanglineError, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.store.sql.tasks import TaskStore
+from gangline.tasks.commands.datasets import data as data_command
 from support.engines.conversations import Talk, said, user
 from support.requirements import need_module
 from support.store.recorded import TOOLS, session, session_of, task, write_data

@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 
-from gangline.dialects.anthropic.dialect import AnthropicDialect
 from gangline.domain.conversation import Message as CanonicalMessage
 from gangline.domain.conversation import ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import (
@@ -27,6 +26,7 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.wire.dialects.anthropic.dialect import AnthropicDialect
 from support.node.proxy import Proxied, proxied
 
 SHELL: Any = {

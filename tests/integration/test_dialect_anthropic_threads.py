@@ -14,8 +14,8 @@ from anthropic.types.beta import BetaMessage
 
 from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import SessionResult
+from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.audit import audit
 from support.node.node import RunningNode, running_node
 from support.node.proxy import proxied
 

@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 from google import genai
 from google.genai import errors, types
 
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.google.dialect import GoogleDialect
 from support.node.proxy import Proxied, proxied
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.runtimes.containers.runtime import DockerRuntime
+from gangline.sandbox.containers.runtime import DockerRuntime
 from support.requirements import need_command
 
 

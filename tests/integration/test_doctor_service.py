@@ -18,12 +18,12 @@ from gangline.cli.machine.checks_service import (
     check_server_port,
     check_service,
 )
-from gangline.client.server import ServerClient
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.installation import extra_command
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from gangline.settings import Settings
+from gangline.settings.installation import extra_command
+from gangline.settings.machine import Settings
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import gangline
 from support.service.running import FakeNode, any_plugin
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 from gangline.cli.results import drift
 from gangline.cli.results.drift import drift_document
 from gangline.cli.results.records import open_records
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NotFound
 from gangline.domain.session import SessionResult
 from gangline.server.run import serving
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 from support.strategies import session_result
 

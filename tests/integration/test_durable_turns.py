@@ -11,23 +11,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest, LeaseLost, ServerUnavailable
 from gangline.domain.session import KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import TurnsReceipt
-from gangline.forks.calls import REPLAYED, RESUME_FILE, RESUMED
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.stock.turns import TurnSender
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.stock.turns import TurnSender
+from gangline.rows.audit import audit
+from gangline.rows.forks.calls import REPLAYED, RESUME_FILE, RESUMED
 from gangline.server.run import Storage, serving, turn_store
 from gangline.server.service.core import RolloutService
 from gangline.store.journal.entries import Appended, AttemptKey
 from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
-from gangline.trajectories.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of, node_parts
 from support.service.running import NODE_URL, any_plugin, request
 from support.store.completions import completion
@@ -203,7 +203,7 @@ async def test_records_wait_for_a_server_that_is_down_and_are_sent_in_order() ->
 async def test_a_request_carries_no_more_than_its_limit_unless_one_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [completion(number, size=size) for number, size in enumerate((3, 3, 400, 3, 3, 3, 3, 3))]
     small = len(entry(records[0]))
-    monkeypatch.setattr("gangline.gateway.sessions.stock.turns._MAX_BYTES", 3 * small + 10)
+    monkeypatch.setattr("gangline.node.sessions.stock.turns._MAX_BYTES", 3 * small + 10)
     server = Kept()
     sender = TurnSender("n", server)
     for name in ("s-1", "s-2"):

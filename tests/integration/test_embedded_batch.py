@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.serving.embedded.batch import Batch, Sequence
 from gangline.serving.embedded.model import Chunk, LanguageModel, load_model
 from gangline.serving.embedded.scoring import score_logprobs
-from gangline.serving.sampler import SampledToken, SampleRequest
 from support.engines.models import VOCAB_SIZE, greedy, reference_model, write_tiny_model
 
 Tokens = dict[Sequence, list[SampledToken]]

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from gangline.domain.errors import Conflict, ContextOverflow, EngineUnavailable, InvalidRequest
+from gangline.models.engine_server.sampler import PauseMode, SampledToken, SampleRequest
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
-from gangline.serving.sampler import PauseMode, SampledToken, SampleRequest
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.models import greedy, reference_model, write_tiny_model
 

@@ -11,13 +11,13 @@ import pytest
 from gangline.domain.completion import Completion
 from gangline.domain.conversation import Text, Thinking, ToolCall
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineChoice, assistant_message
-from gangline.gateway.calls.empty_generation import is_empty
-from gangline.gateway.health.metrics import NodeMetrics
-from gangline.plugins import make_builder
+from gangline.models.engines.contract import EngineChoice, assistant_message
+from gangline.node.calls.empty_generation import is_empty
+from gangline.node.health.metrics import NodeMetrics
+from gangline.rows.audit import audit
+from gangline.rows.builders.building import built
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.building import built
+from gangline.settings.plugins import make_builder
 from support.engines.held import HeldCall, HeldEngine
 from support.node.proxy import Proxied, proxied_engine
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gangline.domain.errors import EngineMalformed, EngineRefused, EngineUnavailable
-from gangline.engines.http import EngineHttp
+from gangline.models.engines.http import EngineHttp
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -13,11 +13,11 @@ import pytest
 from gangline.domain.completion import OF_ENVIRONMENT, CompletionTree
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.sessions.attempt import session_spec
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.sessions.attempt import session_spec
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from support.node.attempt import lease_of
 from support.node.environments import calls_of, played, using
 from support.node.proxy import proxied

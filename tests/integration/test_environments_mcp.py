@@ -14,7 +14,7 @@ import pytest
 from gangline.domain.environment import CallResult, OfferedTool
 from gangline.domain.errors import EnvironmentFailed, InvalidRequest, UnknownPlugin
 from gangline.domain.task import TaskRequest
-from gangline.plugins import check_task
+from gangline.settings.plugins import check_task
 from support.node.environments import calls_of, played, step_rewards, using
 from support.node.proxy import proxied
 from support.requirements import need_command, need_module

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, InvalidRequest, RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.evaluators.cases.comparing import same_output, same_value
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.grading.cases.comparing import same_output, same_value
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.settings import plugins
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context

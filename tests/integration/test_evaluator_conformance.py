@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.ids import new_id
+from gangline.settings import plugins
 from gangline.testing.evaluator_conformance import Check, Subject, checks, run_check
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module

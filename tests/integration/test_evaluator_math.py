@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline import plugins
 from gangline.domain.child_work import Limits
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
-from gangline.evaluators.untrusted.isolated import ForkServers, in_child
+from gangline.grading.untrusted.isolated import ForkServers, in_child
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module
 from support.training.evaluation_samples import a_context, a_trace, said
@@ -148,7 +148,7 @@ async def test_a_right_answer_that_cannot_be_read_gives_no_reward(tmp_path: Path
 
 async def test_a_machine_that_is_too_slow_makes_no_answer_wrong() -> None:
     with pytest.raises(EvaluatorError, match=r"not done in 0\.01 s"):
-        await in_child("gangline.evaluators.math.comparing", {}, Limits(1, 1 << 30, 0.01))
+        await in_child("gangline.grading.math.comparing", {}, Limits(1, 1 << 30, 0.01))
 
 
 def test_a_task_without_a_right_answer_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_a_task_without_a_right_answer_is_refused() -> None:
 AGREES = """
 import sys, types
 import pytest
-from gangline.evaluators.math.comparing import compare
+from gangline.grading.math.comparing import compare
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
 sdist = sys.argv[1]

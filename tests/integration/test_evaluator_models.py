@@ -15,12 +15,12 @@ from aiohttp import web
 from openai.types.chat import ChatCompletion, completion_create_params
 from pydantic import TypeAdapter
 
-from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.verdicts import Verdicts
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.verdicts import Verdicts
+from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime

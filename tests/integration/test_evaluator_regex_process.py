@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.untrusted.patterns import matches
+from gangline.grading.untrusted.patterns import matches
 from support.node.footprint import children
 
 

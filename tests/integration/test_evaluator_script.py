@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EvaluatorError, InvalidRequest
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context, a_trace, said
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, FilesNotKept
-from gangline.gateway.sessions.recorded.files import AbsentFiles
-from gangline.importers.imported import Choices
-from gangline.importers.swe import InstanceChoices, read_instance
+from gangline.machine.reading.imported import Choices
+from gangline.node.sessions.recorded.files import AbsentFiles
+from gangline.settings import plugins
+from gangline.tasks.importers.swe import InstanceChoices, read_instance
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_command
 from support.service.field_tasks import BROKEN, FIXED, git, repository
@@ -377,7 +377,7 @@ TOO_LONG = "the tests' log is too long"
 async def test_of_a_long_log_head_and_tail_are_read_and_a_lost_result_is_not_the_agents(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch, tests: str, reward: float | None, told: str
 ) -> None:
-    monkeypatch.setattr("gangline.evaluators.swe_bench._MAX_LOG_BYTES", 4_000)
+    monkeypatch.setattr("gangline.grading.swe_bench._MAX_LOG_BYTES", 4_000)
     kennel.agents.file("kennel.py").write_text(FIXED)
     if reward is None:
         with pytest.raises(EvaluatorError, match=TOO_LONG) as failure:
@@ -410,7 +410,7 @@ async def test_a_log_of_more_than_64_mib_is_graded_by_its_summary(kennel: Kennel
 async def test_long_logs_of_other_parsers_have_their_ends_too(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch, parser: str, end: str, reward: float | None
 ) -> None:
-    monkeypatch.setattr("gangline.evaluators.swe_bench._MAX_LOG_BYTES", 4_000)
+    monkeypatch.setattr("gangline.grading.swe_bench._MAX_LOG_BYTES", 4_000)
     kennel.agents.file("kennel.py").write_text(FIXED)
     lists: dict[str, Any] = {"fail_to_pass": ["test_add (t.K)"], "pass_to_pass": []}
     expected = {"test_add": "passed", "test_double": "passed"}

@@ -20,12 +20,12 @@ from gangline.domain.errors import Failure, GanglineError, InvalidRequest, Lease
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import ResultReceipt
-from gangline.gateway.health.breaker import Breaker
-from gangline.gateway.health.offers import Offers
-from gangline.gateway.sessions.leases.delivery import Delivery
-from gangline.gateway.sessions.leases.hooks import Hooks
-from gangline.gateway.sessions.leases.rollout_server import HeartbeatTaker
-from gangline.gateway.sessions.pipeline import Pipeline
+from gangline.node.health.breaker import Breaker
+from gangline.node.health.offers import Offers
+from gangline.node.sessions.leases.delivery import Delivery
+from gangline.node.sessions.leases.hooks import Hooks
+from gangline.node.sessions.leases.rollout_server import HeartbeatTaker
+from gangline.node.sessions.pipeline import Pipeline
 from support.node.attempt import lease_of, node_parts
 
 SOURCE = str(Path(gangline.__file__).parent)

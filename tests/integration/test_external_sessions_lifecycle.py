@@ -16,8 +16,8 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import SessionResult
+from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.audit import audit
 from support.node.node import TOKEN, RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}

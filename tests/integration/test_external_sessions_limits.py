@@ -11,13 +11,13 @@ import pytest
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, StoreError
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.external.sessions import ClaimRequest, ExternalSessions, SessionRequest
-from gangline.gateway.external.store import ExternalStore
-from gangline.gateway.node import serve
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.external.sessions import ClaimRequest, ExternalSessions, SessionRequest
+from gangline.node.external.store import ExternalStore
+from gangline.node.node import serve
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.journal.log import AttemptOpened, Journal
 from support.node.node import RunningNode, running_node

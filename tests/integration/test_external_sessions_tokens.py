@@ -14,10 +14,10 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.node_views import OpenedSession
-from gangline.engines.json_ids import plain_ids
+from gangline.models.engines.json_ids import plain_ids
+from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trajectories.audit import audit
 from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}, "weight_version": 7}
@@ -157,7 +157,7 @@ async def test_a_long_prompt_is_read_as_a_short_one_and_on_a_thread(
         threads.append(threading.current_thread().name)
         return plain_ids(text)
 
-    monkeypatch.setattr("gangline.gateway.control.sessions.plain_ids", noted)
+    monkeypatch.setattr("gangline.node.control.sessions.plain_ids", noted)
     opened = await node.client.open_session()
     ids = PROMPT * 2500
     text = separator.join(map(str, ids))

@@ -14,12 +14,12 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.language.models import resolve_tokenizer
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.language.models import resolve_tokenizer
+from gangline.models.language.tokenizer import load_tokenizer
+from gangline.node.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.run.evaluation import require_disjoint
-from gangline.training.run.experiment import read_experiment
+from gangline.train.run.evaluation import require_disjoint
+from gangline.train.run.experiment import read_experiment
 from support.node.attempt import lease_of, node_parts
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "families"

@@ -14,13 +14,13 @@ from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.commands import execution, zygote
-from gangline.runtimes.commands.foreman import Foreman
-from gangline.runtimes.network.relay import listening_inside
-from gangline.runtimes.process import ProcessRuntime
-from gangline.runtimes.shared.handle import ExecRequest, open_channel
-from gangline.runtimes.shared.leftovers import kill_labelled
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.commands import execution, zygote
+from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.network.relay import listening_inside
+from gangline.sandbox.process import ProcessRuntime
+from gangline.sandbox.shared.handle import ExecRequest, open_channel
+from gangline.sandbox.shared.leftovers import kill_labelled
 
 NUM_ACTIONS = 1000
 MAX_PRIVATE_BYTES = 3 << 20

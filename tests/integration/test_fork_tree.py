@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import NotFound
 from gangline.domain.task import TaskRequest
 from gangline.server.run import serving
 from gangline.server.service.fork_tree import fork_tree
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from gangline.domain.session import SessionResult
-from gangline.forks.calls import LINEAGE_FILE, REPLAYED
-from gangline.gateway.health.metrics import NodeMetrics
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.trajectories.audit import audit
+from gangline.node.health.metrics import NodeMetrics
+from gangline.node.sessions.attempt import Attempt
+from gangline.rows.audit import audit
+from gangline.rows.forks.calls import LINEAGE_FILE, REPLAYED
 from support.node.attempt import lease_of, node_parts
 
 FIRST = {"turn": 0, "pattern": "^say hi$"}

@@ -14,14 +14,14 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trajectory
-from gangline.forks.calls import LINEAGE_FILE, REPLAYED, ForkLineage
-from gangline.gateway.backends.records import BackendSpec
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.truth.ledger import Ledger
+from gangline.node.backends.records import BackendSpec
+from gangline.node.capture.ledger import Ledger
+from gangline.node.sessions.attempt import Attempt
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.forks.calls import LINEAGE_FILE, REPLAYED, ForkLineage
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from support.node.attempt import lease_of, node_parts
 from support.node.proxy import MemoryJournal
 

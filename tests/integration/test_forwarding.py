@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from gangline.domain.network import NetworkRule
-from gangline.runtimes.network.forwarding import MAX_HEAD_BYTES, Forwarder
+from gangline.sandbox.network.forwarding import MAX_HEAD_BYTES, Forwarder
 
 
 class Upstream:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 
 ENGINE = """

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.gateway.node import TITLE, control_routes
-from gangline.http.openapi import describe
+from gangline.node.node import TITLE, control_routes
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.openapi import describe
 from support.node.node import TOKEN, running_node
 from support.sdk.fuzzed import assail, names_of, on_a_thread, operations
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
-from gangline.http.openapi import describe
 from gangline.server.app import TITLE, all_routes
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.openapi import describe
 from support.sdk.fuzzed import NOWHERE, assail, names_of, on_a_thread, operations
 from support.service.running import any_plugin, result
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gangline.domain.session import Lease, SessionResult
-from gangline.gateway.backends.gate import Gate
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
+from gangline.node.backends.gate import Gate
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
 from support.node.attempt import lease_of, node_parts
 
 AGENT = """

@@ -15,7 +15,6 @@ import pytest
 from aiohttp import web
 from transformers import PreTrainedTokenizerFast
 
-from gangline import plugins
 from gangline.domain.conversation import (
     Image,
     Message,
@@ -29,18 +28,19 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.fields import NEUTRAL_SAMPLING
-from gangline.engines.generate.engine import GenerateEngine
-from gangline.engines.generate.renderers import RenderersText, renderers_engine
-from gangline.engines.generate.routes import generate_engine
-from gangline.engines.generate.template import TemplateText, template_engine
-from gangline.engines.http import EngineHttp
-from gangline.language.tokenizer import load_tokenizer
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
+from gangline.models.engines.fields import NEUTRAL_SAMPLING
+from gangline.models.engines.generate.engine import GenerateEngine
+from gangline.models.engines.generate.renderers import RenderersText, renderers_engine
+from gangline.models.engines.generate.routes import generate_engine
+from gangline.models.engines.generate.template import TemplateText, template_engine
+from gangline.models.engines.http import EngineHttp
+from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.settings import plugins
 from support.engines.sglang_engine import FakeSglang, sglang_server
 from support.engines.tokenizers import qwen3_folder
 from support.node.proxy import proxied_engine

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition
-from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.generate.engine import GenerateEngine
-from gangline.engines.generate.template import TemplateText
-from gangline.engines.http import EngineHttp
-from gangline.language.parsing.detect import detect_parsers
-from gangline.language.parsing.parser import Parsers
-from gangline.language.tokenizer import HfChatTokenizer
+from gangline.models.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
+from gangline.models.engines.generate.engine import GenerateEngine
+from gangline.models.engines.generate.template import TemplateText
+from gangline.models.engines.http import EngineHttp
+from gangline.models.language.parsing.detect import detect_parsers
+from gangline.models.language.parsing.parser import Parsers
+from gangline.models.language.tokenizer import HfChatTokenizer
 from gangline.serving.scripted.server import scripted_server
 from support.engines.tokenizers import glm, gpt_oss, llama31
 

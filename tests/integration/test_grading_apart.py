@@ -10,9 +10,9 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.namespaced import can_give_users
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.namespaced import can_give_users
 from support.node.attempt import lease_of, node_parts
 
 GRADE = """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gangline.domain.session import SessionResult
 from gangline.domain.task import EvaluatorSpec
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 
 RUNTIME = {

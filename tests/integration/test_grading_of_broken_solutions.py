@@ -14,10 +14,10 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.evaluators import test_on_output
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.grading import test_on_output
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 
 IMPORTS = "import sol, json\njson.dump({'reward': float(sol.f(2) == 4)}, open('reward.json', 'w'))\n"

@@ -9,9 +9,9 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.training.collecting.groups import why_without_reward
+from gangline.node.sessions.attempt import Attempt
+from gangline.rows.measured import why_without_reward
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 
 GRADE = """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
-from gangline.runtimes.harbor.bridge import Bridge
-from gangline.runtimes.harbor.runtime import HarborRuntime
-from gangline.settings import Settings
+from gangline.interop.harbor.runtime.bridge import Bridge
+from gangline.interop.harbor.runtime.runtime import HarborRuntime
+from gangline.settings.machine import Settings
 
 
 def _runtime(python: str | None) -> HarborRuntime:

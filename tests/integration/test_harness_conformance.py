@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from gangline.agents.harnesses.claude_code import ClaudeCodeConfig, ClaudeCodeHarness
+from gangline.agents.harnesses.codex import CodexConfig, CodexHarness
+from gangline.agents.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
+from gangline.agents.harnesses.opencode import OpencodeConfig, OpencodeHarness
+from gangline.agents.harnesses.pi import PiHarness
+from gangline.agents.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
+from gangline.agents.harnesses.shell import ShellHarness
 from gangline.domain.contracts import ExecResult
-from gangline.harnesses.claude_code import ClaudeCodeConfig, ClaudeCodeHarness
-from gangline.harnesses.codex import CodexConfig, CodexHarness
-from gangline.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
-from gangline.harnesses.opencode import OpencodeConfig, OpencodeHarness
-from gangline.harnesses.pi import PiHarness
-from gangline.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
-from gangline.harnesses.shell import ShellHarness
 from gangline.testing.harness_conformance import Check, Subject, checks, run_check
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gangline.agents.harnesses.aider import AiderHarness
+from gangline.agents.harnesses.mini_swe_agent import MiniSweAgentHarness
+from gangline.agents.harnesses.openhands.adapter import OpenHandsHarness
+from gangline.agents.harnesses.terminus.adapter import TerminusHarness
 from gangline.domain.contracts import ExecResult
-from gangline.harnesses.aider import AiderHarness
-from gangline.harnesses.mini_swe_agent import MiniSweAgentHarness
-from gangline.harnesses.openhands.adapter import OpenHandsHarness
-from gangline.harnesses.terminus.adapter import TerminusHarness
 from gangline.testing.harness_conformance import Check, Subject, checks, run_check
 
 

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from gangline.agents.harnesses.pi import PiConfig, PiHarness
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import HarnessError, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.harnesses.pi import PiConfig, PiHarness
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.settings import Settings
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.settings.machine import Settings
 from support.node.folder_runtime import FolderRuntime
 
 REPOSITORY = Path(__file__).parents[2]

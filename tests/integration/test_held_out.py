@@ -15,22 +15,22 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from gangline.cli.datasets import data as data_command
 from gangline.cli.results import export as export_command
 from gangline.cli.results.export_options import RowFormat
-from gangline.client.server import ServerClient
-from gangline.datasets.kinds import Kind
 from gangline.domain.errors import GanglineError, InvalidGroup, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.evals.run import EvaluationRun, EvaluationSpec
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from gangline.server.run import serving
 from gangline.store.sql.tasks import TaskStore
-from gangline.trainers.contract import rows_of
-from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector
-from gangline.training.collecting.groups import Group, judge_group
-from gangline.training.run.evaluation import Evaluation, require_disjoint
+from gangline.tasks.commands.datasets import data as data_command
+from gangline.tasks.datasets.kinds import Kind
+from gangline.tasks.evals.run import EvaluationRun, EvaluationSpec
+from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector
+from gangline.train.collecting.groups import Group, judge_group
+from gangline.train.run.evaluation import Evaluation, require_disjoint
+from gangline.train.trainers.contract import rows_of
+from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of, node_parts
 from support.requirements import need_module
 from support.service.running import FakeNode, any_plugin
@@ -205,8 +205,8 @@ async def test_no_collector_takes_one(collector: Any, as_request: bool) -> None:
 
 def test_what_verl_validates_on_is_marked_and_it_trains_on_no_marked_task() -> None:
     need_module("tensordict", "make .venv/.dev")
-    from gangline.trainers.verl.prompts import Prompt, TaskMaker
-    from gangline.trainers.verl.settings import GanglineSettings, Sampling
+    from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
+    from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
 
     tasks, sampling = (
         TaskMaker(GanglineSettings(url="http://127.0.0.1:1")),

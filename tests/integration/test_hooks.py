@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.gateway.sessions.leases.hooks import Hooks
+from gangline.node.sessions.leases.hooks import Hooks
 from support.page.sessions import working_session
 
 

@@ -21,15 +21,15 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gangline.client.base import error_of
 from gangline.domain.errors import MethodNotAllowed
-from gangline.gateway.calls.proxy import Proxy
-from gangline.http.audit import Action
-from gangline.http.listening import listening
+from gangline.machine.telemetry.logs import LineFormatter
+from gangline.node.calls.proxy import Proxy
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import read_actions
-from gangline.telemetry.logs import LineFormatter
+from gangline.wire.client.base import error_of
+from gangline.wire.http.audit import Action
+from gangline.wire.http.listening import listening
 from support.node.node import TOKEN, running_node
 from support.service.running import any_plugin
 
@@ -462,7 +462,7 @@ async def test_a_refusal_is_one_line_of_the_log_with_the_id_of_its_answer(
     service: Service, caplog: pytest.LogCaptureFixture, method: str, path: str, body: bytes, status: int, code: str
 ):
     caplog.handler.setFormatter(LineFormatter())
-    caplog.set_level(logging.DEBUG, "gangline.http")  # where refusals are not bounded
+    caplog.set_level(logging.DEBUG, "gangline.wire.http")  # where refusals are not bounded
     answer = await service.ask(method, path, "X-Request-Id: of-the-client", body=body)
     assert answer.status == status
     (line,) = [line for line in caplog.text.splitlines() if "request.refused" in line]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
-from gangline.runtimes.images.building import ImageBuilder
-from gangline.runtimes.images.recipe import Recipe
+from gangline.sandbox.images.building import ImageBuilder
+from gangline.sandbox.images.recipe import Recipe
 
 APPTAINER = """#!/bin/sh
 # apptainer build [--force] [--fakeroot] TARGET DEFINITION

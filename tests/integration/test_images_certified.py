@@ -22,8 +22,6 @@ from PIL import Image as Pillow
 from transformers import AutoConfig
 from transformers.models.qwen2_vl import Qwen2VLModel
 
-from gangline.checking.kinds import Finding
-from gangline.checking.row_forms import gangline_rows
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Image
@@ -33,26 +31,28 @@ from gangline.domain.images import ImageEvidence
 from gangline.domain.session import HarnessExit, SessionResult
 from gangline.domain.tokens import encode_json, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
-from gangline.engines.generate.routes import generate_engine
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.language.vision import ImageReader
-from gangline.plugins import make_builder
-from gangline.trainers.contract import rows_of as trainer_rows
-from gangline.trainers.miles import MilesRollout
-from gangline.trainers.prime_rl import samples as prime
-from gangline.trainers.slime.rollout import GroupRollouts, SlimeRollout
-from gangline.trainers.slime.samples import to_samples as slime_samples
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import Algorithm
-from gangline.trajectories.audit import audit
-from gangline.trajectories.export import export_rows
-from gangline.trajectories.parquet import read_parquet
-from gangline.trajectories.rewards import apply_reward
-from gangline.trajectories.rows import Row, rows_of
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.models.engines.generate.routes import generate_engine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.vision import ImageReader
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.rows.audit import audit
+from gangline.rows.export import export_rows
+from gangline.rows.parquet import read_parquet
+from gangline.rows.rewards import apply_reward
+from gangline.rows.rows import Row, rows_of
+from gangline.rows.shared_prefixes import with_whole_prompts
+from gangline.settings.plugins import make_builder
+from gangline.tasks.check_rows.kinds import Finding
+from gangline.tasks.check_rows.row_forms import gangline_rows
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.trainers.contract import rows_of as trainer_rows
+from gangline.train.trainers.miles import MilesRollout
+from gangline.train.trainers.prime_rl import samples as prime
+from gangline.train.trainers.slime.rollout import GroupRollouts, SlimeRollout
+from gangline.train.trainers.slime.samples import to_samples as slime_samples
 from support.engines.picture_talks import DIALECTS, Picture, Step, generated, transparent
 from support.engines.tiny_vision import IMAGE_ID, write_model
 from support.engines.vision_engine import VisionEngine, logprobs_of, vision_engine
@@ -397,7 +397,7 @@ def _as_verl_binds(folder: Path) -> SimpleNamespace:
 async def test_verl_gets_the_pixels_and_the_positions_of_its_own_agent_loops(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    verl = pytest.importorskip("gangline.trainers.verl.batches", exc_type=ImportError)
+    verl = pytest.importorskip("gangline.train.trainers.verl.batches", exc_type=ImportError)
     reader, processor = ImageReader.load(model_folder), _as_verl_binds(model_folder)
     async with node(model_folder, "ids") as running:
         seen = await running.talk("chat", TALK)

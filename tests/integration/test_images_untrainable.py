@@ -21,13 +21,13 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Image, Message, Text, ToolResult
 from gangline.domain.session import HarnessExit, SessionResult
-from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.plugins import make_builder
+from gangline.models.engines.contract import EngineDelta, EngineReply, EngineRequest
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.rewards import apply_reward
+from gangline.rows.rows import rows_of
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.groups import why_invalid
-from gangline.trajectories.rewards import apply_reward
-from gangline.trajectories.rows import rows_of
+from gangline.settings.plugins import make_builder
+from gangline.train.collecting.groups import why_invalid
 from support.node.proxy import Proxied, proxied_engine
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gangline.domain.child_work import Limits, OverLimit
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.untrusted.isolated import ENVIRONMENT, ForkServers
+from gangline.grading.untrusted.isolated import ENVIRONMENT, ForkServers
 from support.service.cli_process import processes_with, wait_for, wait_until_gone
 
 WORK = "gangline.testing.child_work"

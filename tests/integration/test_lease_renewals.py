@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.server import ServerClient
-from gangline.gateway.sessions.leases.renewals import Renewals
+from gangline.node.sessions.leases.renewals import Renewals
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, beat, request
 
 LEASE_S = 1.5

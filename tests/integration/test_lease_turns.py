@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.image_names import packed
 from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
@@ -19,6 +18,7 @@ from gangline.server.run import serving
 from gangline.server.service.heartbeats import HeartbeatRate
 from gangline.server.service.lease_turns import LeaseTurns
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of
 from support.service.running import NODE_URL, FakeNode, any_plugin, request
 

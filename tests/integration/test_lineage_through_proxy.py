@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import message_text
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from support.node.proxy import Proxied, proxied
 
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}}

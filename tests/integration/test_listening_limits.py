@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
-from gangline.http.listening import LIMITS, ListenLimits, listening, read_body
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import LIMITS, ListenLimits, listening, read_body
 from support.node.node import TOKEN, running_node
 from support.service.running import any_plugin
 

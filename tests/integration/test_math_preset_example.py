@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.language.tokenizer import load_tokenizer
-from gangline.presets.preset import find_preset
+from gangline.models.language.tokenizer import load_tokenizer
+from gangline.node.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.run.experiment import digest_of, read_experiment
+from gangline.tasks.presets.preset import find_preset
+from gangline.train.run.experiment import digest_of, read_experiment
 from support.node.attempt import lease_of, node_parts
 from support.requirements import need_module
 

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
+from gangline.agents.tools.calls import observe
+from gangline.agents.tools.contract import ToolContext
+from gangline.agents.tools.mcp.servers import mcp_tools
 from gangline.domain.errors import ToolUnavailable
 from gangline.domain.mcp_source import McpSource
 from gangline.domain.task import McpServer
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from gangline.settings.node import NodeSettings
-from gangline.tools.calls import observe
-from gangline.tools.contract import ToolContext
-from gangline.tools.mcp.servers import mcp_tools
 from support.node.attempt import lease_of, node_parts
 from support.node.tools import tool_context
 from support.requirements import need_module

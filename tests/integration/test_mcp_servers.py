@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from gangline.agents.tools.calls import observe
+from gangline.agents.tools.contract import Observation, ToolContext
+from gangline.agents.tools.mcp.servers import mcp_tools
 from gangline.domain.errors import ToolUnavailable
 from gangline.domain.task import McpServer
-from gangline.tools.calls import observe
-from gangline.tools.contract import Observation, ToolContext
-from gangline.tools.mcp.servers import mcp_tools
 from support.node.tools import tool_context
 from support.requirements import need_module
 

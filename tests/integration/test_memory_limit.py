@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import ActionServerFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.lifecycle import is_infrastructure_fault, may_retry
 from gangline.domain.session import SessionResult
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.tools.action_server import ActionServer, ActionServerOptions
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 
 MEMORY_BYTES = 128 << 20

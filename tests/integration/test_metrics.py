@@ -12,11 +12,11 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.node_views import OpenedSession
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, RunningNode, running_node
 from support.service.running import FakeNode, any_plugin, engine_down, request
 

@@ -12,8 +12,8 @@ import pytest
 
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import Lease, SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.trajectories.audit import audit
+from gangline.node.sessions.attempt import Attempt
+from gangline.rows.audit import audit
 from support.node.attempt import lease_of, node_parts
 from support.requirements import need_module
 from support.service.cli_process import processes_with

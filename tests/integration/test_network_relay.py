@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gangline.runtimes.network.relay import Relay
-from gangline.runtimes.shared.accounts import Traffic
+from gangline.sandbox.network.relay import Relay
+from gangline.sandbox.shared.accounts import Traffic
 
 
 def add_reader_of_python_3_11_2(self: Any, fd: int, callback: Callable[..., None], *args: object) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.server.compat.prorl.jobs import job_result
-from gangline.server.compat.records import polar_result
+from gangline.interop.polar.records import polar_result
+from gangline.interop.prorl.jobs import job_result
+from gangline.node.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.groups import judge_group, why_invalid
+from gangline.train.collecting.groups import judge_group, why_invalid
 from support.node.attempt import lease_of, node_parts
 from support.node.node import running_node
 

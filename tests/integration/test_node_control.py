@@ -13,7 +13,7 @@ import pytest
 
 from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound, UnknownPlugin
 from gangline.domain.node_views import OpenedSession
-from gangline.gateway.backends.gate import ABANDONED_S
+from gangline.node.backends.gate import ABANDONED_S
 from gangline.serving.scripted.server import scripted_server
 from support.node.node import RunningNode, running_node
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
 from gangline.domain.node_views import OpenedSession
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -15,14 +15,14 @@ from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.views import ResultReceipt
-from gangline.gateway.backends.by_role import BackendsByRole
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.sessions.leases import delivery
-from gangline.gateway.sessions.leases.delivery import Delivery
-from gangline.gateway.sessions.leases.rollout_server import HeartbeatTaker
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.pipeline import Pipeline
-from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.calls.proxy import Proxy
+from gangline.node.sessions.leases import delivery
+from gangline.node.sessions.leases.delivery import Delivery
+from gangline.node.sessions.leases.rollout_server import HeartbeatTaker
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.pipeline import Pipeline
+from gangline.node.sessions.pools import Pools, PoolSizes
 from gangline.store.journal.log import AttemptOpened, Journal
 
 

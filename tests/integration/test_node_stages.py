@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
+from gangline.agents.harnesses.shell import ShellHarness
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, ExecResult, HarnessVerdict, Reward, RuntimeStart
 from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
-from gangline.gateway.health.watchdog import Watchdog
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.pools import PoolSizes
-from gangline.harnesses.shell import ShellHarness
+from gangline.node.health.watchdog import Watchdog
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.pools import PoolSizes
+from gangline.settings import plugins
 from gangline.store.journal.log import Journal
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline.gateway.backends.pool import BackendPool
+from gangline.node.backends.pool import BackendPool
 from gangline.store.journal.log import AttemptOpened, Journal
 from support.node.backends import KillableEngine
 from support.node.proxy import Proxied, proxied_engine

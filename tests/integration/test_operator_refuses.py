@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.placement import Allowed
-from gangline.gateway.sessions.attempt import Attempt
+from gangline.node.sessions.attempt import Attempt
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of, node_parts
 from support.node.node import TOKEN, running_node
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
 from gangline.cli.machine.checks_agent import check_agent_python
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.harnesses.shell import ShellConfig, ShellHarness
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.process import ProcessRuntime
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.process import ProcessRuntime
 
 WHERE = "import sled_package, sys; print(sled_package.__file__); print(sys.prefix)"
 

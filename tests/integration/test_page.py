@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.server.app import all_routes
 from gangline.server.run import database_path, serving
+from gangline.server.web.columns import COLUMNS, decode_columns
 from gangline.store.sql.tasks import TaskStore
-from gangline.web.columns import COLUMNS, decode_columns
+from gangline.wire.client.server import ServerClient
 from support.page.sessions import working_session
 from support.service.running import FakeNode, any_plugin, request
 

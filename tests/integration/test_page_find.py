@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
 from gangline.server.run import database_path, serving
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.page.sessions import working_session
 from support.service.running import FakeNode, any_plugin, request
 

@@ -12,11 +12,11 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, ServerUnavailable
 from gangline.server.routes import events
 from gangline.server.run import serving
-from gangline.web.columns import COLUMNS, decode_columns
+from gangline.server.web.columns import COLUMNS, decode_columns
+from gangline.wire.client.server import ServerClient
 from support.page.running import SteppedSession, stepped_session
 from support.service.running import FakeNode, any_plugin, request
 

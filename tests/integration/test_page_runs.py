@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.runs.log import RunLog
 from gangline.server.run import serving
+from gangline.train.runs.log import RunLog
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 from support.training.fakes import step_record
 from support.training.recorded_runs import TASKS, write_learning_run, write_run

@@ -19,12 +19,12 @@ import aiohttp
 import openai
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, NotFound, ServerUnavailable
 from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import Heartbeat
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, RunningNode, running_node
 from support.service.papers import listing
 

@@ -22,10 +22,10 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import EngineRefused
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.text.parsed import ParsedEngine
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.language.parsing.parser import Parsers
+from gangline.models.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
+from gangline.models.engines.text.parsed import ParsedEngine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.parsing.parser import Parsers
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.node.proxy import proxied_engine

@@ -11,10 +11,10 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Offer
 from gangline.domain.task import TaskRequest
-from gangline.gateway.health.offers import Offers
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.containers.runtime import DockerRuntime
-from gangline.settings import Settings
+from gangline.node.health.offers import Offers
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.containers.runtime import DockerRuntime
+from gangline.settings.machine import Settings
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, beat, request
 

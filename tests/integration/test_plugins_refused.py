@@ -13,19 +13,19 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from gangline import plugins
+from gangline.agents.tools.contract import Tool
 from gangline.cli.main import build_app
-from gangline.dialects.contract import Dialect
 from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.engines.contract import Engine
-from gangline.gateway.health.offers import Offers
-from gangline.handlers import AgentHandler
-from gangline.plugin_contracts import CONTRACTS, Kind
+from gangline.interop.handlers import AgentHandler
+from gangline.models.engines.contract import Engine
+from gangline.node.health.offers import Offers
 from gangline.serving.scripted.server import scripted_server
-from gangline.tools.contract import Tool
+from gangline.settings import plugins
+from gangline.settings.plugin_contracts import CONTRACTS, Kind
+from gangline.wire.dialects.contract import Dialect
 from support.node.node import running_node
 
 _SCAN = plugins._installed.__wrapped__
@@ -148,7 +148,8 @@ FAULTS: list[tuple[Kind, str, str]] = [
     ),
     (
         "handler",
-        "from gangline.handlers import AgentHandler\nclass Mine(AgentHandler):\n    async def init(self, job): ...\n",
+        "from gangline.interop.handlers import AgentHandler\n"
+        "class Mine(AgentHandler):\n    async def init(self, job): ...\n",
         "lacks eval, run",
     ),
 ]
@@ -214,7 +215,7 @@ def test_a_name_of_ours_stays_ours(site: Site) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_of_our_own_fulfils_its_contract(kind: Kind) -> None:
-    from gangline.plugin_contracts import faults
+    from gangline.settings.plugin_contracts import faults
 
     for name in plugins.names(kind):
         try:
@@ -258,7 +259,7 @@ def test_the_lists_of_plug_ins_name_the_refused_ones(site: Site) -> None:
     assert "mine" not in [line["harness"] for line in json.loads(listed.stdout)]
     assert "my-plug 0.3: harness `mine` lacks Config, prepare, judge" in " ".join(listed.stderr.split())
     from gangline.cli.machine.checks_service import check_plugins
-    from gangline.settings import Settings
+    from gangline.settings.machine import Settings
 
     check = check_plugins(Settings.from_environ())
     assert (check.state, check.found) == ("optional", "1 refused")

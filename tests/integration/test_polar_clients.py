@@ -20,17 +20,17 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
 from gangline.domain.session import Lease, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
-from gangline.http.listening import listening
-from gangline.server.compat.polar.sessions import needs_of_ours, session_for_gateway
-from gangline.server.compat.polar.tasks import protected_by_default, task_from_polar
-from gangline.server.compat.records import polar_result
+from gangline.interop.polar.records import polar_result
+from gangline.interop.polar.sessions import needs_of_ours, session_for_gateway
+from gangline.interop.polar.tasks import protected_by_default, task_from_polar
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import listening
 from support.service.running import FakeNode
 from support.service.running import result as session_end
 

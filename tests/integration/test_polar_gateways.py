@@ -17,10 +17,10 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import ToolCall, ToolResult
-from gangline.http.listening import listening
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import listening
 
 TOKEN = "control-secret"
 HEADERS = {"X-Polar-Control-Token": TOKEN}
@@ -337,7 +337,7 @@ async def test_an_id_that_is_still_in_use_spends_no_attempt(
     http: httpx.AsyncClient, client: ServerClient, monkeypatch: pytest.MonkeyPatch
 ):
     """Ids are used once: an earlier attempt, which another server's life left behind, is deleted first."""
-    monkeypatch.setattr("gangline.server.compat.polar.dispatch._REST_S", 0.1)
+    monkeypatch.setattr("gangline.interop.polar.dispatch._REST_S", 0.1)
     gateway = Gateway(http)
     gateway.sessions[f"{TASK['task_id']}.0"] = {"task_id": TASK["task_id"]}
     async with gateway.registered():
@@ -364,7 +364,7 @@ async def test_a_session_that_a_gateway_cannot_read_fails_with_its_answer(
     http: httpx.AsyncClient, client: ServerClient, monkeypatch: pytest.MonkeyPatch
 ):
     """The published gateway answers 500 to it: nobody would ever hear of a session that is given back each time."""
-    monkeypatch.setattr("gangline.server.compat.polar.sessions._budget_s", Mock(return_value=0))
+    monkeypatch.setattr("gangline.interop.polar.sessions._budget_s", Mock(return_value=0))
     gateway = Gateway(http)
     async with gateway.registered():
         await http.post("/rollout/task/submit", json=TASK | {"max_attempts": 1})

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.server.compat.polar.tasks import task_from_polar
+from gangline.interop.polar.tasks import task_from_polar
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from support.node.node import TOKEN, running_node

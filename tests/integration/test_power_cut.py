@@ -10,22 +10,22 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from gangline.client.running import keep_token
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Unauthorized
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.durable import append, make_folder, replacing, write_new, write_once, write_whole
-from gangline.gateway.backends.member_file import MemberFile
-from gangline.gateway.backends.records import BackendSpec
-from gangline.gateway.external.store import ExternalState, ExternalStore
-from gangline.gateway.identity import node_identity
-from gangline.gateway.sessions.leases.delivery import Delivery
-from gangline.runs.log import RunLog, read_records
+from gangline.machine.durable import append, make_folder, replacing, write_new, write_once, write_whole
+from gangline.node.backends.member_file import MemberFile
+from gangline.node.backends.records import BackendSpec
+from gangline.node.external.store import ExternalState, ExternalStore
+from gangline.node.identity import node_identity
+from gangline.node.sessions.leases.delivery import Delivery
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.store.results.files import ResultStore
-from gangline.trainers.callbacks import receiving
-from gangline.training.collecting.buffer import BufferState
-from gangline.training.run.checkpoint import Checkpoints, TrainerState
+from gangline.train.collecting.buffer import BufferState
+from gangline.train.run.checkpoint import Checkpoints, TrainerState
+from gangline.train.runs.log import RunLog, read_records
+from gangline.train.trainers.callbacks import receiving
+from gangline.wire.client.running import keep_token
+from gangline.wire.client.server import ServerClient
 from support.store.completions import completion
 from support.store.power_cut import PowerCut
 from support.training.fakes import step_record

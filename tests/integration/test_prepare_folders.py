@@ -12,8 +12,8 @@ from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.settings import Settings
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.settings.machine import Settings
 from support.requirements import need_command
 
 

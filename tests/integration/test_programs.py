@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.programs import program
+from gangline.machine.programs import program
 
 
 def _shell(told: Path, then: str) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text, ToolResult
 from gangline.domain.session import Lease, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode
 
 TOKEN = "control-secret"

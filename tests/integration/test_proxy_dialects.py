@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline import plugins
 from gangline.domain.conversation import ModelCall, message_text
-from gangline.gateway.backends.gate import Gate
+from gangline.node.backends.gate import Gate
+from gangline.settings import plugins
 from support.engines.held import PROMPT, HeldEngine
 from support.node.proxy import Proxied, proxied, proxied_engine
 

@@ -12,9 +12,9 @@ import pytest
 
 from gangline.domain.task import SamplingPolicy
 from gangline.domain.tokens import logprobs
-from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.backends.gate import Gate
+from gangline.models.engines.contract import EngineDelta, EngineReply, EngineRequest
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.backends.gate import Gate
 from gangline.serving.scripted.server import scripted_server
 from support.engines.held import HeldEngine
 from support.node.proxy import Proxied, proxied, proxied_engine

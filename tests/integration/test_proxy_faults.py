@@ -11,12 +11,12 @@ import openai
 import pytest
 
 from gangline.domain.errors import DiskFull
-from gangline.engines.contract import EngineReply, EngineRequest
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.serving.app import serving
-from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.models.engine_server.app import serving
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
+from gangline.models.engines.contract import EngineReply, EngineRequest
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline import plugins
-from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.errors import InvalidRequest
+from gangline.settings import plugins
+from gangline.wire.dialects.contract import Dialect, RawRequest
 from support.engines.held import HeldEngine
 from support.node.proxy import proxied_engine
 

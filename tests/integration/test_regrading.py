@@ -11,10 +11,10 @@ import pytest
 
 from gangline.domain.errors import Conflict, InvalidRequest, RuntimeUnavailable
 from gangline.domain.session import Grading, GradingRequest, SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.recorded.regrading import regrade
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.recorded.regrading import regrade
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 
 WRITES = "mkdir -p deep && printf 41 > deep/answer.txt && chmod 755 deep/answer.txt && rm -f given.txt"

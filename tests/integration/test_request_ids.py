@@ -16,9 +16,9 @@ from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 
+from gangline.machine.telemetry.logs import LineFormatter
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from gangline.telemetry.logs import LineFormatter
 from support.node.node import TOKEN, RunningNode, running_node
 
 

@@ -14,23 +14,23 @@ import pytest
 from msgspec.structs import replace
 
 from gangline.cli.machine.checks_service import check_service
-from gangline.client.server import ServerClient
-from gangline.datasets.conversation import main_conversation
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound
 from gangline.domain.session import Heartbeat
 from gangline.domain.trajectory import Trajectory
-from gangline.gateway.backends.by_role import BackendsByRole
-from gangline.gateway.backends.pool import BackendPool
-from gangline.gateway.backends.records import BackendSpec
-from gangline.gateway.calls.session import ModelSession
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.pool import BackendPool
+from gangline.node.backends.records import BackendSpec
+from gangline.node.calls.session import ModelSession
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.conversations.conversation import main_conversation
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 from gangline.settings.node import NodeSettings, RoleEngines
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.wire.client.server import ServerClient
 from support.node.backends import KillableEngine
 from support.node.node import TOKEN, running_node
 from support.node.proxy import MemoryJournal, Proxied, proxied_engine

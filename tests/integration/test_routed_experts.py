@@ -13,18 +13,18 @@ import numpy as np
 import openai
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineIncapable, InvalidGroup
 from gangline.domain.row_experts import experts_of_traces
-from gangline.engines.sglang.engine import SglangEngine
-from gangline.engines.vllm.engine import VllmEngine
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.audit import audit
+from gangline.rows.builders.tree import TreeBuilder
+from gangline.rows.parquet import read_parquet, write_parquet
+from gangline.rows.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
 from gangline.server.run import serving
-from gangline.trainers.contract import rows_of as trainer_rows
-from gangline.training.collecting.groups import Group
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.tree import TreeBuilder
-from gangline.trajectories.parquet import read_parquet, write_parquet
-from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.contract import rows_of as trainer_rows
+from gangline.wire.client.server import ServerClient
 from support.engines.expert_engines import FakeMoeSglang, FakeMoeVllm, Routing, moe_server
 from support.engines.expert_talks import result_of, say, talk, twenty_thousand_tokens
 from support.node.node import TOKEN, running_node

@@ -8,8 +8,8 @@ import pytest
 
 from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.process import ProcessRuntime
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.process import ProcessRuntime
 from gangline.testing.runtime_conformance import Check, checks, run_check
 
 CASES = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.runtimes.shared.leftovers import Mark, reap, remove_folder, write_mark
+from gangline.sandbox.shared.leftovers import Mark, reap, remove_folder, write_mark
 
 MARK = Mark(owner="gl1", runtime="sandbox", runtime_id="s.1.agent")
 

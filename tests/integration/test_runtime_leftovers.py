@@ -16,8 +16,8 @@ from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.process import ProcessRuntime
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.process import ProcessRuntime
 
 DAEMON = "setsid sh -c 'sleep 4242 &' > /dev/null 2>&1"
 
@@ -109,7 +109,7 @@ import asyncio, sys
 from pathlib import Path
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.plugins import load
+from gangline.settings.plugins import load
 
 async def main(kind, owner, root):
     runtime = load("runtime", kind)()
@@ -216,7 +216,7 @@ def _make_image(image: Path) -> None:
 
 
 async def test_exposing_a_folder_exposes_none_of_its_neighbours(tmp_path: Path) -> None:
-    from gangline.settings import Settings
+    from gangline.settings.machine import Settings
 
     tool = tmp_path / "private" / "tool"
     (tool / "bin").mkdir(parents=True)

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.process import ProcessRuntime
+from gangline.sandbox.process import ProcessRuntime
 from support.node.mounts import check_mounts
 from support.requirements import need_command
 

@@ -19,20 +19,20 @@ import torch
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
-from gangline.engines.generate.engine import GenerateEngine
-from gangline.engines.generate.routes import generate_engine
-from gangline.engines.generate.template import TemplateText
-from gangline.engines.http import EngineHttp
-from gangline.engines.sglang.engine import SglangEngine
-from gangline.engines.vllm.engine import VllmEngine
+from gangline.models.engines.generate.engine import GenerateEngine
+from gangline.models.engines.generate.routes import generate_engine
+from gangline.models.engines.generate.template import TemplateText
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.audit import audit
+from gangline.rows.builders.tree import TreeBuilder
+from gangline.rows.parquet import read_parquet, write_parquet
+from gangline.rows.rows import read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
-from gangline.trainers.contract import rows_of as trainer_rows
-from gangline.training.collecting.groups import Group
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.tree import TreeBuilder
-from gangline.trajectories.parquet import read_parquet, write_parquet
-from gangline.trajectories.rows import read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.contract import rows_of as trainer_rows
 from support.engines.expert_engines import FakeMoeVllm, moe_server
 from support.engines.expert_talks import result_of, talk
 from support.engines.mask_talks import CUT, TEMPERATURE, TOP_K, TOP_P, WHOLE, drawn, embedded

@@ -15,8 +15,8 @@ from google import genai
 from google.genai import types
 
 from gangline.domain.node_views import OpenedSession
+from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
-from gangline.trajectories.audit import audit
 from support.node.node import RunningNode, running_node
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.

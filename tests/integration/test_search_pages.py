@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 import pytest
 from aiohttp import web
 
-from gangline.tools.contract import ToolFailed
+from gangline.agents.tools.contract import ToolFailed
 from support.node.loopback import serving
 from support.requirements import need_module
 
@@ -38,7 +38,7 @@ async def _site(request: web.Request) -> web.Response:
 
 async def test_pages_are_read_as_text_and_redirects_are_judged_anew() -> None:
     need_module("selectolax", "pip install 'gangline[search]'")
-    from gangline.tools.search.pages import PageReader
+    from gangline.agents.tools.search.pages import PageReader
 
     reader = PageReader(may_dial=lambda address: address == IPv4Address("127.0.0.1"), ports=None)
     async with serving(_site) as url, serving(_site, "127.0.0.2") as private:
@@ -75,7 +75,7 @@ async def test_pages_are_read_as_text_and_redirects_are_judged_anew() -> None:
 )
 async def test_nothing_but_the_public_web_is_read(address: str) -> None:
     need_module("selectolax", "pip install 'gangline[search]'")
-    from gangline.tools.search.pages import PageReader
+    from gangline.agents.tools.search.pages import PageReader
 
     reader = PageReader(timeout_s=5)
     with pytest.raises(ToolFailed, match=r"public internet|is no address|port of its own|cannot be read"):
@@ -85,7 +85,7 @@ async def test_nothing_but_the_public_web_is_read(address: str) -> None:
 
 async def test_a_page_of_any_depth_becomes_text() -> None:
     need_module("selectolax", "pip install 'gangline[search]'")
-    from gangline.tools.search.pages import text_of_html
+    from gangline.agents.tools.search.pages import text_of_html
 
     assert text_of_html("<div>" * 5000 + "deep")[1] == "deep"
     assert text_of_html("") == ("", "")

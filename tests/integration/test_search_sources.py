@@ -14,17 +14,17 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline import plugins
+from gangline.agents.tools.calls import observe
+from gangline.agents.tools.contract import Observation, ToolContext, ToolFailed
+from gangline.agents.tools.search import web as web_module
+from gangline.agents.tools.search.index import Index, index_file
+from gangline.agents.tools.search.local import LocalProvider
+from gangline.agents.tools.search.provider import Hit
+from gangline.agents.tools.search.web import WebProvider
 from gangline.domain.errors import ToolUnavailable
 from gangline.domain.search_source import SearchSource
+from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
-from gangline.tools.calls import observe
-from gangline.tools.contract import Observation, ToolContext, ToolFailed
-from gangline.tools.search import web as web_module
-from gangline.tools.search.index import Index, index_file
-from gangline.tools.search.local import LocalProvider
-from gangline.tools.search.provider import Hit
-from gangline.tools.search.web import WebProvider
 from support.node.loopback import Handler, serving
 
 KEY = "key-of-the-provider"
@@ -117,7 +117,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from gangline.domain.search_source import SearchSource
-from gangline.tools.search.index import index_file
+from gangline.agents.tools.search.index import index_file
 print(index_file(SearchSource(kind="local", path=sys.argv[1]), Path(sys.argv[2])).name)
 """
 

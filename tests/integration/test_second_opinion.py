@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.trajectories.builders.per_request import PerRequestBuilder
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.builders.tree import TreeBuilder
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.rows.builders.per_request import PerRequestBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.tree import TreeBuilder
+from gangline.rows.shared_prefixes import with_whole_prompts
 from support.engines import second_opinion
 from support.engines.picture_talks import DIALECTS
 from support.engines.second_opinion import LoggedCall, Row, SecondOpinion, disagreements, serving

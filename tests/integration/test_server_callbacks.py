@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
 from gangline.server.run import serving
 from gangline.server.service.callbacks import signature
 from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 
 TOKEN = "control-secret"

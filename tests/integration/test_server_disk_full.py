@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestServer
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import DiskFull
-from gangline.durable import write_new
+from gangline.machine.durable import write_new
 from gangline.server.app import create_app
 from gangline.server.service.core import RolloutService
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request, result
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.views import Event
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
@@ -19,6 +18,7 @@ from gangline.store.results.artifacts import ArtifactResults
 from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import NODE_URL, FakeNode, any_plugin, request, result
 
 

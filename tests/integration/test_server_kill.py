@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost, ServerUnavailable
 from gangline.domain.session import Lease
 from gangline.server.run import database_path, results_path
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.reader import TaskReader
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, request, result
 
 NUM_TASKS = 30

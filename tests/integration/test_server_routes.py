@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import (
     Conflict,
     InvalidRequest,
@@ -27,6 +26,7 @@ from gangline.domain.errors import (
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.tokens import decode_msgpack
 from gangline.server.run import serve, serving
+from gangline.wire.client.server import ServerClient
 from support.service.running import NODE_URL, FakeNode, any_plugin, beat, engine_down, request, result
 
 TOKEN = "control-secret"

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gangline.serving.app import create_app, serving
-from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.models.engine_server.app import create_app, serving
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

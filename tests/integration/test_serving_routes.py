@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from gangline.serving.app import PortUnavailable, run_app
+from gangline.models.engine_server.app import PortUnavailable, run_app
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, open_tokenizer, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

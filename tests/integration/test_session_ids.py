@@ -13,16 +13,16 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.backends.by_role import BackendsByRole
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession, key_digest
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.external.sessions import ExternalSessions, SessionRequest
-from gangline.gateway.external.store import ExternalStore
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession, key_digest
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.external.sessions import ExternalSessions, SessionRequest
+from gangline.node.external.store import ExternalStore
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.pools import Pools, PoolSizes
 from gangline.store.journal.log import Journal
 from support.node.proxy import served
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import StoreError
 from gangline.server.run import Storage, serving
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.server import ServerClient
 from support.service.running import NODE_URL, FakeNode, any_plugin, beat, request, result
 from support.store.postgres import Cluster, running_cluster
 

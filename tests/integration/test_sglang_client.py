@@ -14,11 +14,11 @@ from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.sglang.engine import SglangEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from support.engines.sglang_engine import FakeSglang, sglang_server
 from support.node.proxy import MemoryJournal, served
 

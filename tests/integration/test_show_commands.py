@@ -13,18 +13,18 @@ from typer.testing import CliRunner, Result
 
 from gangline.cli.results import agent_logs, audit, export, show
 from gangline.cli.results.records import Records, ServerRecords, find_results, open_records
-from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import GanglineError, InvalidRequest, NotFound, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.tree import TreeBuilder
+from gangline.rows.rows import read_jsonl, rows_of
+from gangline.rows.shared_prefixes import with_whole_prompts
 from gangline.server.run import serving
 from gangline.serving.embedded.scoring import score_logprobs
 from gangline.store.results.files import ResultStore
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.builders.tree import TreeBuilder
-from gangline.trajectories.rows import read_jsonl, rows_of
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.wire.client.server import ServerClient
 from support.engines.models import reference_model, write_tiny_model
 from support.requirements import need_module
 from support.service.running import FakeNode, any_plugin, request

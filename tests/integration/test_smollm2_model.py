@@ -11,13 +11,13 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.language import smollm2
-from gangline.language.models import resolve_model, resolve_tokenizer
-from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
+from gangline.models.engine_server.sampler import SampleRequest
+from gangline.models.language import smollm2
+from gangline.models.language.models import resolve_model, resolve_tokenizer
+from gangline.models.language.tokenizer import HfChatTokenizer, load_tokenizer
 from gangline.serving.embedded.batch import Batch
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.scoring import score_logprobs
-from gangline.serving.sampler import SampleRequest
 from support.engines.models import greedy
 from support.engines.tokenizers import smollm2_name
 

@@ -10,8 +10,8 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 from support.service.cli_process import processes_with
 

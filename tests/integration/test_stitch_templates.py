@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gangline.domain.completion import Completion
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.language.tokenizer import load_tokenizer
 from support.engines.tokenizers import qwen3_folder, smollm2_name
 from support.node.proxy import Proxied, proxied
 

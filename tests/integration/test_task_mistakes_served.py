@@ -15,8 +15,8 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.server.run import serving
 from support.node.attempt import lease_of, node_parts
 from support.task_mistakes import MISTAKES, SHELL
@@ -87,7 +87,7 @@ async def test_the_largest_limits_are_taken(tmp_path: Path, backend: str) -> Non
 
 def test_a_limit_above_the_machines_own_is_the_machines() -> None:
     program = (
-        "import resource as r; from gangline.runtimes.commands.helpers.command import _confine\n"
+        "import resource as r; from gangline.sandbox.commands.helpers.command import _confine\n"
         "r.setrlimit(r.RLIMIT_FSIZE, (1 << 20, 1 << 30))\n"
         "_confine({'uid': None, 'rlimits': {r.RLIMIT_FSIZE: 1 << 40}, 'own_namespace': False, 'filters': []})\n"
         "assert r.getrlimit(r.RLIMIT_FSIZE) == (1 << 30, 1 << 30)\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.imported import Choices
-from gangline.importers.source import Wanted, read_source
+from gangline.machine.reading.imported import Choices
+from gangline.tasks.importers.source import Wanted, read_source
 from support.node.environments import played, using
 from support.requirements import need_command, need_module
 

@@ -13,12 +13,12 @@ import pytest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.placement import Allowed
 from gangline.domain.task import TaskRequest
-from gangline.engines.templates.choices import probe_choices
-from gangline.engines.templates.renderings import Renderings
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.server.compat.polar.sessions import needs_of_ours
-from gangline.server.compat.polar.tasks import task_from_polar
+from gangline.interop.polar.sessions import needs_of_ours
+from gangline.interop.polar.tasks import task_from_polar
+from gangline.models.engines.templates.choices import probe_choices
+from gangline.models.engines.templates.renderings import Renderings
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
 from support.engines import tokenizers
 from support.node.attempt import lease_of, node_parts

@@ -11,11 +11,11 @@ from jinja2 import TemplateError
 
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.sglang.engine import SglangEngine
-from gangline.engines.templates.probe import probe_template
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.language.tokenizer import HfChatTokenizer
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.models.engines.templates.probe import probe_template
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.tokenizer import HfChatTokenizer
 from gangline.serving.scripted.server import scripted_server
 from support.engines import tokenizers
 from support.engines.families import FAMILIES, FamilyEngine, Turn, families, family

@@ -11,15 +11,15 @@ from aiohttp import web
 
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.engines.auto import AutoEngine, detect_engine
-from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.text.engine import Capture, OpenAITextEngine
-from gangline.gateway.backends.pool import BackendPool
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.http.listening import listening
+from gangline.models.engines.auto import AutoEngine, detect_engine
+from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
+from gangline.models.engines.text.engine import Capture, OpenAITextEngine
+from gangline.node.backends.pool import BackendPool
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.listening import listening
 from support.engines.sglang_engine import FakeSglang, sglang_server, text_server
 from support.node.proxy import MemoryJournal, served
 

@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from gangline.domain.completion import CompletionTree
-from gangline.engines.sglang.engine import SglangEngine
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 from support.engines.sglang_engine import FakeSglang, sglang_server
 from support.node.proxy import Proxied, proxied, proxied_engine
 

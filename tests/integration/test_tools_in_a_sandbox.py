@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gangline import plugins
-from gangline.tools.calls import observe
-from gangline.tools.contract import Observation, ToolContext
+from gangline.agents.tools.calls import observe
+from gangline.agents.tools.contract import Observation, ToolContext
+from gangline.settings import plugins
 from support.node.tools import tool_context
 
 Call = Callable[..., Awaitable[Observation]]

@@ -16,16 +16,16 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gangline.cli.options.tracing import traces_of
-from gangline.client.server import ServerClient
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Failure, InvalidRequest
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.installation import extra_command
+from gangline.machine.telemetry.traces import root_of
 from gangline.server.run import serving
-from gangline.settings import Settings
-from gangline.telemetry.traces import root_of
+from gangline.settings.installation import extra_command
+from gangline.settings.machine import Settings
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 
 
@@ -179,12 +179,12 @@ async def test_the_server_sends_the_root_that_sessions_hang_from(
 def test_without_a_collector_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with traces_of("node", Settings.from_environ({})) as traces:
         assert traces is None
-    load = "import gangline.gateway.node, gangline.server.run, sys; sys.exit('opentelemetry.sdk' in sys.modules)"
+    load = "import gangline.node.node, gangline.server.run, sys; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", load], check=False).returncode == 0
 
 
 def test_a_collector_without_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gangline.telemetry.traces", raising=False)
+    monkeypatch.delitem(sys.modules, "gangline.machine.telemetry.traces", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with (

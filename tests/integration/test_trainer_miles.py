@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest, WeightsNotLoaded
-from gangline.trainers import miles as adapter
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers import miles as adapter
 from support.engines.trained_sglang import TrainedSglang
 from support.node.node import TOKEN
 from support.slime.miles import RolloutFnEvalInput, RolloutFnTrainInput, RolloutFnTrainOutput

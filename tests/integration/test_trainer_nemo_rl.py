@@ -16,16 +16,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from gangline.client.node import NodeClient
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.trainers import nemo_rl as adapter
-from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
-from gangline.training.collecting.collector import informative
-from gangline.training.collecting.groups import Group, ValiditySettings
+from gangline.train.collecting.collector import informative
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.trainers import nemo_rl as adapter
+from gangline.train.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
+from gangline.wire.client.node import NodeClient
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, running_node
 from support.training.nemo_rl_loop import ReplayBuffer, compared, masks, prompt
 from support.training.nemo_rl_service import Gate, Rollouts

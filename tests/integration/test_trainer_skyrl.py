@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup
+from gangline.models.engine_server.app import create_app
+from gangline.models.engine_server.app import serving as engine_serving
 from gangline.server.run import serving
-from gangline.serving.app import create_app
-from gangline.serving.app import serving as engine_serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.testing.trainer_conformance import Check, Subject, checks, run_check
-from gangline.trainers import skyrl as adapter
-from gangline.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt, to_generator_output
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers import skyrl as adapter
+from gangline.train.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt, to_generator_output
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
 from support.training.samples import group

@@ -17,15 +17,15 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, InvalidRequest, LeaseLost, PortUnavailable
 from gangline.server.run import serving
 from gangline.server.service.callbacks import signature
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.trainers import slime as adapter
-from gangline.trainers.callbacks import CallbackClient, receiving
-from gangline.training.collecting.collector import ReplenishingCollector, informative
-from gangline.training.collecting.groups import Group, ValiditySettings
+from gangline.train.collecting.collector import ReplenishingCollector, informative
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.trainers import slime as adapter
+from gangline.train.trainers.callbacks import CallbackClient, receiving
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 from support.slime.types import Sample, Status, normalised
 from support.training.samples import group, session, trace
@@ -296,7 +296,7 @@ def test_options_under_which_slime_would_train_wrongly_are_refused(
 async def test_sessions_of_several_samples_need_rewards_compared_by_session(
     service: ServerClient, tmp_path: Path, token_env: str
 ) -> None:
-    path = {"custom_reward_post_process_path": "gangline.trainers.slime.post_process_rewards"}
+    path = {"custom_reward_post_process_path": "gangline.train.trainers.slime.post_process_rewards"}
     rollout = rollout_of(
         service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=1, sample_type=Sample
     )

@@ -23,9 +23,9 @@ from gangline.domain.errors import (
     NodeError,
     WeightsNotLoaded,
 )
-from gangline.trainers.slime import SlimeRollout, SupplySettings
-from gangline.trainers.slime.router import router_of
-from gangline.trainers.slime.supply import EngineSupply
+from gangline.train.trainers.slime import SlimeRollout, SupplySettings
+from gangline.train.trainers.slime.router import router_of
+from gangline.train.trainers.slime.supply import EngineSupply
 from support.engines.sglang_engine import sglang_server
 from support.engines.trained_sglang import SglangRouter, TrainedSglang
 from support.node.node import TOKEN

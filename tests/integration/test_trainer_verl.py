@@ -20,12 +20,12 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import Trace
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import Algorithm, algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import policy_loss
-from gangline.training.learning.packing import pack
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import Algorithm, algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import policy_loss
+from gangline.train.learning.packing import pack
+from gangline.train.learning.samples import make_samples
 from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.models import CONFIGS
 from support.training.samples import group, session, trace
@@ -34,7 +34,7 @@ from support.training.verl_loops import agent_loops
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what verl imports
     core = importlib.import_module("verl.trainer.ppo.core_algos")
-    from gangline.trainers.verl import batches as adapter
+    from gangline.train.trainers.verl import batches as adapter
 
 
 def read(batch: Any) -> list[ReadRow]:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.beside.coalition_runs import CoalitionRuns
-from gangline.training.collecting.beside.coalitions import CoalitionSettings
-from gangline.training.collecting.beside.tasks import Beside
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.train.collecting.beside.coalitions import CoalitionSettings
+from gangline.train.collecting.beside.tasks import Beside
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
+from gangline.train.learning.samples import make_samples
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN, running_node
 
 SETTINGS = CoalitionSettings(players=("worker", "idler"), samples=2)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.server.run import serving
-from gangline.training.collecting.collector import ReplenishingCollector, informative
-from gangline.training.collecting.groups import InvalidGroup
+from gangline.train.collecting.collector import ReplenishingCollector, informative
+from gangline.train.collecting.groups import InvalidGroup
+from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 from support.training.samples import session
 

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.learning.advantages import batch_advantages
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.critic.head import ValueHead
-from gangline.training.learning.learner import Learner
-from gangline.training.learning.learner_settings import LearnerSettings, LoraSettings
-from gangline.training.learning.samples import Sample
+from gangline.train.learning.advantages import batch_advantages
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.critic.head import ValueHead
+from gangline.train.learning.learner import Learner
+from gangline.train.learning.learner_settings import LearnerSettings, LoraSettings
+from gangline.train.learning.samples import Sample
 from support.engines.models import write_tiny_model
 from support.training.samples import sample
 

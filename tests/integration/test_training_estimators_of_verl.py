@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from gangline.training.collecting.groups import Greedy, Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.resampling import ResamplingSettings, draw_weights
-from gangline.training.learning.credit.token_baseline import Energies, optimal_advantages, returns_of_traces
-from gangline.training.learning.samples import Sample, make_samples, over_batch
+from gangline.train.collecting.groups import Greedy, Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.resampling import ResamplingSettings, draw_weights
+from gangline.train.learning.credit.token_baseline import Energies, optimal_advantages, returns_of_traces
+from gangline.train.learning.samples import Sample, make_samples, over_batch
 from support.training.samples import session, trace
 
 WIDTH, NUM_GROUPS, NUM_SAMPLES = 11, 4, 8

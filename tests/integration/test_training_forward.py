@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.conversation import SamplingParams
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import LossTotals, policy_loss
-from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import LossTotals, policy_loss
+from gangline.train.learning.packing import Batch, LayoutKind, pack, pack_all
+from gangline.train.learning.samples import make_samples
 from support.engines.models import CONFIGS
 from support.training.samples import EXACT, sample, session, trace
 

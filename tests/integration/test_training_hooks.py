@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline import plugins
 from gangline.domain.errors import GanglineError, UnknownPlugin
-from gangline.training.run.hooks import HookSettings, load_hooks
+from gangline.settings import plugins
+from gangline.train.run.hooks import HookSettings, load_hooks
 from support.training.samples import group, session, trace
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "training.md"
@@ -27,14 +27,14 @@ import json, sys
 from collections import Counter
 from pathlib import Path
 
-from gangline import plugins
-from gangline.cli.learning.run import _masks, selection_of
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.mask_settings import Phase
-from gangline.training.learning.samples import make_samples
-from gangline.training.run.experiment import read_experiment
+from gangline.settings import plugins
+from gangline.train.commands.run import _masks, selection_of
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.mask_settings import Phase
+from gangline.train.learning.samples import make_samples
+from gangline.train.run.experiment import read_experiment
 from support.training.samples import session, trace
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
 
 experiment, left_out = read_experiment(Path(sys.argv[1])), Counter()
 two, three = trace(turns=((10, 2),) * 2), trace(turns=((10, 2),) * 3)

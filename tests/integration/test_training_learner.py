@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.learner import Abandoned, Learner
-from gangline.training.learning.learner_settings import LearnerSettings, LoraSettings
-from gangline.training.learning.samples import Sample
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.learner import Abandoned, Learner
+from gangline.train.learning.learner_settings import LearnerSettings, LoraSettings
+from gangline.train.learning.samples import Sample
 from support.engines.models import reference_model, write_tiny_model
 from support.training.samples import sample
 

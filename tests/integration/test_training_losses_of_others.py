@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.advantages import AdvantageSettings, batch_advantages, group_advantages
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.critic.estimate import estimate_traces
-from gangline.training.learning.credit.critic.settings import CriticSettings
-from gangline.training.learning.loss import LossInputs, policy_loss
-from gangline.training.learning.loss_settings import CorrectionSettings, RejectionSettings
-from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
-from gangline.training.learning.losses.divergences import kl_estimate
-from gangline.training.learning.losses.reward_kl import RewardKLSettings, adapted
-from gangline.training.learning.losses.values import value_loss
-from gangline.training.learning.samples import make_samples, over_batch
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.advantages import AdvantageSettings, batch_advantages, group_advantages
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.critic.estimate import estimate_traces
+from gangline.train.learning.credit.critic.settings import CriticSettings
+from gangline.train.learning.loss import LossInputs, policy_loss
+from gangline.train.learning.loss_settings import CorrectionSettings, RejectionSettings
+from gangline.train.learning.losses.corrections import correction_weights, kept_tokens
+from gangline.train.learning.losses.divergences import kl_estimate
+from gangline.train.learning.losses.reward_kl import RewardKLSettings, adapted
+from gangline.train.learning.losses.values import value_loss
+from gangline.train.learning.samples import make_samples, over_batch
 from support.training.samples import session, trace
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

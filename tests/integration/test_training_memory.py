@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.learning.compute import attention
-from gangline.training.learning.compute.head import output_head, require_known_head
-from gangline.training.learning.forward import token_scores
-from gangline.training.learning.packing import LayoutKind, pack
-from gangline.training.learning.samples import Sample
+from gangline.train.learning.compute import attention
+from gangline.train.learning.compute.head import output_head, require_known_head
+from gangline.train.learning.forward import token_scores
+from gangline.train.learning.packing import LayoutKind, pack
+from gangline.train.learning.samples import Sample
 from support.engines.models import CONFIGS, VOCAB_SIZE
 from support.training.dense import dense_scores
 from support.training.memory import TensorMemory

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.token_baseline import Energies, optimal_advantages
-from gangline.training.learning.learner import Learner
-from gangline.training.learning.learner_settings import LearnerSettings
-from gangline.training.learning.samples import Sample, make_samples
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.token_baseline import Energies, optimal_advantages
+from gangline.train.learning.learner import Learner
+from gangline.train.learning.learner_settings import LearnerSettings
+from gangline.train.learning.samples import Sample, make_samples
 from support.engines.models import write_tiny_model
 from support.training.samples import group, sample
 

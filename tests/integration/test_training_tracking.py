@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.runs.records import EvaluationRecord
-from gangline.training.run.tracking import TrackerName, Tracking, TrackingSettings
+from gangline.train.run.tracking import TrackerName, Tracking, TrackingSettings
+from gangline.train.runs.records import EvaluationRecord
 from support.requirements import need_module
 from support.service.cli_process import wait_for
 

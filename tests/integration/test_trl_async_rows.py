@@ -15,13 +15,13 @@ from accelerate import PartialState
 
 from gangline.domain.errors import InvalidRequest
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.trainers.contract import TrainerRow, rows_of
-from gangline.trainers.trl_async import samples as adapter
-from gangline.trainers.trl_async.samples import to_rollout_samples
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.masks import last_turns, outcome_weighted
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.masks import last_turns, outcome_weighted
+from gangline.train.learning.samples import make_samples
+from gangline.train.trainers.contract import TrainerRow, rows_of
+from gangline.train.trainers.trl_async import samples as adapter
+from gangline.train.trainers.trl_async.samples import to_rollout_samples
 from support.training.samples import group, scored, session, trace
 from support.training.trl_async import of_trl
 

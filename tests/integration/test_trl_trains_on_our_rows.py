@@ -18,13 +18,13 @@ from gangline.domain.completion import Certificate
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import Trace
-from gangline.trainers.trl import ServiceRollouts, one_trace_each
-from gangline.training.collecting.groups import Group, ValiditySettings
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import policy_loss
-from gangline.training.learning.packing import pack
-from gangline.training.learning.samples import Sample, make_samples
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import policy_loss
+from gangline.train.learning.packing import pack
+from gangline.train.learning.samples import Sample, make_samples
+from gangline.train.trainers.trl import ServiceRollouts, one_trace_each
 from support.engines.models import CONFIGS
 from support.training.samples import EXACT, session, trace
 from support.training.trl_training import Answers, NoEngines, connecting, make_trainer

@@ -16,24 +16,24 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline import plugins
 from gangline.cli.machine.checks_service import check_engine, check_service
 from gangline.cli.results.audit import audit_results, print_audit
 from gangline.cli.results.session_view import session_view, task_view
 from gangline.cli.tasks.unshown import lines_of_engines, lines_of_sessions
-from gangline.client.server import ServerClient
 from gangline.domain.contracts import DependsOnTools
 from gangline.domain.errors import ToolsNotRendered
 from gangline.domain.node_views import BackendView, TemplateFacts
 from gangline.domain.session import SessionResult
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.domain.unshown import UNSHOWN_GUIDE
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.server.run import serving
+from gangline.server.web.outline import open_session
 from gangline.serving.scripted.server import scripted_server
-from gangline.settings import Settings
-from gangline.web.outline import open_session
+from gangline.settings import plugins
+from gangline.settings.machine import Settings
+from gangline.wire.client.server import ServerClient
 from support.engines.tokenizers import smollm2_name
 from support.node.attempt import lease_of, node_parts
 from support.node.node import TOKEN, running_node

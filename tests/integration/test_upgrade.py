@@ -12,7 +12,7 @@ import pytest
 from gangline.cli.machine.checks_folders import check_data_folder
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.domain.errors import OtherVersion
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 from gangline.store.journal.log import AttemptKey, Journal
 from gangline.store.journal.marker import check_journal
 from gangline.store.sql import schema

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import AMOUNTS
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.process import ProcessRuntime
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.process import ProcessRuntime
+from gangline.settings import plugins
 from gangline.testing.adoption_conformance import Lives
 from gangline.testing.runtime_conformance import Check, run_check
 from support.node.attempt import lease_of, node_parts

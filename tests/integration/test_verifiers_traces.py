@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gangline.datasets.verifiers_traces import FILE_NAME, episode_of, write_episodes
 from gangline.domain.conversation import Image, Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_json
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from gangline.trajectories.shared_prefixes import share_prefixes
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.conversations.verifiers_traces import FILE_NAME, episode_of, write_episodes
+from gangline.rows.shared_prefixes import share_prefixes
 from support.node.environments import directly, need_python
 from support.strategies import Sample, completion_trees, session_result
 

@@ -28,9 +28,9 @@ from gangline.domain.conversation import (
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.template_told import lacks, told
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
+from gangline.models.engines.vllm.engine import VllmEngine
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

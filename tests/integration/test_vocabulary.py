@@ -9,9 +9,9 @@ import openai
 import pytest
 from aiohttp import web
 
-from gangline.engines.sglang.engine import SglangEngine
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.engines.sglang.engine import SglangEngine
+from gangline.models.engines.vllm.engine import VllmEngine
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

@@ -13,10 +13,10 @@ from typing import Any
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.task import RuntimeSpec
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.sandboxes import start_prepared
-from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
-from gangline.runtimes.shared.users import grader_uid
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.sandboxes import start_prepared
+from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
+from gangline.sandbox.shared.users import grader_uid
 from support.node.attempt import node_parts
 
 SPEC = RuntimeSpec.model_validate(

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
+from gangline.wire.client.server import ServerClient
 from support.node.node import TOKEN
 from support.node.terminal import Terminal, terminal
 from support.service.cli_process import COMMAND, clean_environment, gangline

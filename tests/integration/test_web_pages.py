@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from access import LINK, accesses
 
 from gangline.domain.errors import InvalidRequest
-from gangline.gateway.node import control_routes
-from gangline.http.same_origin import OwnNames
+from gangline.models.engine_server.app import serving as engine_serving
+from gangline.node.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
-from gangline.serving.app import serving as engine_serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.same_origin import OwnNames
 from support.node.node import running_node
 from support.service.running import any_plugin
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, InvalidRequest, WeightsNotLoaded
-from gangline.serving.app import create_app, serving
+from gangline.models.engine_server.app import create_app, serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.weights.update import ServiceWeights
 from support.engines.models import greedy, reference_model, write_tiny_model
 from support.engines.sglang_engine import FakeSglang, sglang_server
 from support.node.backends import KillableEngine

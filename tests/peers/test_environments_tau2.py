@@ -20,9 +20,9 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import SessionResult
-from gangline.environments import kinds
-from gangline.importers.imported import Choices, Imported
-from gangline.importers.source import Wanted, read_source
+from gangline.interop.environments import kinds
+from gangline.machine.reading.imported import Choices, Imported
+from gangline.tasks.importers.source import Wanted, read_source
 from support.compared import same
 from support.node.environments import calls_of, directly, need_python, played
 from support.node.proxy import proxied

@@ -18,13 +18,13 @@ import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.importers.reading.paths import SourcePath
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.vetting.subject import subject_of
-from gangline.vetting.trials import solved
+from gangline.interop.harbor.tasks.task import read_harbor_task
+from gangline.machine.reading.imported import Choices
+from gangline.machine.reading.paths import SourcePath
+from gangline.node.sessions.attempt import Attempt
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.tasks.vetting.subject import subject_of
+from gangline.tasks.vetting.trials import solved
 from support.compared import same
 from support.node.attempt import lease_of, node_parts
 from support.requirements import need

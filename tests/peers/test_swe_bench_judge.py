@@ -25,8 +25,8 @@ from containers.engines import IMAGE
 from containers.test_container_images import engine
 from containers.test_container_sessions import service
 from e2e.test_field_tasks import NOTHING, ended, with_command
-from gangline.evaluators.swe_bench_rows import PYTEST_PARSERS
-from gangline.evaluators.untrusted.test_logs import read_log
+from gangline.grading.swe_bench_rows import PYTEST_PARSERS
+from gangline.grading.untrusted.test_logs import read_log
 from peers.swe_bench_tasks import CONDA, TASKS, rows
 from support.compared import same
 from support.requirements import need

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.domain.session import SessionResult
-from gangline.gateway.worlds.worlds import recorded_calls
-from gangline.trajectories.audit import audit
-from gangline.trajectories.lineage import assign_roles
+from gangline.node.environments.worlds import recorded_calls
+from gangline.rows.audit import audit
+from gangline.rows.lineage import assign_roles
+from gangline.wire.client.server import ServerClient
 from support.engines.tokenizers import qwen3_folder
 from support.requirements import need_command, need_tool
 from support.service.cli_process import UpProcess, processes_with

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult
-from gangline.forks.calls import REPLAYED, recorded_calls
+from gangline.rows.forks.calls import REPLAYED, recorded_calls
+from gangline.wire.client.server import ServerClient
 from support.engines.tokenizers import qwen3_folder
 from support.requirements import need_command, need_tool
 from support.service.cli_process import UpProcess

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
+from gangline.wire.client.server import ServerClient
 from support.requirements import need_command, need_module, need_tool
 from support.service.cli_process import UpProcess, gangline
 

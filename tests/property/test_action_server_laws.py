@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.agents.tools.action_server import ActionServer
+from gangline.agents.tools.inside.loop import Lines, Loop
+from gangline.agents.tools.inside.messages import dumps, loads
+from gangline.agents.tools.inside.output import Output
 from gangline.domain.errors import ActionRefused
-from gangline.tools.action_server import ActionServer
-from gangline.tools.inside.loop import Lines, Loop
-from gangline.tools.inside.messages import dumps, loads
-from gangline.tools.inside.output import Output
 from support.node.tools import action_server
 
 

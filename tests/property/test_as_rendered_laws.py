@@ -21,10 +21,10 @@ from gangline.domain.conversation import Message, ModelCall, Text, Thinking, Too
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.task import CaptureSpec
 from gangline.domain.tokens import TokenIds
-from gangline.engines.templates.tails import Tails
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.language.messages import template_messages
+from gangline.models.engines.templates.tails import Tails
+from gangline.models.language.messages import template_messages
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.families import Family, FamilyEngine, Turn
 from support.node.proxy import MemoryJournal
@@ -218,7 +218,7 @@ class Talk:
 
 
 def _fields(call: ModelCall) -> list[dict[str, Any]]:
-    from gangline.engines.fields import messages_fields
+    from gangline.models.engines.fields import messages_fields
 
     return template_messages(messages_fields(call.messages))
 

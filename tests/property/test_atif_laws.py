@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
-from gangline.trajectories.atif.export import atif_of
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.atif.export import atif_of
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from support.requirements import need_module
 from support.strategies import Sample, completion_trees
 

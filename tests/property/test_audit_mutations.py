@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gangline.domain.trajectory import Splice, Trace, Trajectory, TurnSpan
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.per_request import PerRequestBuilder
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.audit import audit
+from gangline.rows.builders.per_request import PerRequestBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from support.strategies import Sample, completion_trees
 
 BUILDERS = {

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.session import SessionResult
-from gangline.training.collecting.groups import Fork, Group
-from gangline.training.learning.advantages import AdvantageSettings, group_advantages
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.branches import segment_advantages, shared_turns
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Fork, Group
+from gangline.train.learning.advantages import AdvantageSettings, group_advantages
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.branches import segment_advantages, shared_turns
+from gangline.train.learning.samples import make_samples
 from support.training.samples import session, trace
 
 NAMES = st.sampled_from(["tree_grpo", "tree_adv", "branch_grpo"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gangline.domain.errors import Boundary, Failure
 from gangline.domain.session import SessionResult
-from gangline.gateway.health.breaker import Breaker
+from gangline.node.health.breaker import Breaker
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 80.0
 

@@ -14,13 +14,13 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.contracts import Builder
 from gangline.domain.tokens import common_prefix_len, encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.message_prefix import MessagePrefixBuilder, MessagePrefixConfig
-from gangline.trajectories.builders.per_request import PerRequestBuilder
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.builders.tree import TreeBuilder, token_tree
-from gangline.trajectories.drift import call_drifts, drift_report
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.rows.audit import audit
+from gangline.rows.builders.message_prefix import MessagePrefixBuilder, MessagePrefixConfig
+from gangline.rows.builders.per_request import PerRequestBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.tree import TreeBuilder, token_tree
+from gangline.rows.drift import call_drifts, drift_report
+from gangline.rows.shared_prefixes import with_whole_prompts
 from support.strategies import END_OF_TURN, Sample, completion_trees
 
 SPLIT = PrefixMergingBuilder()

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
-from gangline.language.parsing.events import CallEvent, TextEvent
-from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.models.language.parsing.events import CallEvent, TextEvent
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 from support.engines.tokenizers import template_text
 
 # A busy machine is no failure.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.checking.check import check_records
-from gangline.checking.rules import Vocabulary
+from gangline.tasks.check_rows.check import check_records
+from gangline.tasks.check_rows.rules import Vocabulary
 from support.dumps import CLEAN, EOS, PLANTS, conversation
 
 SEEDS = st.integers(0, 2**32)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.training.collecting.beside.coalitions import CoalitionSettings
-from gangline.training.collecting.groups import CoalitionRewards, Group
-from gangline.training.learning.advantages import advantages_by_role, group_advantages
-from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.beside.coalitions import CoalitionSettings
+from gangline.train.collecting.groups import CoalitionRewards, Group
+from gangline.train.learning.advantages import advantages_by_role, group_advantages
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
+from gangline.train.learning.samples import make_samples
 from support.training.samples import session
 from support.training.team import turn_of
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from gangline.dialects.anthropic.dialect import AnthropicDialect
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, ModelCall, Part, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.wire.dialects.anthropic.dialect import AnthropicDialect
+from gangline.wire.dialects.contract import RawRequest
 from support.sdk.anthropic_bodies import calls, request_body, texts, tool_calls
 
 DIALECT = AnthropicDialect()

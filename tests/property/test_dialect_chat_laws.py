@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.dialects.chat.dialect import ChatDialect
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.vllm.wire import message_fields
+from gangline.models.engines.vllm.wire import message_fields
+from gangline.wire.dialects.chat.dialect import ChatDialect
+from gangline.wire.dialects.contract import RawRequest
 
 CHAT = ChatDialect()
 

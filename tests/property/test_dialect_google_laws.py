@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.google.dialect import GoogleDialect
 from support.sdk.google_bodies import conversations, google_contents, names, words
 
 GOOGLE = GoogleDialect()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline import plugins
-from gangline.dialects.bodies import LONE_SURROGATES
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import ModelCall, Text, ToolResult
 from gangline.domain.errors import InvalidRequest
+from gangline.settings import plugins
+from gangline.wire.dialects.bodies import LONE_SURROGATES
+from gangline.wire.dialects.contract import RawRequest
 
 CUT_TEXT = st.text(st.characters(exclude_categories=()) | st.sampled_from('\ud83d\ude00\\"u'), min_size=1, max_size=12)
 DIALECTS = ("openai_chat", "anthropic", "openai_responses", "google")

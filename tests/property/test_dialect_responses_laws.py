@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.responses.dialect import ResponsesDialect
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.responses.dialect import ResponsesDialect
 from support.sdk.responses_bodies import TOOLS, arguments, conversations, gathered, input_items, json_values, texts
 
 RESPONSES = ResponsesDialect()

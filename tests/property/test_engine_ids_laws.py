@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.engines.contract import EngineCapabilities, EngineChoice, ReplyAccumulator, assistant_message
-from gangline.engines.generate.wire import SglangGenerate, VllmGenerate
-from gangline.engines.json_ids import SentIds, ids_from_json
-from gangline.engines.replies import decode
-from gangline.engines.sglang.wire import SglangReply
-from gangline.engines.sglang.wire import engine_reply as sglang_reply
-from gangline.engines.vllm.calls import CallsOfChoices
-from gangline.engines.vllm.stream import decode_events, engine_deltas
-from gangline.engines.vllm.wire import WireReply, decode_reply, engine_reply
-from gangline.gateway.truth.capture import Prompt, completion_of
-from gangline.gateway.truth.placing import Place, history_of_key
+from gangline.models.engines.contract import EngineCapabilities, EngineChoice, ReplyAccumulator, assistant_message
+from gangline.models.engines.generate.wire import SglangGenerate, VllmGenerate
+from gangline.models.engines.json_ids import SentIds, ids_from_json
+from gangline.models.engines.replies import decode
+from gangline.models.engines.sglang.wire import SglangReply
+from gangline.models.engines.sglang.wire import engine_reply as sglang_reply
+from gangline.models.engines.vllm.calls import CallsOfChoices
+from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.wire import WireReply, decode_reply, engine_reply
+from gangline.node.capture.capture import Prompt, completion_of
+from gangline.node.capture.placing import Place, history_of_key
 
 _ids = st.lists(
     st.one_of(st.integers(0, 200_000), st.sampled_from([-1, -(2**31), 2**31, 2**32, 2**63, 2**64, 2**70])),

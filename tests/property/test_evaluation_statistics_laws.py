@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
-from gangline.evals.statistics import difference_of, estimate_of, pass_at_k, pass_hat_k
+from gangline.tasks.evals.statistics import difference_of, estimate_of, pass_at_k, pass_hat_k
 
 counts = st.integers(1, 8).flatmap(
     lambda num: st.tuples(st.just(num), st.integers(0, num), st.integers(1, num)),

@@ -17,8 +17,8 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.experts import ExpertsMissing, RowExperts
 from gangline.domain.row_experts import context_experts
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
-from gangline.engines.evidence import experts_of_file, experts_of_numbers
-from gangline.gateway.truth.experts import kept_experts, num_known, whole_experts
+from gangline.models.engines.evidence import experts_of_file, experts_of_numbers
+from gangline.node.capture.experts import kept_experts, num_known, whole_experts
 from support.engines.expert_engines import Routing
 
 SHAPES = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(1, 3))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.parquet import read_parquet, write_parquet
-from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.parquet import read_parquet, write_parquet
+from gangline.rows.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
 from support.strategies import Sample, completion_trees
 
 FORMATS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.domain.conversation import Image, Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.templates.fitting import fit
+from gangline.models.engines.templates.fitting import fit
 
 FLAGS = (
     "takes_system",

@@ -13,20 +13,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline import plugins
-from gangline.dialects.contract import RawRequest
+from gangline.agents.harnesses.codex import CodexHarness
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.errors import ForkDiverged, GanglineError
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.forks.calls import REQUEST, request_fields
-from gangline.forks.tolerance import Tolerance
-from gangline.gateway.calls.dialect_routes import DialectRoutes
-from gangline.gateway.replay.forms import Forms
-from gangline.gateway.replay.replay import Replay
-from gangline.gateway.truth.placing import branch_key
-from gangline.gateway.truth.volatile import VolatileText
-from gangline.harnesses.codex import CodexHarness
+from gangline.node.calls.dialect_routes import DialectRoutes
+from gangline.node.capture.placing import branch_key
+from gangline.node.capture.volatile import VolatileText
+from gangline.node.replay.forms import Forms
+from gangline.node.replay.replay import Replay
+from gangline.rows.forks.calls import REQUEST, request_fields
+from gangline.rows.forks.tolerance import Tolerance
+from gangline.settings import plugins
+from gangline.wire.dialects.contract import RawRequest
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string", "description": "what to run"}}}
 CALL_ID = "call_00112233445566770000"

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from gangline.language.parsing.detect import detect_parsers
-from gangline.language.parsing.events import CallEvent, TextEvent
-from gangline.language.parsing.families import SECTIONS
-from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.models.language.parsing.detect import detect_parsers
+from gangline.models.language.parsing.events import CallEvent, TextEvent
+from gangline.models.language.parsing.families import SECTIONS
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 
 # A busy machine is no failure.
 patient = settings(

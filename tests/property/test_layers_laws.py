@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from gangline.domain.contracts import Checkpoint, RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.layers.mounting import can_mount
-from gangline.runtimes.layers.records import release
-from gangline.runtimes.layers.stack import Layers
-from gangline.runtimes.shared.users import FIRST_UID
+from gangline.sandbox.layers.mounting import can_mount
+from gangline.sandbox.layers.records import release
+from gangline.sandbox.layers.stack import Layers
+from gangline.sandbox.shared.users import FIRST_UID
 
 NAMES = ("a", "b", "c")
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import encode_msgpack
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.lineage import assign_roles
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.lineage import assign_roles
 from support.engines.conversations import Talk, restored, result, said, system, user
 from support.strategies import Sample, completion_trees
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.harnesses.native.model import CalledTool, Message, ModelReply
+from gangline.agents.harnesses.native.model import CalledTool, Message, ModelReply
 from support.node.native_agents import Conversed, FailingTool, SayTool, conversed, said
 
 _json: st.SearchStrategy[Any] = st.recursive(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gangline.web.columns import decode_columns, encode_columns
+from gangline.server.web.columns import decode_columns, encode_columns
 
 columns = st.dictionaries(
     st.text(min_size=1, max_size=12),

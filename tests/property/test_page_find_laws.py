@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.conversation import Message, Text, ToolCall, ToolResult
-from gangline.web.finding import Wanted, find, open_index
-from gangline.web.indexing import add_session, drop_session, found_rules
+from gangline.server.web.finding import Wanted, find, open_index
+from gangline.server.web.indexing import add_session, drop_session, found_rules
 from support.page.sessions import Talk, working_session
 
 

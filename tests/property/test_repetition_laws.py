@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
-from gangline.trajectories.repetition import MAX_PERIOD, is_loop
+from gangline.rows.repetition import MAX_PERIOD, is_loop
 from support.engines.conversations import result, said, system, user
 
 few = settings(max_examples=150, deadline=None)

@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.runs.log import GrowingRecords, RunLog, read_records
-from gangline.runs.records import StepRecord
+from gangline.train.runs.log import GrowingRecords, RunLog, read_records
+from gangline.train.runs.records import StepRecord
 from support.training.fakes import step_record
 
 MOMENTS = st.tuples(st.sampled_from(["append", "cut", "resume", "remove"]), st.integers(0, 8))

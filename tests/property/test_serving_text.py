@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gangline.language.text import IncrementalText, StopStrings
+from gangline.models.language.text import IncrementalText, StopStrings
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 # A busy machine is no failure.

@@ -16,10 +16,10 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.engines.templates.tails import CannotStitch
-from gangline.gateway.truth.placing import Place, branch_key, history_of_key
-from gangline.gateway.truth.stitch import Stitcher, ThinkingPolicy
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.engines.templates.tails import CannotStitch
+from gangline.models.language.tokenizer import load_tokenizer
+from gangline.node.capture.placing import Place, branch_key, history_of_key
+from gangline.node.capture.stitch import Stitcher, ThinkingPolicy
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.engine import TemplateEngine
 from support.engines.tokenizers import qwen3_folder, smollm2_name

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gangline.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
-from gangline.language.parsing.parser import Parsers, ReplyParser
+from gangline.models.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
+from gangline.models.language.parsing.parser import Parsers, ReplyParser
 
 # A busy machine is no failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -19,11 +19,11 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused
 from gangline.domain.task import CaptureSpec
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.per_request import PerRequestBuilder
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.rows.audit import audit
+from gangline.rows.builders.per_request import PerRequestBuilder
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from support.engines.families import FAMILIES, Family, FamilyEngine, Turn, families, family
 from support.node.proxy import MemoryJournal
 from support.training.agent_loop import checked_rows

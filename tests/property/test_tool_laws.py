@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline import plugins
-from gangline.tools.answers import Captured
-from gangline.tools.arguments import read
-from gangline.tools.bounding import captured, head_and_tail
-from gangline.tools.contract import ToolFailed
+from gangline.agents.tools.answers import Captured
+from gangline.agents.tools.arguments import read
+from gangline.agents.tools.bounding import captured, head_and_tail
+from gangline.agents.tools.contract import ToolFailed
+from gangline.settings import plugins
 
 TEXTS = st.text(st.characters(), max_size=300)
 NOTICE = 64

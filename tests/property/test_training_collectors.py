@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector, informative
+from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector, informative
 from support.training.service import DULL, GOOD, FakeService, tasks
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gangline.domain.trajectory import Trace
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.critic.estimate import Estimate, estimate_traces, explained_variance
-from gangline.training.learning.credit.critic.settings import CriticSettings
-from gangline.training.learning.credit.tokens import token_rewards
-from gangline.training.learning.packing import pack
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.critic.estimate import Estimate, estimate_traces, explained_variance
+from gangline.train.learning.credit.critic.settings import CriticSettings
+from gangline.train.learning.credit.tokens import token_rewards
+from gangline.train.learning.packing import pack
+from gangline.train.learning.samples import make_samples
 from support.training.samples import scored, session, trace
 
 numbers = st.floats(-3, 3, allow_subnormal=False).map(lambda one: round(one, 3))

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.advantages import AdvantageSettings, group_advantages
-from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.credit.shapley import shapley_values, two_level_shapley
-from gangline.training.learning.credit.traces import CreditScheme, CreditSettings
-from gangline.training.learning.credit.turns import TurnCreditSettings
-from gangline.training.learning.loss import LossInputs, policy_loss
-from gangline.training.learning.loss_settings import LossSettings
-from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
-from gangline.training.learning.samples import Sample, make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.advantages import AdvantageSettings, group_advantages
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.learning.credit.shapley import shapley_values, two_level_shapley
+from gangline.train.learning.credit.traces import CreditScheme, CreditSettings
+from gangline.train.learning.credit.turns import TurnCreditSettings
+from gangline.train.learning.loss import LossInputs, policy_loss
+from gangline.train.learning.loss_settings import LossSettings
+from gangline.train.learning.packing import Batch, LayoutKind, pack, pack_all
+from gangline.train.learning.samples import Sample, make_samples
 from support.training.samples import sample, scored, session, trace
 
 rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))

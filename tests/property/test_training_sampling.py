@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest, OutOfTasks
-from gangline.training.collecting.sampling.choosing import UNSEEN, Chooser, DifficultyPools, Stages, chooser_of
-from gangline.training.collecting.sampling.history import Measurement, SamplingHistory
-from gangline.training.collecting.sampling.sampler import TaskSampler
-from gangline.training.collecting.sampling.settings import DifficultyPoolSettings, StageSettings
+from gangline.train.collecting.sampling.choosing import UNSEEN, Chooser, DifficultyPools, Stages, chooser_of
+from gangline.train.collecting.sampling.history import Measurement, SamplingHistory
+from gangline.train.collecting.sampling.sampler import TaskSampler
+from gangline.train.collecting.sampling.settings import DifficultyPoolSettings, StageSettings
 
 TASKS: list[dict[str, Any]] = [{"metadata": {"level": level}} for level in ["a", "b", "a", "c", "b", "a", "c"]]
 POOLS = DifficultyPoolSettings(kind="difficulty_pool")

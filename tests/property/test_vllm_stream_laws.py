@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gangline.domain.errors import EngineMalformed, EngineUnavailable
 from gangline.domain.reply import ReplyDelta
-from gangline.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
-from gangline.engines.vllm.calls import CallsOfChoices
-from gangline.engines.vllm.stream import decode_events, engine_deltas
-from gangline.engines.vllm.wire import ShownReply, WireReply
-from gangline.http.event_stream import SseEvents
+from gangline.models.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
+from gangline.models.engines.vllm.calls import CallsOfChoices
+from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.wire import ShownReply, WireReply
+from gangline.wire.http.event_stream import SseEvents
 
 _words = st.text(max_size=3)
 _arguments = st.text('a"\u00e9', max_size=3)  # never whole, so that no piece can be refused

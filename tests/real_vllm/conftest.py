@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Generator
 import pytest
 
 from gangline.cli.results.audit import load_score
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.trajectories.logprob_audit import Score
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.logprob_audit import Score
 from support.engines.vllm_engine import MODEL_FOLDER, need_vllm, running_vllm
 from support.node.proxy import MemoryJournal
 

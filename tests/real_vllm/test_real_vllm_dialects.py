@@ -10,9 +10,9 @@ import pytest
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.logprob_audit import LogprobStats, Score, compare_logprobs
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.logprob_audit import LogprobStats, Score, compare_logprobs
 from support.engines.tiny_qwen3 import WORDS
 from support.node.proxy import Proxied, proxied_engine
 from support.sdk.agents import AGENTS, Turn

@@ -9,10 +9,10 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.per_request import PerRequestBuilder
-from gangline.trajectories.logprob_audit import LogprobDifferences, Score, compare_logprobs
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.audit import audit
+from gangline.rows.builders.per_request import PerRequestBuilder
+from gangline.rows.logprob_audit import LogprobDifferences, Score, compare_logprobs
 from support.engines.tiny_qwen3 import TOOLS
 from support.engines.vllm_engine import MODEL_FOLDER
 from support.node.proxy import Proxied, proxied_engine

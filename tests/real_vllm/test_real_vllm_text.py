@@ -9,16 +9,16 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
-from gangline.engines.contract import Engine
-from gangline.engines.generate.renderers import renderers_engine
-from gangline.engines.generate.routes import generate_engine
-from gangline.engines.generate.template import template_engine
-from gangline.engines.text.parsed import ParsedEngine
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.language.parsing.parser import Parsers
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.logprob_audit import Score, compare_logprobs
+from gangline.models.engines.contract import Engine
+from gangline.models.engines.generate.renderers import renderers_engine
+from gangline.models.engines.generate.routes import generate_engine
+from gangline.models.engines.generate.template import template_engine
+from gangline.models.engines.text.parsed import ParsedEngine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.models.language.parsing.parser import Parsers
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.logprob_audit import Score, compare_logprobs
 from support.engines.tiny_qwen3 import WORDS
 from support.engines.vllm_engine import MODEL_FOLDER, need_vllm, running_vllm
 from support.node.proxy import Proxied, proxied_engine

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from gangline.cli.results.audit import load_score
 from gangline.domain.node_views import OpenedSession
-from gangline.training.weights.update import ServiceWeights
-from gangline.trajectories.audit import audit
-from gangline.trajectories.logprob_audit import Score, compare_logprobs
+from gangline.rows.audit import audit
+from gangline.rows.logprob_audit import Score, compare_logprobs
+from gangline.train.weights.update import ServiceWeights
 from support.engines.vllm_engine import MODEL_FOLDER
 from support.node.node import RunningNode, running_node
 from support.node.weights import weights_of

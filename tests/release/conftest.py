@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,26 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def with_tokenizer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The wheel with the extra of the scripted engine."""
     return install(wheel, "[tokenizer]", tmp_path_factory.mktemp("tokenizer"))
+
+
+WINGS = ("interop", "serving", "tasks", "testing", "train")
+
+
+@pytest.fixture(scope="session")
+def core_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An installation of the wheel without its wings, and without their entry points."""
+    folder = tmp_path_factory.mktemp("core_alone")
+    left = folder / wheel.name
+    is_wing = re.compile(rf"gangline/(?:{'|'.join(WINGS)})/")
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(left, "w", zipfile.ZIP_DEFLATED) as part:
+        for name in whole.namelist():
+            text = whole.read(name)
+            if is_wing.match(name):
+                continue
+            if name.endswith(("/RECORD", "/entry_points.txt")):
+                wing_line = re.compile(is_wing.pattern.encode() + rb"|= gangline\.(?:%s)\." % "|".join(WINGS).encode())
+                text = b"".join(line for line in text.splitlines(keepends=True) if not wing_line.search(line))
+                if name.endswith("/RECORD"):  # its digest has changed
+                    text = re.sub(rb"(entry_points\.txt),[^\n\r]*", rb"\1,,", text)
+            part.writestr(name, text)
+    return install(left, "", folder)

@@ -89,6 +89,26 @@ def test_the_core_works_with_an_engine_elsewhere(
     assert [row["reward"] for row in rows] == [1.0, 1.0]
 
 
+def test_the_core_without_its_wings_gives_rows(
+    core_alone: Installed, with_tokenizer: Installed, script: Path, tmp_path: Path
+) -> None:
+    package = next(core_alone.folder.glob("lib/*/site-packages/gangline"))
+    assert not {path.name for path in package.iterdir()} & {"interop", "serving", "tasks", "testing", "train"}
+    shown = core_alone.run("--help")
+    assert "submit" in shown
+    assert "train" not in shown
+    data = tmp_path / "data"
+    engine = with_tokenizer.start("engine", "--scripted", script, "--tokenizer", "tiny", "--port", 0, "--json")
+    with (
+        running(engine) as line,
+        running(
+            core_alone.start("up", "--data", data, "--port", 0, "--json", "--engine", json.loads(line)["engine_url"])
+        ),
+    ):
+        rows = rows_of_a_task(core_alone, data)
+    assert [row["reward"] for row in rows] == [1.0, 1.0]
+
+
 def test_the_core_names_the_wheel_where_an_extra_is_missing(core: Installed, wheel: Path, script: Path) -> None:
     process = core.start("up", "--engine", f"scripted:{script}", "--tokenizer", "tiny", "--port", 0)
     output, errors = process.communicate(timeout=120)

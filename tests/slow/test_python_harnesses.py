@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gangline.client.server import ServerClient
+from gangline.agents.harnesses.installation import find_program
 from gangline.domain.session import SessionResult
-from gangline.harnesses.installation import find_program
-from gangline.trajectories.audit import audit
+from gangline.rows.audit import audit
+from gangline.wire.client.server import ServerClient
 from support.engines.tokenizers import qwen3_folder
 from support.requirements import TOOLS, need, need_command
 from support.service.cli_process import UpProcess, processes_with

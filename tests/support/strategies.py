@@ -13,8 +13,8 @@ from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, SamplingParams, Text, ToolDefinition
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.rewards import apply_reward
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.rewards import apply_reward
 
 END_OF_TURN = 2
 TOOLS = (ToolDefinition(name="bash", parameters={"type": "object", "properties": {"command": {"type": "string"}}}),)

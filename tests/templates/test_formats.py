@@ -8,9 +8,9 @@ import pytest
 
 from gangline.domain.conversation import Message, Text, ToolCall, ToolDefinition
 from gangline.domain.errors import EngineRefused
-from gangline.language.parsing.detect import detect_parsers, opens_thinking
-from gangline.language.parsing.events import CallEvent
-from gangline.language.parsing.parser import ReplyParser
+from gangline.models.language.parsing.detect import detect_parsers, opens_thinking
+from gangline.models.language.parsing.events import CallEvent
+from gangline.models.language.parsing.parser import ReplyParser
 from support.requirements import DOES_NOT_APPLY
 from support.templates.engine import Writer
 from support.templates.files import templates

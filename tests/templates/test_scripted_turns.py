@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
-from gangline.language.parsing.parser import ReplyParser
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
+from gangline.models.language.parsing.parser import ReplyParser
+from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.script import CallTool, Reply
 from gangline.serving.scripted.tokens import ReplyEncoder
 from support.templates.check import FAMILIES, write_tokenizer

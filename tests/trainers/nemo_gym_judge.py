@@ -16,8 +16,8 @@ from nemo_gym.token_id_capture.lineage import RolloutLineage
 from nemo_gym.token_id_capture.protocols import LineageMatch, LineageResolution, TokenSource
 from nemo_gym.token_id_capture.records import TokenEntry
 
-from gangline.client.node import NodeClient
-from gangline.trainers.nemo_gym import SessionTokens, token_entries
+from gangline.train.trainers.nemo_gym import SessionTokens, token_entries
+from gangline.wire.client.node import NodeClient
 
 WEATHER = {"role": "user", "content": "What is the weather in Paris?"}
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.trainers import miles as adapter
-from gangline.trainers.slime import post_process_rewards
-from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers import miles as adapter
+from gangline.train.trainers.slime import post_process_rewards
+from gangline.train.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from support.engines.expert_talks import twenty_thousand_tokens
 from support.slime import miles as stand_ins
 from support.slime import types as slime_types

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoService, collecting_with, to_batch
-from gangline.trainers.nemo_rl.seam import RayBuffer
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.nemo_rl import NemoActor, NemoCollector, NemoService, collecting_with, to_batch
+from gangline.train.trainers.nemo_rl.seam import RayBuffer
 from support.training import nemo_rl_loop
 from support.training.nemo_rl_checkout import Loader, Policy, configured, local_actor, nemo_rl, train
 from support.training.nemo_rl_service import Gate, Rollouts

@@ -27,17 +27,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.domain.session import SessionResult
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.trainers.prime_rl import samples as adapter
-from gangline.trainers.prime_rl.feed import feed
-from gangline.trainers.prime_rl.samples import PrimeSample, PrimeSettings, pack, to_samples
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import Algorithm, algorithm
-from gangline.training.learning.forward import loss_inputs, token_logprobs
-from gangline.training.learning.loss import policy_loss
-from gangline.training.learning.masks import last_turns, outcome_weighted
-from gangline.training.learning.packing import pack as pack_ours
-from gangline.training.learning.samples import Mask, make_samples
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import Algorithm, algorithm
+from gangline.train.learning.forward import loss_inputs, token_logprobs
+from gangline.train.learning.loss import policy_loss
+from gangline.train.learning.masks import last_turns, outcome_weighted
+from gangline.train.learning.packing import pack as pack_ours
+from gangline.train.learning.samples import Mask, make_samples
+from gangline.train.trainers.prime_rl import samples as adapter
+from gangline.train.trainers.prime_rl.feed import feed
+from gangline.train.trainers.prime_rl.samples import PrimeSample, PrimeSettings, pack, to_samples
 from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.mask_talks import TEMPERATURE, drawn_session
 from support.engines.models import CONFIGS

@@ -17,18 +17,18 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from gangline.client.server import ServerClient
+from gangline.models.engine_server.app import create_app
+from gangline.models.engine_server.app import serving as engine_serving
 from gangline.server.run import serving
-from gangline.serving.app import create_app
-from gangline.serving.app import serving as engine_serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trainers.prime_rl.feed import feed
-from gangline.trainers.prime_rl.samples import PrimeSettings
-from gangline.training.collecting.collector import ReplenishingCollector
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.collecting.collector import ReplenishingCollector
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.trainers.prime_rl.feed import feed
+from gangline.train.trainers.prime_rl.samples import PrimeSettings
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
 from support.training.prime_rl_trainer import PrimeTrainer, prime_rl_checkout, train_in_background

@@ -27,11 +27,11 @@ from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.views import Submitted
 from gangline.testing.trainer_conformance import Check, Subject, checks, run_check
-from gangline.trainers import skyrl as adapter
-from gangline.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt, to_generator_output
-from gangline.training.collecting.groups import Group, ValiditySettings
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.samples import make_samples
+from gangline.train.trainers import skyrl as adapter
+from gangline.train.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt, to_generator_output
 from support.training.fakes import gate_state
 from support.training.samples import group, session, trace
 from support.training.service import FakeService

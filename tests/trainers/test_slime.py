@@ -24,9 +24,9 @@ import torch
 
 from gangline.domain.errors import InvalidGroup
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trainers import slime as adapter
-from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers import slime as adapter
+from gangline.train.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.mask_talks import TEMPERATURE, WHOLE, drawn_session
 from support.engines.models import reference_model

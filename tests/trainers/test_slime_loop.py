@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gangline.trainers.slime import SlimeRollout
+from gangline.train.trainers.slime import SlimeRollout
 from support.engines.trained_sglang import TrainedSglang
 from support.node.node import TOKEN
 from support.slime.checkout import ABSENT, parsed_arguments, slime_manager, slime_program

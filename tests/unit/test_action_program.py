@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.tools import inside
-from gangline.tools.action_server import ActionServerOptions
-from gangline.tools.program import server_argv, server_program
+from gangline.agents.tools import inside
+from gangline.agents.tools.action_server import ActionServerOptions
+from gangline.agents.tools.program import server_argv, server_program
 
 SOURCES = sorted(Path(inside.__file__).parent.glob("*.py"))
 ONLY_IF_INSTALLED = {"IPython", "traitlets"}

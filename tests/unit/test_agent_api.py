@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent_api.request import read_task
-from gangline.agent_api.response import response_of
-from gangline.checking.call_forms import nemo_gym_entries
 from gangline.domain.conversation import Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.interop.agent_api.request import read_task
+from gangline.interop.agent_api.response import response_of
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.shared_prefixes import with_whole_prompts
+from gangline.tasks.check_rows.call_forms import nemo_gym_entries
 from support.strategies import completion_trees, session_result
 
 TEMPLATE: dict[str, Any] = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
-from gangline.runtimes.apptainer.command_line import View, checked_image, container_environment, exec_arguments
-from gangline.runtimes.apptainer.runtime import ApptainerRuntime
-from gangline.runtimes.network.loopback import LoopbackAddress
-from gangline.settings import Settings
+from gangline.sandbox.apptainer.command_line import View, checked_image, container_environment, exec_arguments
+from gangline.sandbox.apptainer.runtime import ApptainerRuntime
+from gangline.sandbox.network.loopback import LoopbackAddress
+from gangline.settings.machine import Settings
 
 
 def _arguments(**fields: object) -> list[str]:

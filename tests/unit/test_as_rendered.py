@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.domain.tokens import token_ids
-from gangline.engines.templates.as_rendered import difference
+from gangline.models.engines.templates.as_rendered import difference
 
 OPENING = token_ids([8, 9])
 """`<|assistant|>`, `<think>`"""

@@ -13,8 +13,8 @@ import pytest
 from gangline.domain.conversation import Document, Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
-from gangline.trajectories.atif.document import AtifReference
-from gangline.trajectories.atif.export import atif_of, write_atif
+from gangline.rows.atif.document import AtifReference
+from gangline.rows.atif.export import atif_of, write_atif
 from support.requirements import need_module
 from support.strategies import Sample, session_result, user
 

@@ -11,10 +11,10 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs
 from gangline.domain.trajectory import Splice, Trajectory, TurnSpan
-from gangline.trajectories.audit import AuditReport, ClassCount, Violation, audit, merge_reports
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.comparability import why_not_comparable
-from gangline.trajectories.logprob_audit import compare_logprobs
+from gangline.rows.audit import AuditReport, ClassCount, Violation, audit, merge_reports
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.comparability import why_not_comparable
+from gangline.rows.logprob_audit import compare_logprobs
 from support.strategies import session_sample
 
 SAMPLE = session_sample()

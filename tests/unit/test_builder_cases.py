@@ -14,15 +14,15 @@ from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
 from gangline.domain.tokens import encode_msgpack, logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
-from gangline.gateway.truth.placing import PlaceIndex
-from gangline.plugins import make_builder
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders import building
-from gangline.trajectories.builders.per_request import PerRequestBuilder, PerRequestConfig
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.builders.tree import token_tree
-from gangline.trajectories.rewards import apply_reward
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.node.capture.placing import PlaceIndex
+from gangline.rows.audit import audit
+from gangline.rows.builders import building
+from gangline.rows.builders.per_request import PerRequestBuilder, PerRequestConfig
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.builders.tree import token_tree
+from gangline.rows.rewards import apply_reward
+from gangline.rows.shared_prefixes import with_whole_prompts
+from gangline.settings.plugins import make_builder
 from support.strategies import Sample, session_sample, user
 
 EVERY_BUILDER = ("message_prefix", "per_request", "prefix_merging", "tree")

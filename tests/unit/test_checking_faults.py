@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gangline.checking.check import check_records, form_of
-from gangline.checking.dump import read_records
-from gangline.checking.kinds import KINDS
-from gangline.checking.rules import Vocabulary
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest
+from gangline.tasks.check_rows.check import check_records, form_of
+from gangline.tasks.check_rows.dump import read_records
+from gangline.tasks.check_rows.kinds import KINDS
+from gangline.tasks.check_rows.rules import Vocabulary
 from support.dumps import CLEAN, EOS, PLANTS, conversation, kept_ids
 
 PAIRS = [(fault, form) for fault, (_, forms) in PLANTS.items() for form in forms]

@@ -8,8 +8,8 @@ import pytest
 
 from gangline.cli.machine import checks
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.installation import extra_command
-from gangline.settings import Settings
+from gangline.settings.installation import extra_command
+from gangline.settings.machine import Settings
 
 
 class NoSandbox:

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gangline.cli.commands import COMMANDS, load_command
+from gangline.cli.commands import COMMANDS, load_command, module_of
 from gangline.cli.main import build_app, load
 
 HEAVY = {"numpy", "httpx", "aiohttp", "sqlalchemy", "asyncio"}
@@ -52,22 +52,20 @@ def test_the_help_of_all_shows_every_line() -> None:
 
 
 def test_the_help_of_all_imports_no_command_and_nothing_heavy() -> None:
-    commands = {f"gangline.cli.{line.module}" for line in COMMANDS.values()}
+    commands = set(map(module_of, COMMANDS))
     assert imported("--help", among={*HEAVY, "pydantic", *commands}) == set()
     assert imported("submitt", among={*HEAVY, *commands}) == set()
 
 
 def test_names_are_completed_without_their_commands() -> None:
     asked = {"_GANGLINE_COMPLETE": "complete_bash", "COMP_WORDS": "gangline sta", "COMP_CWORD": "1"}
-    commands = {f"gangline.cli.{line.module}" for line in COMMANDS.values()}
+    commands = set(map(module_of, COMMANDS))
     assert imported(among={*HEAVY, *commands}, **asked) == set()
 
 
 @pytest.mark.parametrize("command", SHORT)
 def test_a_short_command_starts_without_numpy(command: str) -> None:
-    others = {f"gangline.cli.{line.module}" for line in COMMANDS.values()} - {
-        f"gangline.cli.{COMMANDS[command].module}"
-    }
+    others = set(map(module_of, COMMANDS)) - {module_of(command)}
     assert imported(command, "--help", among={"numpy", "sqlalchemy", *others}) == set()
 
 
@@ -94,7 +92,7 @@ def test_a_group_shows_its_commands() -> None:
 
 
 def test_a_command_is_imported_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"gangline.cli.{COMMANDS['drain'].module}"
+    name = module_of("drain")
     monkeypatch.delitem(sys.modules, name, raising=False)
     load(["--debug", "drain", "--help"])
     assert name in sys.modules

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.terminal.exits import EXPLAINED, Exit, exit_code, report
-from gangline.client import running
 from gangline.domain.errors import (
     Conflict,
     EngineIncapable,
@@ -22,6 +21,7 @@ from gangline.domain.errors import (
     Unauthorized,
     UnknownPlugin,
 )
+from gangline.wire.client import running
 
 RUNNING = running.Running(
     server_url="http://127.0.0.1:1",

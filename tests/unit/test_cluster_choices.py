@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from gangline.cli.service.cluster import url_for_nodes
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import ID_PATTERN
+from gangline.interop.ray.command import url_for_nodes
 from support.requirements import need_module
 
 OWN = "10.0.0.1"
@@ -39,8 +39,8 @@ def test_a_server_on_loopback_serves_a_cluster_of_this_machine_only() -> None:
 )
 def test_a_node_is_called_after_its_machine_and_its_number(machine: str, node_id: str) -> None:
     need_module("ray", "pip install 'gangline[cluster]'")
-    from gangline.cli.service.cluster_node import node_id_at
-    from gangline.cluster.actors import Place
+    from gangline.interop.ray.actors import Place
+    from gangline.interop.ray.node_command import node_id_at
 
     made = node_id_at(Place(3, machine, OWN))
     assert made == node_id

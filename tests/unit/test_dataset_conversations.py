@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.datasets.chat import chat_messages, chat_tools, conversation_digest
-from gangline.datasets.conversation import Conversation, main_conversation
 from gangline.domain.conversation import Image, Message, Text, ToolCall, ToolDefinition, ToolResult, message_text
+from gangline.rows.conversations.chat import chat_messages, chat_tools, conversation_digest
+from gangline.rows.conversations.conversation import Conversation, main_conversation
 from support.engines.conversations import Talk, result, said, system, user
 from support.store.recorded import TOOLS, work
 
@@ -135,7 +135,7 @@ def test_the_digest_ignores_ids_of_calls_and_nothing_else() -> None:
 
 
 def test_an_image_is_seen() -> None:
-    from gangline.datasets.selection import Recorded, Selection, judged
+    from gangline.tasks.datasets.selection import Recorded, Selection, judged
     from support.store.recorded import session_of
 
     talk = Talk()

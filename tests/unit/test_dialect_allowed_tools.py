@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.chat.request import parse_chat_call
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.google.dialect import GoogleDialect
-from gangline.dialects.responses.request import parse_responses_call
 from gangline.domain.conversation import ModelCall, ToolChoice
 from gangline.domain.errors import InvalidRequest
+from gangline.wire.dialects.chat.request import parse_chat_call
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.google.dialect import GoogleDialect
+from gangline.wire.dialects.responses.request import parse_responses_call
 
 
 def _chat(mode: str, names: list[str]) -> ModelCall:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.anthropic.dialect import AnthropicDialect
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import (
     Document,
     Image,
@@ -39,6 +37,8 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.wire.dialects.anthropic.dialect import AnthropicDialect
+from gangline.wire.dialects.contract import RawRequest
 
 DIALECT = AnthropicDialect()
 USER = {"role": "user", "content": "hi"}

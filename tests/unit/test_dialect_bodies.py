@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
-from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import ModelCall, ToolCall
 from gangline.domain.errors import InvalidRequest
+from gangline.settings import plugins
+from gangline.wire.dialects.contract import Dialect, RawRequest
 
 USER = [{"role": "user", "content": "x"}]
 CHAT: dict[str, Any] = {"model": "m", "messages": USER}

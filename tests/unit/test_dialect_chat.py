@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.chat.dialect import ChatDialect
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import (
     Document,
     Image,
@@ -35,6 +33,8 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.wire.dialects.chat.dialect import ChatDialect
+from gangline.wire.dialects.contract import RawRequest
 
 CHAT = ChatDialect()
 USER = {"role": "user", "content": "hello"}

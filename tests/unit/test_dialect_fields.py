@@ -20,15 +20,15 @@ from google.genai import types
 from openai.types.chat import completion_create_params
 from openai.types.responses import input_token_count_params, response_create_params
 
-from gangline import plugins
-from gangline.dialects.anthropic.request import MESSAGES_FIELDS
-from gangline.dialects.chat.request import CHAT_FIELDS
-from gangline.dialects.contract import Dialect, RawRequest
-from gangline.dialects.declared import DeclaredFields
-from gangline.dialects.google.request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
-from gangline.dialects.responses.request import RESPONSES_FIELDS
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
+from gangline.settings import plugins
+from gangline.wire.dialects.anthropic.request import MESSAGES_FIELDS
+from gangline.wire.dialects.chat.request import CHAT_FIELDS
+from gangline.wire.dialects.contract import Dialect, RawRequest
+from gangline.wire.dialects.declared import DeclaredFields
+from gangline.wire.dialects.google.request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
+from gangline.wire.dialects.responses.request import RESPONSES_FIELDS
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 USER: list[Any] = [{"role": "user", "content": "x"}]

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import (
     Image,
     Message,
@@ -36,6 +34,8 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.google.dialect import GoogleDialect
 
 GOOGLE = GoogleDialect()
 USER = {"role": "user", "parts": [{"text": "Hi."}]}

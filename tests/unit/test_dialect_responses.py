@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.responses.dialect import ResponsesDialect
 from gangline.domain.conversation import (
     Document,
     Image,
@@ -38,6 +36,8 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.responses.dialect import ResponsesDialect
 
 RESPONSES = ResponsesDialect()
 SUMMARY = {"summary": "auto"}

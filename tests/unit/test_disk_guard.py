@@ -9,7 +9,7 @@ import pytest
 
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.usage import Usage
-from gangline.gateway.health.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
+from gangline.node.health.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
 from gangline.store.journal.log import AttemptKey
 
 GIB = 1 << 30

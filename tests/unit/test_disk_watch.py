@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.shared import disk
-from gangline.runtimes.shared.disk import DiskWatch
+from gangline.sandbox.shared import disk
+from gangline.sandbox.shared.disk import DiskWatch
 
 KIB = 2**10
 

@@ -13,7 +13,7 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import common_prefix_len, token_ids
-from gangline.gateway.truth.divergence import find_cause
+from gangline.node.capture.divergence import find_cause
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.engine import TemplateEngine
 from support.strategies import Sample, user

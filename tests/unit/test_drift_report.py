@@ -7,7 +7,7 @@ import pytest
 
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.errors import BuilderError
-from gangline.trajectories.drift import call_drifts, drift_by, drift_report
+from gangline.rows.drift import call_drifts, drift_by, drift_report
 from support.strategies import Sample, user
 
 

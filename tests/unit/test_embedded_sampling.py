@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 import torch
 
+from gangline.models.engine_server.sampler import SampleRequest
 from gangline.serving.embedded.batch import Sequence as BatchSequence
 from gangline.serving.embedded.kv_cache import KvCache
 from gangline.serving.embedded.sampling import RowParameters, draw, processed_logprobs
-from gangline.serving.sampler import SampleRequest
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0])
 

@@ -11,9 +11,9 @@ import pytest
 
 from gangline.domain.errors import Conflict, GanglineError
 from gangline.domain.session import SessionResult
-from gangline.evals.records import SessionRecord
-from gangline.evals.report import Prices, make_report
-from gangline.evals.run import Budget, EvaluationRun, EvaluationSpec, read_predictions
+from gangline.tasks.evals.records import SessionRecord
+from gangline.tasks.evals.report import Prices, make_report
+from gangline.tasks.evals.run import Budget, EvaluationRun, EvaluationSpec, read_predictions
 from support.training.service import FakeService
 
 NUM_TASKS = 6

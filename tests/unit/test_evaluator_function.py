@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context, a_trace, said
 

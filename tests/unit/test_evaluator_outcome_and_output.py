@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.errors import EvaluatorError, InvalidRequest
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context, a_trace, said
 

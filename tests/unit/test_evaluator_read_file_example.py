@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.task import TaskRequest
-from gangline.training.run.experiment import read_experiment
+from gangline.settings import plugins
+from gangline.train.run.experiment import read_experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_file"
 build_tasks = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"]

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.untrusted.outcomes import Outcome, Status, TestLog
-from gangline.evaluators.untrusted.test_logs import PARSERS, last_exit_code, read_log, without_timing
+from gangline.grading.untrusted.outcomes import Outcome, Status, TestLog
+from gangline.grading.untrusted.test_logs import PARSERS, last_exit_code, read_log, without_timing
 from support.requirements import need
 
 PYTEST = """

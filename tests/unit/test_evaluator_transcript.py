@@ -6,7 +6,7 @@ import pytest
 
 from gangline.domain.conversation import Document, Image, Message, Part, Text, ToolCall, ToolResult
 from gangline.domain.trajectory import Trajectory
-from gangline.evaluators.transcript import chat_messages, last_answer
+from gangline.grading.transcript import chat_messages, last_answer
 from support.training.evaluation_samples import a_trace, said
 
 

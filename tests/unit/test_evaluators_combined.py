@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline import plugins
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.conversation import Message, Text, ToolCall, ToolResult
 from gangline.domain.errors import EvaluatorError, GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace, TurnSpan
-from gangline.trajectories.rewards import apply_reward
+from gangline.rows.rewards import apply_reward
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context, a_trace, said
 

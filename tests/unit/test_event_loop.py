@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gangline import event_loop
-from gangline.event_loop import Share, Turn, to_end
+from gangline.machine import event_loop
+from gangline.machine.event_loop import Share, Turn, to_end
 
 
 @pytest.mark.parametrize(("num_shares", "pauses_s"), [(4, [0.008] * 4), (1, [0.008, 0.018, 0.028, 0.038])])

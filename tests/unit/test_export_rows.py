@@ -17,9 +17,9 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.trajectory import Trace
-from gangline.installation import extra_command
-from gangline.trajectories.parquet import read_parquet, write_parquet
-from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
+from gangline.rows.parquet import read_parquet, write_parquet
+from gangline.rows.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
+from gangline.settings.installation import extra_command
 from support.strategies import session_result
 
 RESULT = session_result()
@@ -143,6 +143,6 @@ def test_a_file_of_something_else_is_refused(read, content: str, tmp_path: Path)
 
 def test_without_pyarrow_parquet_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "gangline.trajectories.parquet")
+    monkeypatch.delitem(sys.modules, "gangline.rows.parquet")
     with pytest.raises(InvalidRequest, match=re.escape(extra_command("parquet"))):
-        __import__("gangline.trajectories.parquet")
+        __import__("gangline.rows.parquet")

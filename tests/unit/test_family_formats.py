@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pytest
 
 from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
-from gangline.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
-from gangline.language.parsing.families import SECTIONS
-from gangline.language.parsing.parser import Parsers, ReplyParser, ThinkingFormat, ToolFormat
-from gangline.language.parsing.replies import ReplyText
-from gangline.language.parsing.thinking import THINK_TAGS
+from gangline.models.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
+from gangline.models.language.parsing.families import SECTIONS
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ThinkingFormat, ToolFormat
+from gangline.models.language.parsing.replies import ReplyText
+from gangline.models.language.parsing.thinking import THINK_TAGS
 
 SCHEMAS: dict[str, Any] = {
     "look": {"properties": {"at": {"type": "string"}, "n": {"type": "integer"}, "refs": {"type": "array"}}}

@@ -6,8 +6,8 @@ import pytest
 
 from gangline.domain.conversation import Message, Role, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused
-from gangline.engines.templates.fitting import fit
-from gangline.engines.templates.probe import probe_template
+from gangline.models.engines.templates.fitting import fit
+from gangline.models.engines.templates.probe import probe_template
 from support.engines.templates import MISTRAL, TemplateEngine
 from support.engines.tokenizers import template_text
 

@@ -9,9 +9,9 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineChoice, assistant_message
-from gangline.gateway.backends.gate import ABANDONED_S, Gate, GateMeter
-from gangline.gateway.truth.versions import VersionStamps
+from gangline.models.engines.contract import EngineChoice, assistant_message
+from gangline.node.backends.gate import ABANDONED_S, Gate, GateMeter
+from gangline.node.capture.versions import VersionStamps
 
 
 class Clock:

@@ -11,11 +11,11 @@ import pytest
 
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
-from gangline.runtimes.containers import gpus
+from gangline.sandbox.containers import gpus
 
 HOLDS = """
 import asyncio, sys, time
-from gangline.runtimes.containers.gpus import hold
+from gangline.sandbox.containers.gpus import hold
 print(asyncio.run(hold(sys.argv[1:], 1, sharing="other", runtime_id="r")), flush=True)
 time.sleep(600)
 """

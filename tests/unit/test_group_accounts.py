@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline.domain.contracts import ExecResult
-from gangline.runtimes.shared.accounts import MemoryKills, cpu_s, memory_kills, peak_memory_bytes
+from gangline.sandbox.shared.accounts import MemoryKills, cpu_s, memory_kills, peak_memory_bytes
 
 
 def _folder(path: Path, **files: str) -> Path:

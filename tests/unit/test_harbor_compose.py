@@ -10,11 +10,11 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec, TaskRequest
-from gangline.evaluators.script.evaluator import ScriptConfig
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.importers.reading.paths import SourcePath
-from gangline.plugins import check_task
+from gangline.grading.script.evaluator import ScriptConfig
+from gangline.interop.harbor.tasks.task import read_harbor_task
+from gangline.machine.reading.imported import Choices
+from gangline.machine.reading.paths import SourcePath
+from gangline.settings.plugins import check_task
 from support.requirements import need_module
 from support.service.field_tasks import harbor_task, write
 

@@ -11,11 +11,11 @@ import pytest
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import NetworkPolicy
-from gangline.importers.harbor.config import HarborHealthcheck
-from gangline.importers.harbor.healthcheck import healthcheck_action
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.importers.reading.paths import SourcePath
+from gangline.interop.harbor.tasks.config import HarborHealthcheck
+from gangline.interop.harbor.tasks.healthcheck import healthcheck_action
+from gangline.interop.harbor.tasks.task import read_harbor_task
+from gangline.machine.reading.imported import Choices
+from gangline.machine.reading.paths import SourcePath
 from support.requirements import need_module
 from support.service.field_tasks import harbor_task, write
 
@@ -137,7 +137,7 @@ def test_our_defaults_are_harbors() -> None:
     need_module("harbor", "make .venv/.dev")
     from harbor.models.task.config import ArtifactConfig, HealthcheckConfig, VerifierCollectConfig
 
-    from gangline.importers.harbor import config as ours
+    from gangline.interop.harbor.tasks import config as ours
 
     assert ours.HarborHealthcheck(command="x").model_dump() == HealthcheckConfig(command="x").model_dump()
     assert ours.HarborCollect(command="x").model_dump() == VerifierCollectConfig(command="x").model_dump()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.registry import registered_folders
-from gangline.importers.imported import Choices, Imported
-from gangline.importers.reading.paths import SourcePath
-from gangline.importers.source import Wanted, read_source
-from gangline.importers.swe import InstanceChoices
+from gangline.interop.harbor.tasks.registry import registered_folders
+from gangline.machine.reading.imported import Choices, Imported
+from gangline.machine.reading.paths import SourcePath
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.importers.swe import InstanceChoices
 from support.requirements import need_module
 from support.service.field_tasks import HARBOR_TOML, harbor_task, write
 

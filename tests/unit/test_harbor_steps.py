@@ -9,12 +9,12 @@ import pytest
 
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.config import HarborStep, config_of
-from gangline.importers.harbor.steps import parts_of
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.importers.reading.documents import read_toml
-from gangline.importers.reading.paths import SourcePath
+from gangline.interop.harbor.tasks.config import HarborStep, config_of
+from gangline.interop.harbor.tasks.steps import parts_of
+from gangline.interop.harbor.tasks.task import read_harbor_task
+from gangline.machine.reading.documents import read_toml
+from gangline.machine.reading.imported import Choices
+from gangline.machine.reading.paths import SourcePath
 from support.requirements import need_module
 from support.service.field_tasks import HARBOR_SOLUTION, harbor_task
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
+from gangline.agents.harnesses.installation import program_of
+from gangline.agents.harnesses.pi import PiConfig, PiHarness
+from gangline.agents.harnesses.shared.environment import provider_environment
+from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.harnesses.installation import program_of
-from gangline.harnesses.pi import PiConfig, PiHarness
-from gangline.harnesses.shared.environment import provider_environment
-from gangline.harnesses.shell import ShellConfig, ShellHarness
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 
 

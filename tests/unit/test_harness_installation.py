@@ -13,8 +13,7 @@ from zipfile import ZipFile
 import msgspec
 import pytest
 
-from gangline.domain.errors import HarnessError, InvalidRequest
-from gangline.harnesses.installation import (
+from gangline.agents.harnesses.installation import (
     Program,
     check_program,
     find_program,
@@ -22,6 +21,7 @@ from gangline.harnesses.installation import (
     installed_version,
     npm_requirements,
 )
+from gangline.domain.errors import HarnessError, InvalidRequest
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module
 
@@ -125,7 +125,7 @@ def test_a_python_program_gets_an_environment_of_its_own_and_a_link(
     made = f"mkdir -p $3/bin; cp {tmp_path}/pip $3/bin/python"
     program(tmp_path, "pip", pip)
     program(tmp_path / "machine", "python", made)
-    monkeypatch.setattr("gangline.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
+    monkeypatch.setattr("gangline.agents.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
     tools = tmp_path / "tools"
     install([(PYPI, None)], tools)
     assert (tmp_path / "asked").read_text().split("--disable-pip-version-check ")[1] == "Musher.Agent==4.5 harness==1\n"
@@ -138,7 +138,7 @@ def test_an_installation_that_was_interrupted_does_not_count(tmp_path: Path, mon
     pip = "mkdir -p $(dirname $0)/../lib/python3.9/site-packages/musher_agent-4.5.dist-info; kill -INT $PPID; exit 130"
     program(tmp_path, "pip", pip)
     program(tmp_path / "machine", "python", f"mkdir -p $3/bin; cp {tmp_path}/pip $3/bin/python")
-    monkeypatch.setattr("gangline.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
+    monkeypatch.setattr("gangline.agents.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in the background ignores
     try:
         with pytest.raises(KeyboardInterrupt):

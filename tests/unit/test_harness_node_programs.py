@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gangline.agents.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
+from gangline.agents.harnesses.opencode import OpencodeConfig, OpencodeHarness
+from gangline.agents.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
+from gangline.agents.harnesses.shared.prompt import prompt_argument
 from gangline.domain.contracts import HarnessContext, Launch
-from gangline.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
-from gangline.harnesses.opencode import OpencodeConfig, OpencodeHarness
-from gangline.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
-from gangline.harnesses.shared.prompt import prompt_argument
 from support.node.folder_runtime import FolderRuntime
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gangline import plugins
+from gangline.agents.harnesses import installation
+from gangline.agents.harnesses.installation import find_program
 from gangline.domain.contracts import ExecResult, Harness, HarnessContext, Launch
 from gangline.domain.errors import HarnessError, InvalidRequest
-from gangline.harnesses import installation
-from gangline.harnesses.installation import find_program
+from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 
 NASTY = '-- it\'s "$(touch pwned)" {{task}} \\ \x07\x85\x00 straße 🛷 \u2028\ufeff\n!ls\n'

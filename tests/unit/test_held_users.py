@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gangline.runtimes.shared.users import HeldUser
+from gangline.sandbox.shared.users import HeldUser
 
-HOLDS = "import sys; from pathlib import Path; from gangline.runtimes.shared.users import HeldUser\n" + (
+HOLDS = "import sys; from pathlib import Path; from gangline.sandbox.shared.users import HeldUser\n" + (
     "print(HeldUser('same', Path(sys.argv[1])).uid, flush=True); sys.stdin.read()"
 )
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.imported import Choices, Imported
-from gangline.importers.plain.mapping import mapped
-from gangline.importers.source import Wanted, read_source
-from gangline.presets.preset import Preset, find_preset
+from gangline.machine.reading.imported import Choices, Imported
+from gangline.tasks.importers.plain.mapping import mapped
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.presets.preset import Preset, find_preset
 from support.requirements import need_module
 from support.service.field_tasks import HARBOR_TOML, harbor_task, write
 

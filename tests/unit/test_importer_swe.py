@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.evaluators.swe_bench_rows import PROTECTED
-from gangline.importers.imported import Choices
-from gangline.importers.source import Wanted, read_source
-from gangline.importers.swe import InstanceChoices, read_instance
-from gangline.presets.rows.unsuitable import RowUnsuitable
+from gangline.grading.swe_bench_rows import PROTECTED
+from gangline.machine.reading.imported import Choices
+from gangline.settings import plugins
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.importers.swe import InstanceChoices, read_instance
+from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from support.service.field_tasks import write
 from support.service.swe_rows import FAMILIES, family_row
 

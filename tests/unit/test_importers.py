@@ -11,14 +11,14 @@ import pytest
 
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.dockerfile import read_dockerfile
-from gangline.importers.harbor.config import config_of
-from gangline.importers.harbor.task import read_harbor_task
-from gangline.importers.imported import Choices
-from gangline.importers.reading.documents import read_toml
-from gangline.importers.reading.files import own_file
-from gangline.importers.reading.paths import SourcePath
-from gangline.importers.terminal_bench import read_terminal_bench_task
+from gangline.interop.harbor.tasks.config import config_of
+from gangline.interop.harbor.tasks.task import read_harbor_task
+from gangline.machine.reading.dockerfile import read_dockerfile
+from gangline.machine.reading.documents import read_toml
+from gangline.machine.reading.files import own_file
+from gangline.machine.reading.imported import Choices
+from gangline.machine.reading.paths import SourcePath
+from gangline.tasks.importers.terminal_bench import read_terminal_bench_task
 from support.requirements import need_module
 from support.service.field_tasks import (
     HARBOR_TOML,
@@ -85,7 +85,7 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
     need_module("harbor", "make .venv/.dev")
     from harbor.models.task import config as theirs
 
-    from gangline.importers.harbor import config as ours
+    from gangline.interop.harbor.tasks import config as ours
 
     pairs = {
         ours.HarborConfig: theirs.TaskConfig,

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gangline.client.background import InBackground
+from gangline.wire.client.background import InBackground
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gangline import __version__
-from gangline.installation import extra_command, package_command, smollm2_command
+from gangline.settings.installation import extra_command, package_command, smollm2_command
 
 ROOT = Path(__file__).parents[2]
 PIP = f"{sys.executable} -m pip install"
@@ -70,7 +70,7 @@ def pages() -> list[Path]:
 
 
 def test_no_command_takes_gangline_from_an_index_that_lacks_it() -> None:
-    """Pages name a checkout (`'.[postgres]'`) or a wheel; hints are made by `gangline.installation`."""
+    """Pages name a checkout (`'.[postgres]'`) or a wheel; hints are made by `gangline.settings.installation`."""
     from_an_index = re.compile(r"pip install [^\n`]*(?<![./\w-])gangline(?![\w-])(?!\[[^\n]* @ )")
     paths = [*pages(), *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     assert [str(path) for path in paths if from_an_index.search(path.read_text())] == []

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import sys
 import weakref
-from gangline.gateway.health import interpreter
+from gangline.node.health import interpreter
 class Link:
     pass
 def cycle():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.runtimes.layers.contents import copy_content, have_equal_content
-from gangline.runtimes.layers.copying import TreeCopy
-from gangline.runtimes.layers.records import measured
+from gangline.sandbox.layers.contents import copy_content, have_equal_content
+from gangline.sandbox.layers.copying import TreeCopy
+from gangline.sandbox.layers.records import measured
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 HOLE_BYTES = 1 << 40

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline.cli.learning.view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
-from gangline.runs.records import EvaluationRecord, StepRecord
+from gangline.train.commands.view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
+from gangline.train.runs.records import EvaluationRecord, StepRecord
 from support.training.fakes import PROFILE
 
 

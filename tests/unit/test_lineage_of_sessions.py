@@ -6,9 +6,9 @@ import pytest
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, Text, ToolCall, ToolDefinition
-from gangline.plugins import make_builder
-from gangline.trajectories.audit import audit
-from gangline.trajectories.lineage import CallRole, assign_roles
+from gangline.rows.audit import audit
+from gangline.rows.lineage import CallRole, assign_roles
+from gangline.settings.plugins import make_builder
 from support.engines.conversations import Talk, arguments, result, said, system, user
 
 SYSTEM = system("You are an agent. It is 2026-11-21 10:00.")

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 from log_actions import SOURCE, event_kinds, log_calls
 
-from gangline.telemetry.actions import ACTIONS
+from gangline.machine.telemetry.actions import ACTIONS
 
 PUT_TOGETHER = {"server/service/core.py"}
 """Where the whole action is a variable: kinds of events."""
@@ -39,5 +39,5 @@ def test_the_scan_sees_what_there_is() -> None:
     # The three set up handlers or hand a logger on, and log nothing.
     having = {
         str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if "logging.getLogger(" in path.read_text()
-    } - {"cli/terminal/output.py", "cli/learning/run.py", "runtimes/harbor/inside/bridge.py"}
+    } - {"cli/terminal/output.py", "train/commands/run.py", "interop/harbor/runtime/inside/bridge.py"}
     assert having - seen == set()

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.cli.terminal.output import read_log_format
 from gangline.domain.errors import InvalidRequest
-from gangline.telemetry.logs import FIELDS, FewRefusals, LineFormatter, session_in_logs
+from gangline.machine.telemetry.logs import FIELDS, FewRefusals, LineFormatter, session_in_logs
 
 
 def record(template: Any, *args: Any, **extra: Any) -> logging.LogRecord:

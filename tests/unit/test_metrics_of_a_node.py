@@ -13,9 +13,9 @@ from gangline.domain.node_views import BreakerView, DiskState
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.usage import SessionUsage, Usage
 from gangline.domain.views import NodeView
-from gangline.gateway.backends.gate import Gate
-from gangline.gateway.health.metrics import NodeMetrics, NodeNow
-from gangline.telemetry.exposition import LoopLag
+from gangline.machine.telemetry.exposition import LoopLag
+from gangline.node.backends.gate import Gate
+from gangline.node.health.metrics import NodeMetrics, NodeNow
 
 NOW = NodeNow(stages={"init": 1}, sizes={}, num_external=0, backends=(), gate=Gate())
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest
-from gangline.training.run.experiment import read_experiment
+from gangline.train.run.experiment import read_experiment
 
 TASK: dict[str, Any] = {
     "instruction": "go",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gangline import plugins
+from gangline.agents.harnesses.native.adapter import NativeHarness
+from gangline.agents.harnesses.native.config import NativeConfig
+from gangline.agents.harnesses.native.model import CalledTool, ModelReply
 from gangline.domain.errors import ActionServerFailed, InvalidRequest, NotFound, RuntimeFailed, UnknownPlugin
-from gangline.harnesses.native.adapter import NativeHarness
-from gangline.harnesses.native.config import NativeConfig
-from gangline.harnesses.native.model import CalledTool, ModelReply
+from gangline.settings import plugins
 from support.node.native_agents import EchoTool, FailingTool, SayTool, called, conversed, said
 
 CUT = said("I was about to", cut_off=True)

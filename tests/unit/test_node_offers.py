@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
 from gangline.domain.placement import Allowed, nearest, needs_of
 from gangline.domain.task import TaskRequest
-from gangline.gateway.health.offers import Offers
+from gangline.node.health.offers import Offers
 from gangline.settings.node import NodeSettings
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gangline.cli.options.settings import COMMANDS, given_to
 from gangline.domain.errors import InvalidRequest
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 from gangline.settings.node import CallLimits, NodeSettings
 from gangline.settings.service import LEAVES, ClusterSettings, ServerSettings, read_tables, resolve, write_tables
 

@@ -10,9 +10,9 @@ import gangline
 _SOURCE = Path(gangline.__file__).parent
 _OWN = {"fsync", "fdatasync", "flock"}
 _ALLOWED = {
-    "durable.py": {"fsync", "flock"},
+    "machine/durable.py": {"fsync", "flock"},
     "store/journal/frames.py": {"fsync", "fdatasync"},  # the journal appends to files, and cuts off what was torn
-    "runtimes/shared/users.py": {"flock"},  # a file that is removed while it is locked
+    "sandbox/shared/users.py": {"flock"},  # a file that is removed while it is locked
 }
 
 

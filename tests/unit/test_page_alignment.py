@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gangline.domain.conversation import Message, Text
-from gangline.web.alignment import AlignedSamples, align
-from gangline.web.outline import OpenedSession, open_session
-from gangline.web.tokens import recorded_texts
+from gangline.server.web.alignment import AlignedSamples, align
+from gangline.server.web.outline import OpenedSession, open_session
+from gangline.server.web.tokens import recorded_texts
 from support.page.sessions import Talk, working_session
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from gangline.domain.completion import Lineage
 from gangline.domain.conversation import Message, Text
-from gangline.web.drift import call_drift, drifts
-from gangline.web.outline import OpenedSession, open_session
-from gangline.web.tokens import recorded_texts
+from gangline.server.web.drift import call_drift, drifts
+from gangline.server.web.outline import OpenedSession, open_session
+from gangline.server.web.tokens import recorded_texts
 from support.page.sessions import Talk, working_session
 
 

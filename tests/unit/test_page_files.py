@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import gangline.web
-from gangline.web.files import CONTENT_SECURITY_POLICY, PageFiles, page_files
+import gangline.server.web
+from gangline.server.web.files import CONTENT_SECURITY_POLICY, PageFiles, page_files
 
-ROOT = Path(gangline.web.__file__).parent
+ROOT = Path(gangline.server.web.__file__).parent
 SOURCES = sorted((ROOT / "app").glob("*.js"))
 VENDORED = re.findall(r"^\| `(\S+)` \| (\S+ \S+) \| \S+ \(`(\S+)`\) \| (sha512-\S+) \| (\w{64}) \|$",
                       (ROOT / "vendor" / "README.md").read_text(), re.MULTILINE)  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_library_is_the_one_of_its_package(
 ) -> None:
     assert hashlib.sha256((ROOT / "vendor" / name).read_bytes()).hexdigest() == digest
     assert (ROOT / "vendor" / licence).stat().st_size > 500
-    lock = (ROOT.parents[2] / "web" / "package-lock.json").read_text()
+    lock = (ROOT.parents[3] / "web" / "package-lock.json").read_text()
     assert f'"integrity": "{integrity}"' in lock
 
 

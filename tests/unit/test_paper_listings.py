@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.training.learning.advantages import group_advantages
-from gangline.training.learning.credit.shapley import shapley_values
-from gangline.training.learning.masks import num_turns_in_epoch
-from gangline.training.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
+from gangline.train.learning.advantages import group_advantages
+from gangline.train.learning.credit.shapley import shapley_values
+from gangline.train.learning.masks import num_turns_in_epoch
+from gangline.train.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
 from support.service.papers import listing
 
 

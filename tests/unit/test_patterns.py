@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.patterns import checked_pattern
+from gangline.settings import plugins
 
 DOUBLING = [
     r"(a+)+$",

@@ -30,8 +30,8 @@ from gangline.domain.errors import EvaluatorError, GanglineError
 from gangline.domain.plain import plain, plain_number, plain_text
 from gangline.domain.plain_reward import plain_reward
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
-from gangline.gateway.sessions.evaluation import bounded
-from gangline.gateway.sessions.failures import failure_of
+from gangline.node.sessions.evaluation import bounded
+from gangline.node.sessions.failures import failure_of
 
 
 class Colour(enum.Enum):

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.agents.tools.search.shipped import shipped_sources
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
-from gangline.evaluators.cases.evaluator import CasesConfig
-from gangline.evaluators.swe_bench import SweBenchConfig
-from gangline.importers.imported import Imported, LeftOut
-from gangline.importers.source import Wanted, read_source
-from gangline.presets.preset import NUM_SAMPLES, PRESETS, Preset, find_preset
-from gangline.presets.samples.stem import stem_documents
-from gangline.presets.sources import shipped_sources
-from gangline.presets.template import filled
-from gangline.server.compat.prorl.templates import Templates
+from gangline.domain.task_template import filled
+from gangline.grading.cases.evaluator import CasesConfig
+from gangline.grading.swe_bench import SweBenchConfig
+from gangline.interop.prorl.templates import Templates
+from gangline.machine.reading.imported import Imported, LeftOut
+from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.presets.preset import NUM_SAMPLES, PRESETS, Preset, find_preset
+from gangline.tasks.presets.samples.stem import stem_documents
 from support.service.cli_process import gangline
 
 DEEPSCALER = {"problem": "What is $1+1$?", "answer": "2", "solution": "Count."}

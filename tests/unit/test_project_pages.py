@@ -36,7 +36,7 @@ def test_the_layers_of_the_rooms_hold() -> None:
 
 
 def test_every_entry_point_loads() -> None:
-    from gangline import plugins
+    from gangline.settings import plugins
 
     for kind in ("engine", "runtime", "harness", "builder", "evaluator", "engine_server"):
         for name in plugins.names(kind):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.task import SamplingPolicy
-from gangline.gateway.calls.sampling_policy import apply_policies
+from gangline.node.calls.sampling_policy import apply_policies
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gangline.cluster import nodes as module
-from gangline.cluster.ray import Needs
 from gangline.domain.errors import NodeError
+from gangline.interop.ray import nodes as module
+from gangline.interop.ray.ray import Needs
 
 
 class Actor:

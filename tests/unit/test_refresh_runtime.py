@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.plugins import check_task
+from gangline.settings.plugins import check_task
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "script": {"command": "true"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.engines.templates.probe import probe_template
+from gangline.models.engines.templates.probe import probe_template
 from support.engines.templates import TemplateEngine
 from support.engines.tokenizers import template_text
 

@@ -10,8 +10,8 @@ import pytest
 _PROGRAM = """
 import resource, sys, threading
 import msgspec
-from gangline.gateway.health.interpreter import settle_interpreter
-from gangline.resident import make_resident
+from gangline.node.health.interpreter import settle_interpreter
+from gangline.machine.prefault import make_resident
 
 data = msgspec.msgpack.encode("a" * (8 << 20))
 kept = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
-from gangline.runtimes.shared.files import SharedFolders
+from gangline.sandbox.shared.files import SharedFolders
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.bubblewrap.command_line import View, arguments, private_files
-from gangline.runtimes.bubblewrap.obstacles import obstacle
-from gangline.runtimes.confinement.cgroups import group_name, joined_groups, make_groups, remove_owned
-from gangline.runtimes.confinement.limits import enforcement
-from gangline.runtimes.containers.engine import checked_image
-from gangline.runtimes.shared.environment import argv_of, clean_environment, exposed_folders, image_environment
+from gangline.sandbox.bubblewrap.command_line import View, arguments, private_files
+from gangline.sandbox.bubblewrap.obstacles import obstacle
+from gangline.sandbox.confinement.cgroups import group_name, joined_groups, make_groups, remove_owned
+from gangline.sandbox.confinement.limits import enforcement
+from gangline.sandbox.containers.engine import checked_image
+from gangline.sandbox.shared.environment import argv_of, clean_environment, exposed_folders, image_environment
 
 
 def view(tmp_path: Path, *, image: Path | None, expose: list[Path]) -> View:

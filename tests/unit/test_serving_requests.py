@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.language.messages import check_tools, template_messages
-from gangline.serving.generation import exact_prompt_ids, plan
+from gangline.models.engine_server.generation import exact_prompt_ids, plan
+from gangline.models.engine_server.wire import ApiError, ChatRequest, decode_request
+from gangline.models.language.messages import check_tools, template_messages
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.serving.wire import ApiError, ChatRequest, decode_request
 
 USER = {"role": "user", "content": "hi"}
 BASH: dict[str, Any] = {"type": "function", "function": {"name": "bash"}}

@@ -7,9 +7,9 @@ import gc
 import weakref
 
 from gangline.domain.conversation import Message, ModelCall, Text
-from gangline.gateway.calls.retries import CallMark
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.node.calls.retries import CallMark
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from support.engines.held import HeldEngine
 from support.node.proxy import MemoryJournal
 

@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.settings import local_url, reachable_url, read_secret
+from gangline.settings.addresses import local_url, reachable_url
+from gangline.settings.machine import read_secret
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec
-from gangline.plugins import make_runtime
-from gangline.runtimes.containers.engine import container_name
+from gangline.sandbox.containers.engine import container_name
+from gangline.settings.plugins import make_runtime
 
 CHECK = {"command": "true"}
 

@@ -11,7 +11,7 @@ import pytest
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.gateway.truth.placing import PlaceIndex
+from gangline.node.capture.placing import PlaceIndex
 
 USER = Message("user", (Text("hello"),))
 MORE = Message("user", (Text("more"),))

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from gangline.domain.task import SystemCall
-from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.sandbox.confinement.system_calls import enforced, filter_for
 
 ABIS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028

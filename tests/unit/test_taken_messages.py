@@ -9,7 +9,7 @@ import pytest
 
 from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.templates.probe import probe_template
+from gangline.models.engines.templates.probe import probe_template
 from support.engines.templates import MISTRAL, TemplateEngine
 from support.engines.tokenizers import template_text
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gangline import plugins
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.mistakes import mistakes
 from gangline.domain.task import TaskRequest
+from gangline.settings import plugins
 from support.task_mistakes import MISTAKES, SHELL, runtime, script, wrote
 
 

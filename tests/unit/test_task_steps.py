@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.placement import needs_of
 from gangline.domain.task import TaskRequest, task_digest, vetted_digest
-from gangline.gateway.sessions.grading.steps import below_minimum, combined_values, reward_among
-from gangline.plugins import check_task
+from gangline.node.sessions.grading.steps import below_minimum, combined_values, reward_among
+from gangline.settings.plugins import check_task
 
 TASK: dict[str, Any] = {
     "instruction": "both",

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.language.parsing.detect import detect_parsers, opens_thinking
-from gangline.language.parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
-from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
-from gangline.language.tokenizer import load_tokenizer
+from gangline.models.language.parsing.detect import detect_parsers, opens_thinking
+from gangline.models.language.parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
+from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
+from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.tokenizers import qwen3_folder, smollm2_name
 

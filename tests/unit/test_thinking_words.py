@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gangline.dialects.anthropic.dialect import AnthropicDialect
-from gangline.dialects.chat.dialect import ChatDialect
-from gangline.dialects.contract import RawRequest
-from gangline.dialects.google.dialect import GoogleDialect
-from gangline.dialects.responses.dialect import ResponsesDialect
 from gangline.domain.conversation import Message, ModelCall, Text, ThinkingWish
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.placement import Allowed, Needs, Offer, needs_of
 from gangline.domain.task import CaptureSpec, TaskRequest
-from gangline.engines.templates.words import in_template_words, unmet_wishes, with_task_arguments
-from gangline.gateway.truth.placing import branch_key
+from gangline.models.engines.templates.words import in_template_words, unmet_wishes, with_task_arguments
+from gangline.node.capture.placing import branch_key
 from gangline.settings.node import NodeSettings
+from gangline.wire.dialects.anthropic.dialect import AnthropicDialect
+from gangline.wire.dialects.chat.dialect import ChatDialect
+from gangline.wire.dialects.contract import RawRequest
+from gangline.wire.dialects.google.dialect import GoogleDialect
+from gangline.wire.dialects.responses.dialect import ResponsesDialect
 
 USER = {"role": "user", "content": "x"}
 BODIES: dict[str, dict[str, Any]] = {

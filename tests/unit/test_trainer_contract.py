@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from gangline.domain.errors import InvalidGroup, NodeError, ServerUnavailable
 from gangline.domain.node_views import GateMode, GateState
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
-from gangline.trainers.contract import TrainerRow, require_whole, rows_of, updating
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.contract import TrainerRow, require_whole, rows_of, updating
 from support.training.fakes import gate_state
 from support.training.samples import group, session
 

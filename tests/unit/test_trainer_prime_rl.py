@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.prime_rl.feed import feed
-from gangline.trainers.prime_rl.samples import PrimeSettings, to_samples
-from gangline.training.learning.algorithms import algorithm
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.trainers.prime_rl.feed import feed
+from gangline.train.trainers.prime_rl.samples import PrimeSettings, to_samples
 from support.training.fakes import Engines
 from support.training.samples import group
 

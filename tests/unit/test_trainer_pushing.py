@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest
-from gangline.trainers import pushing
-from gangline.trainers.pushing import push_folder
+from gangline.train.trainers import pushing
+from gangline.train.trainers.pushing import push_folder
 
 
 class Weights:

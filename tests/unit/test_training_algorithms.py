@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import OVERRIDES, Algorithm, algorithm, differences
-from gangline.training.learning.credit.traces import CreditScheme
-from gangline.training.learning.masks import last_turns
-from gangline.training.learning.samples import make_samples, over_batch
-from gangline.trajectories.shared_prefixes import share_prefixes
+from gangline.rows.shared_prefixes import share_prefixes
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import OVERRIDES, Algorithm, algorithm, differences
+from gangline.train.learning.credit.traces import CreditScheme
+from gangline.train.learning.masks import last_turns
+from gangline.train.learning.samples import make_samples, over_batch
 from support.training.samples import EXACT, group, scored, session, trace
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import DiskFull, StoreError
-from gangline.durable import disk_full_at
-from gangline.training.collecting.buffer import BufferState
-from gangline.training.run.checkpoint import Checkpoints, TrainerState
-from gangline.training.weights.folders import WeightFolders
+from gangline.machine.durable import disk_full_at
+from gangline.train.collecting.buffer import BufferState
+from gangline.train.run.checkpoint import Checkpoints, TrainerState
+from gangline.train.weights.folders import WeightFolders
 
 NAMES = ("trained.safetensors", "optimiser.pt", "state.json", "files.json")
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -12,19 +12,19 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.runs.log import read_records
-from gangline.runs.records import StepRecord
-from gangline.training.collecting.beside.coalition_runs import CoalitionRuns
-from gangline.training.collecting.beside.coalitions import COALITION, CoalitionSettings, coalition_task
-from gangline.training.collecting.beside.tasks import Beside
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import CoalitionRewards, Group, ValiditySettings
-from gangline.training.collecting.schedule import ScheduleSettings
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
-from gangline.training.learning.samples import make_samples
-from gangline.training.run.trainer import Trainer
+from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.train.collecting.beside.coalitions import COALITION, CoalitionSettings, coalition_task
+from gangline.train.collecting.beside.tasks import Beside
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import CoalitionRewards, Group, ValiditySettings
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
+from gangline.train.learning.samples import make_samples
+from gangline.train.run.trainer import Trainer
+from gangline.train.runs.log import read_records
+from gangline.train.runs.records import StepRecord
 from support.training.fakes import Engines, Killed, Learner
 from support.training.samples import session
 from support.training.service import FakeService, tasks

@@ -9,12 +9,12 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.training.collecting.collector import (
+from gangline.train.collecting.collector import (
     PlainCollector,
     ReplenishingCollector,
     informative,
 )
-from gangline.training.collecting.groups import Group, ValiditySettings
+from gangline.train.collecting.groups import Group, ValiditySettings
 from support.training.service import BROKEN, DULL, GOOD, FakeService, tasks
 
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
-from gangline.training.learning.masks import all_sampled
-from gangline.training.learning.samples import make_samples
-from gangline.training.run.controls import controlled_mask
-from gangline.training.run.experiment import read_experiment
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.mask_settings import FullMask, GroupMasks, Phase
+from gangline.train.learning.masks import all_sampled
+from gangline.train.learning.samples import make_samples
+from gangline.train.run.controls import controlled_mask
+from gangline.train.run.experiment import read_experiment
 from support.training.samples import session, trace
 
 TURNS = st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=6), min_size=1, max_size=5)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gangline.training.collecting.degenerates import DegenerateSettings
-from gangline.training.collecting.selection import Selection
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.run.dry_run import DryRun, GroupSpread, SpreadReport
+from gangline.train.collecting.degenerates import DegenerateSettings
+from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.run.dry_run import DryRun, GroupSpread, SpreadReport
 from support.training.service import FakeService
 
 

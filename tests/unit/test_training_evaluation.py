@@ -16,16 +16,16 @@ from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, Server
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
-from gangline.runs.log import RunLog, read_evaluations, read_records
-from gangline.runs.records import EvaluationRecord, PairedDifference, paired_difference
-from gangline.training.collecting.schedule import ScheduleSettings
-from gangline.training.collecting.selection import Selection
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.samples import Sample
-from gangline.training.run.controls import shuffled_rewards
-from gangline.training.run.evaluation import Evaluation, require_disjoint
-from gangline.training.run.trainer import Trainer
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.samples import Sample
+from gangline.train.run.controls import shuffled_rewards
+from gangline.train.run.evaluation import Evaluation, require_disjoint
+from gangline.train.run.trainer import Trainer
+from gangline.train.runs.log import RunLog, read_evaluations, read_records
+from gangline.train.runs.records import EvaluationRecord, PairedDifference, paired_difference
 from support.training.fakes import Engines, Killed, Learner, Service
 from support.training.samples import session, trace
 from support.training.service import FakeService

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
-from gangline.training.learning.mask_settings import ProgressiveMask
-from gangline.training.run.experiment import Experiment, digest_of, read_experiment, resolved_settings
+from gangline.train.learning.mask_settings import ProgressiveMask
+from gangline.train.run.experiment import Experiment, digest_of, read_experiment, resolved_settings
 
 
 def read(folder: Path, **changes: Any) -> Experiment:

@@ -13,14 +13,14 @@ import pytest
 
 from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
-from gangline.evals.records import record_of
-from gangline.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt
-from gangline.trainers.verl.prompts import Prompt, TaskMaker
-from gangline.trainers.verl.sessions import PromptRunner
-from gangline.trainers.verl.settings import GanglineSettings, Sampling
-from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector
-from gangline.training.collecting.groups import ValiditySettings
-from gangline.training.run.evaluation import Evaluation
+from gangline.tasks.evals.records import record_of
+from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector
+from gangline.train.collecting.groups import ValiditySettings
+from gangline.train.run.evaluation import Evaluation
+from gangline.train.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt
+from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
+from gangline.train.trainers.verl.sessions import PromptRunner
+from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
 from support.training.samples import session
 from support.training.service import FakeService, tasks
 

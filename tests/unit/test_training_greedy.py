@@ -8,12 +8,12 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.training.collecting.beside.greedy_runs import GreedyRuns, greedy_task
-from gangline.training.collecting.beside.tasks import Beside
-from gangline.training.collecting.collector import PlainCollector, informative
-from gangline.training.collecting.groups import Greedy, ValiditySettings
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.beside.greedy_runs import GreedyRuns, greedy_task
+from gangline.train.collecting.beside.tasks import Beside
+from gangline.train.collecting.collector import PlainCollector, informative
+from gangline.train.collecting.groups import Greedy, ValiditySettings
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.samples import make_samples
 from support.training.samples import group
 from support.training.service import FakeService
 

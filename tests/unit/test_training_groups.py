@@ -14,10 +14,10 @@ from gangline.domain.completion import Certificate, Constraint, LogprobKind, Ver
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import EvaluatorError, HarnessError, InvalidGroup
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.training.collecting.admission import StalenessSettings, is_fresh, lag_histogram, lag_of, version_spans
-from gangline.training.collecting.buffer import BufferState, ReplayBuffer
-from gangline.training.collecting.degenerates import DegenerateSettings, repetition, why_degenerate, without_degenerates
-from gangline.training.collecting.groups import (
+from gangline.train.collecting.admission import StalenessSettings, is_fresh, lag_histogram, lag_of, version_spans
+from gangline.train.collecting.buffer import BufferState, ReplayBuffer
+from gangline.train.collecting.degenerates import DegenerateSettings, repetition, why_degenerate, without_degenerates
+from gangline.train.collecting.groups import (
     Group,
     ValiditySettings,
     judge_group,

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gangline.domain.errors import Conflict
-from gangline.training.run.experiment import digest_of, read_experiment
-from gangline.training.run.lineage import begin_life, key_of
+from gangline.train.run.experiment import digest_of, read_experiment
+from gangline.train.run.lineage import begin_life, key_of
 
 
 def spec(folder: Path, **changes: Any) -> Path:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline.training.learning.algorithms import OVERRIDES, algorithm
-from gangline.training.learning.loss import LossInputs, LossTotals, policy_loss
-from gangline.training.learning.loss_settings import LossSettings
-from gangline.training.learning.losses.divergences import kl_estimate
+from gangline.train.learning.algorithms import OVERRIDES, algorithm
+from gangline.train.learning.loss import LossInputs, LossTotals, policy_loss
+from gangline.train.learning.loss_settings import LossSettings
+from gangline.train.learning.losses.divergences import kl_estimate
 
 
 def inputs(seed: int = 0, lengths: tuple[int, ...] = (5, 3, 7, 1), spread: float = 0.3) -> LossInputs:

@@ -8,10 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.mask_settings import GroupMasks, MaskSettings, Phase
-from gangline.training.learning.samples import make_samples
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.mask_settings import GroupMasks, MaskSettings, Phase
+from gangline.train.learning.samples import make_samples
 from support.training.samples import scored, session, trace
 
 ADAPTER: TypeAdapter[MaskSettings] = TypeAdapter(MaskSettings)

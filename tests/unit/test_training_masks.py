@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.training.learning.masks import (
+from gangline.train.learning.masks import (
     ThinkingIds,
     action_only,
     all_sampled,

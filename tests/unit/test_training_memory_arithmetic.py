@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.training.learning.compute.memory import GIB, Shape, read_shape, step_memory
-from gangline.training.learning.forward import token_scores
-from gangline.training.learning.learner_settings import LearnerSettings
-from gangline.training.learning.packing import pack
+from gangline.train.learning.compute.memory import GIB, Shape, read_shape, step_memory
+from gangline.train.learning.forward import token_scores
+from gangline.train.learning.learner_settings import LearnerSettings
+from gangline.train.learning.packing import pack
 from support.engines.models import CONFIGS
 from support.training.memory import TensorMemory
 from support.training.samples import sample

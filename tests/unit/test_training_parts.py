@@ -9,11 +9,11 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.advantages import AdvantageSettings, group_advantages
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.parts import parts_differ, rewards_of_parts
-from gangline.training.learning.samples import make_samples, over_batch
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.advantages import AdvantageSettings, group_advantages
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.parts import parts_differ, rewards_of_parts
+from gangline.train.learning.samples import make_samples, over_batch
 from support.training.samples import group, session
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR
 
-from gangline.training.learning.learner_settings import LearnerSettings
+from gangline.train.learning.learner_settings import LearnerSettings
 
 
 def rates(settings: LearnerSettings, num: int) -> list[float]:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.credit.resampling import ResamplingSettings, draw_weights, drawn_factors
-from gangline.training.learning.samples import make_samples, resampled
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.credit.resampling import ResamplingSettings, draw_weights, drawn_factors
+from gangline.train.learning.samples import make_samples, resampled
 from support.training.samples import group
 
 METHODS = st.sampled_from(["power", "extremes", "best"])

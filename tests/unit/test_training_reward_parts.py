@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gangline.domain.lifecycle import Outcome
-from gangline.plugins import make_evaluator
-from gangline.training.run.reward_parts import mean_reward_parts
+from gangline.settings.plugins import make_evaluator
+from gangline.train.run.reward_parts import mean_reward_parts
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context
 from support.training.samples import session

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gangline.training.learning.credit.traces import CreditSettings, spread_advantage
-from gangline.training.learning.rewards import (
+from gangline.train.learning.credit.traces import CreditSettings, spread_advantage
+from gangline.train.learning.rewards import (
     LengthPenalty,
     LengthScaling,
     OverlongPenalty,

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.durable import acquire
-from gangline.runs.store import compare_runs, read_run, read_runs
+from gangline.machine.durable import acquire
+from gangline.train.runs.store import compare_runs, read_run, read_runs
 from support.training.recorded_runs import TASKS, write_run
 
 

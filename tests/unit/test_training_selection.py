@@ -9,10 +9,10 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
-from gangline.training.collecting.degenerates import DegenerateSettings
-from gangline.training.collecting.groups import Group
-from gangline.training.collecting.selection import Selection
-from gangline.training.run.controls import shuffled_rewards
+from gangline.train.collecting.degenerates import DegenerateSettings
+from gangline.train.collecting.groups import Group
+from gangline.train.collecting.selection import Selection
+from gangline.train.run.controls import shuffled_rewards
 from support.training.samples import group, session, trace
 
 LONG = trace(turns=[(10,) * 9])

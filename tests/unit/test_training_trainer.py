@@ -18,22 +18,22 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import Submitted
-from gangline.runs.log import read_records
-from gangline.runs.records import StepRecord
-from gangline.training.collecting.admission import StalenessSettings
-from gangline.training.collecting.groups import Group
-from gangline.training.collecting.sampling.choosing import DifficultyPools
-from gangline.training.collecting.sampling.history import SamplingHistory
-from gangline.training.collecting.sampling.sampler import TaskSampler
-from gangline.training.collecting.sampling.settings import DifficultyPoolSettings
-from gangline.training.collecting.schedule import ScheduleSettings
-from gangline.training.collecting.selection import Selection
-from gangline.training.collecting.task_stream import TaskStream
-from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
-from gangline.training.learning.samples import Sample
-from gangline.training.run.controls import controlled_mask, shuffled_rewards
-from gangline.training.run.trainer import Trainer
+from gangline.train.collecting.admission import StalenessSettings
+from gangline.train.collecting.groups import Group
+from gangline.train.collecting.sampling.choosing import DifficultyPools
+from gangline.train.collecting.sampling.history import SamplingHistory
+from gangline.train.collecting.sampling.sampler import TaskSampler
+from gangline.train.collecting.sampling.settings import DifficultyPoolSettings
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.learning.algorithms import algorithm
+from gangline.train.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
+from gangline.train.learning.samples import Sample
+from gangline.train.run.controls import controlled_mask, shuffled_rewards
+from gangline.train.run.trainer import Trainer
+from gangline.train.runs.log import read_records
+from gangline.train.runs.records import StepRecord
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
 from support.training.samples import group, scored, session
 from support.training.service import DULL, GOOD
@@ -234,7 +234,7 @@ async def test_engines_that_served_another_run_get_the_first_weights_under_a_new
 
 
 async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.training.weights.upkeep._AGAIN_S", 0.0)
+    monkeypatch.setattr("gangline.train.weights.upkeep._AGAIN_S", 0.0)
     engines = Engines()
     engines.num_down = 3
     await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
@@ -259,7 +259,7 @@ async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tm
 async def test_an_engine_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.training.weights.upkeep._LOOK_S", 0.0)
+    monkeypatch.setattr("gangline.train.weights.upkeep._LOOK_S", 0.0)
     engines = Engines()
     service = Service(engines)
     service.rewards.clear()

@@ -15,11 +15,11 @@ from gangline.domain.errors import Conflict
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.views import Submitted
-from gangline.forks.calls import REPLAYED
-from gangline.training.collecting.beside.tasks import Beside
-from gangline.training.collecting.beside.trees import State, TreeRuns, TreeSettings, chosen_states, num_own_sampled
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import Fork, Group
+from gangline.rows.forks.calls import REPLAYED
+from gangline.train.collecting.beside.tasks import Beside
+from gangline.train.collecting.beside.trees import State, TreeRuns, TreeSettings, chosen_states, num_own_sampled
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import Fork, Group
 from support.store.completions import completion
 from support.training.samples import session, trace
 from support.training.service import FakeService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.training.weights.fleet import engine_url
+from gangline.train.weights.fleet import engine_url
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
-from gangline.trainers.trl import rollout_rows, session_reward
+from gangline.train.trainers.trl import rollout_rows, session_reward
 
 
 def read(batch: dict[str, Any]) -> list[ReadRow]:

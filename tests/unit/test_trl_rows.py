@@ -12,8 +12,8 @@ import pytest
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import SharedPrefix, Trajectory
-from gangline.trainers.trl import ServiceRollouts, rollout_rows, session_reward
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.trl import ServiceRollouts, rollout_rows, session_reward
 from support.training.samples import EXACT, session, trace
 from support.training.service import FakeService
 from support.training.trl_training import NoEngines, connecting

@@ -11,7 +11,7 @@ from gangline.cli.results.sessions_table import COLUMNS, write_sessions_csv
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.usage import AMOUNTS, SessionUsage, Usage, since, summed, unmeasured
-from gangline.runtimes.shared.accounts import Accounts, Spent, Traffic
+from gangline.sandbox.shared.accounts import Accounts, Spent, Traffic
 
 RUN = Usage(
     disk_bytes=10, cpu_s=1.5, peak_memory_bytes=100, written_bytes=7, proxy_sent_bytes=5, measured={"cpu_s": "a"}

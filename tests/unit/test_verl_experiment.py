@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.verl.experiment import arguments_of, is_verl, read_verl_experiment, write_data
-from gangline.trainers.verl.launch import METRICS, read_metrics
+from gangline.train.trainers.verl.experiment import arguments_of, is_verl, read_verl_experiment, write_data
+from gangline.train.trainers.verl.launch import METRICS, read_metrics
 
 FILE = """\
 trainer: verl

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.verl.settings import require_supported
+from gangline.train.trainers.verl.settings import require_supported
 
 
 class _Config(dict[str, Any]):

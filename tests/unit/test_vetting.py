@@ -15,18 +15,18 @@ from pydantic import ValidationError
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest, vetted_digest
-from gangline.training.run.vetted import require_vetted
-from gangline.vetting.audit import audit
-from gangline.vetting.checks import CheckResult, checked, of_all_steps, verdict_of
-from gangline.vetting.conditions import all_conditions
-from gangline.vetting.evidence import Evidence, evidence_of
-from gangline.vetting.grading import answered_on_stdout, leaves, reward_files, with_command
-from gangline.vetting.held_out import against_held_out
-from gangline.vetting.mutants import mutants
-from gangline.vetting.panel import panel
-from gangline.vetting.searching import named_files, search
-from gangline.vetting.subject import Subject, subject_of
-from gangline.vetting.trials import Trial, program, scripted, solved
+from gangline.tasks.vetting.audit import audit
+from gangline.tasks.vetting.checks import CheckResult, checked, of_all_steps, verdict_of
+from gangline.tasks.vetting.conditions import all_conditions
+from gangline.tasks.vetting.evidence import Evidence, evidence_of
+from gangline.tasks.vetting.grading import answered_on_stdout, leaves, reward_files, with_command
+from gangline.tasks.vetting.held_out import against_held_out
+from gangline.tasks.vetting.mutants import mutants
+from gangline.tasks.vetting.panel import panel
+from gangline.tasks.vetting.searching import named_files, search
+from gangline.tasks.vetting.subject import Subject, subject_of
+from gangline.tasks.vetting.trials import Trial, program, scripted, solved_task
+from gangline.train.run.vetted import require_vetted
 
 AGENT = {"harness": "shell", "settings": {"command": "true"}}
 SCRIPT = {"strategy": "script", "config": {"command": "true", "reward_file": "reward.txt"}}
@@ -213,12 +213,12 @@ def test_a_step_may_have_what_the_step_before_made() -> None:
 
 
 def test_the_solution_of_a_task_with_steps_is_one_of_each_step() -> None:
-    found = solved(subject_of("t", STEPS))
+    found = solved_task("t", STEPS)
     assert found is not None
     task = TaskRequest.model_validate({**STEPS, **found})
     assert [step.min_reward for step in task.steps] == [0.5, None]
     assert task.steps[1].settings["command"][-1] == "echo $COLOUR"
-    assert solved(subject_of("t", {**STEPS, "steps": [BOTH[0], BARE[1]]})) is None
+    assert solved_task("t", {**STEPS, "steps": [BOTH[0], BARE[1]]}) is None
 
 
 async def test_a_step_behind_one_without_a_solution_is_not_checked() -> None:

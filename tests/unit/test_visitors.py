@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import NotFound, TooMany
-from gangline.http.visitors import COOKIE_S, LINK_S, MAX_LINKS, READ_ONLY_LINK_S, Visitor, Visitors
+from gangline.wire.http.visitors import COOKIE_S, LINK_S, MAX_LINKS, READ_ONLY_LINK_S, Visitor, Visitors
 
 SECRET = b"s" * 32
 

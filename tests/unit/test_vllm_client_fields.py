@@ -23,11 +23,11 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import ContextOverflow, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineRequest
-from gangline.engines.fields import call_fields, has_media, messages_fields, messages_in_turns, sent_ids
-from gangline.engines.http import EngineHttp
-from gangline.engines.vllm.wire import WireReply, chat_body, decode, engine_reply
-from gangline.language.tools import tool_fields
+from gangline.models.engines.contract import EngineRequest
+from gangline.models.engines.fields import call_fields, has_media, messages_fields, messages_in_turns, sent_ids
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.vllm.wire import WireReply, chat_body, decode, engine_reply
+from gangline.models.language.tools import tool_fields
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 TEXT_FILE = "data:text/plain;base64," + base64.b64encode("drei Äpfel".encode()).decode()

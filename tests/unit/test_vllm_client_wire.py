@@ -13,12 +13,12 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolChoice, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
-from gangline.engines.fields import NEUTRAL_SAMPLING, messages_in_turns, sent_ids
-from gangline.engines.sglang.wire import chat_body as sglang_body
-from gangline.engines.vllm.wire import WireReply, chat_body, decode, decode_reply, engine_reply
-from gangline.gateway.truth.capture import Prompt, completion_of
-from gangline.gateway.truth.placing import PlaceIndex
+from gangline.models.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
+from gangline.models.engines.fields import NEUTRAL_SAMPLING, messages_in_turns, sent_ids
+from gangline.models.engines.sglang.wire import chat_body as sglang_body
+from gangline.models.engines.vllm.wire import WireReply, chat_body, decode, decode_reply, engine_reply
+from gangline.node.capture.capture import Prompt, completion_of
+from gangline.node.capture.placing import PlaceIndex
 
 CALL = ModelCall(dialect="openai_chat", model="asked", messages=(Message("developer", (Text("hi"),)),))
 CAPABILITIES = EngineCapabilities(

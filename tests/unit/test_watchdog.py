@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gangline.domain.lifecycle import Stage
-from gangline.gateway.health.watchdog import Watchdog, where_tasks_wait
+from gangline.node.health.watchdog import Watchdog, where_tasks_wait
 from gangline.store.journal.log import AttemptKey
 
 

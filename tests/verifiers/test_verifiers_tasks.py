@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gangline import plugins
 from gangline.domain.contracts import Reward, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
-from gangline.importers.imported import Choices, Imported
-from gangline.importers.source import Wanted, read_source
+from gangline.machine.reading.imported import Choices, Imported
+from gangline.settings import plugins
+from gangline.tasks.importers.source import Wanted, read_source
 from support.compared import same
 from support.node.environments import directly, need_python
 from support.requirements import need

@@ -21,11 +21,11 @@ from gangline.domain.completion import Certificate
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.session import SessionResult
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.trainers.verl.prompts import Prompt, TaskMaker, prompts_in
-from gangline.trainers.verl.rows import training_rows
-from gangline.trainers.verl.sessions import PromptRunner
-from gangline.trainers.verl.settings import GanglineSettings, Sampling
-from gangline.training.collecting.groups import Group, ValiditySettings
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.trainers.verl.prompts import Prompt, TaskMaker, prompts_in
+from gangline.train.trainers.verl.rows import training_rows
+from gangline.train.trainers.verl.sessions import PromptRunner
+from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
 from support.training.samples import session, trace
 
 TASK = '{"instruction": "do it", "agent": {"harness": "shell"}}'
@@ -268,7 +268,7 @@ def converted(groups: Sequence[Group], num_samples: int) -> list[Any]:
     found = []
     for group in groups:
         if len(group.sessions) != num_samples or len({one.session_id for one in group.sessions}) != num_samples:
-            from gangline.trainers.contract import require_whole
+            from gangline.train.trainers.contract import require_whole
 
             require_whole(group, num_samples)
         prompt = Prompt(uid=group.task_id, partition="train", global_steps=1, num_samples=None, columns={})

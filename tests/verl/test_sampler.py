@@ -11,12 +11,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from gangline.domain.errors import EngineIncapable, EngineMalformed
-from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.trainers.verl.engine import served
-from gangline.trainers.verl.sampler import VerlSampler, one_attempt
-from gangline.trainers.verl.settings import GanglineSettings
-from gangline.trainers.verl.worker import with_own_address
+from gangline.train.trainers.verl.engine import served
+from gangline.train.trainers.verl.sampler import VerlSampler, one_attempt
+from gangline.train.trainers.verl.settings import GanglineSettings
+from gangline.train.trainers.verl.worker import with_own_address
 from support.training.verl_server import Server
 
 ASKED = SampleRequest(prompt_ids=(1, 2), max_tokens=6, stop_ids=frozenset({9}), temperature=0.5)

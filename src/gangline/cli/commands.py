@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["COMMANDS", "Command", "LazyCommands", "import_command", "load_command"]
+from gangline.settings.wings import wing_entries
+
+__all__ = ["COMMANDS", "Command", "LazyCommands", "import_command", "is_installed", "load_command", "module_of"]
 
 
 class Command(NamedTuple):
     """A line of `gangline --help`."""
 
-    module: str
-    """Below `gangline.cli`."""
+    module: str | None
+    """Below `gangline.cli`; None: an entry point of group `gangline.commands`, which a wing brings."""
     help: str
     """The first paragraph of the command's own help; a test compares them."""
 
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(
-        "learning.demo",
+        None,
         "Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.",
     ),
     "init": Command(
@@ -61,7 +63,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "audit": Command("results.audit", "Check rows against the sampled tokens; exit code 1 if any differ."),
     "check-rows": Command(
-        "results.check_rows",
+        None,
         "Check rows of any trainer or environment for faults; exit code 1 if there are any.",
     ),
     "drift": Command(
@@ -72,25 +74,25 @@ COMMANDS: dict[str, Command] = {
         "Write the rows of tasks' ended sessions: ids, masks, log-probs, versions, rewards, certificates.",
     ),
     "eval": Command(
-        "evals.evaluate",
+        None,
         "Evaluate an agent on many tasks: pass@k, pass^k and mean reward with errors clustered by "
         "task, cost, failures.",
     ),
     "compare": Command(
-        "evals.compare",
+        None,
         "Compare two evaluations task by task: the difference, its interval, and the tasks that got better or worse.",
     ),
     "regrade": Command(
-        "evals.regrade",
+        None,
         "Grade recorded sessions again, by another evaluator or their tasks' own; their agents do not run again.",
     ),
     "fork": Command(
-        "evals.fork",
+        None,
         "Run a session's agent again: its first model calls are answered from the record, the others by the engine.",
     ),
-    "vet": Command("vetting.vet", "Audit tasks: are their rewards to be believed?"),
+    "vet": Command(None, "Audit tasks: are their rewards to be believed?"),
     "data": Command(
-        "datasets.data",
+        None,
         "Make a dataset of recorded sessions: filter, deduplicate, split, and write Parquet with a dataset card.",
     ),
     "doctor": Command(
@@ -111,22 +113,20 @@ COMMANDS: dict[str, Command] = {
     "node": Command(
         "service.node", "Run a node: it leases sessions, runs them in sandboxes, and answers their model calls."
     ),
-    "cluster": Command(
-        "service.cluster", "Run nodes on a Ray cluster for a running server. Needs the extra `cluster`."
-    ),
-    "tasks": Command("tasks.task_files", "Make tasks of other systems' tasks and datasets, and look at them."),
+    "cluster": Command(None, "Run nodes on a Ray cluster for a running server. Needs the extra `cluster`."),
+    "tasks": Command(None, "Make tasks of other systems' tasks and datasets, and look at them."),
     "serve": Command(
-        "evals.serve",
+        None,
         "Serve tasks as an OpenEnv environment until Ctrl-C: clients act in their sandboxes and get their rewards.",
     ),
     "serve-agent": Command(
-        "evals.serve_agent",
+        None,
         "Serve an agent by OpenAI's Responses API until Ctrl-C: each request is a session, its answer the whole run.",
     ),
-    "preset": Command("tasks.preset", "Task families that are ready to use: swe, stem, math, code."),
+    "preset": Command(None, "Task families that are ready to use: swe, stem, math, code."),
     "list": Command("tasks.listing", "List tasks or sessions, newest first, a page at a time."),
-    "train": Command("learning.train", "Train on groups of sessions."),
-    "runs": Command("learning.runs", "Training runs of a data folder."),
+    "train": Command(None, "Train on groups of sessions."),
+    "runs": Command(None, "Training runs of a data folder."),
     "config": Command("machine.config", "Show settings and where they come from."),
     "harness": Command("machine.harness", "List, install and check agent programs."),
     "image": Command("machine.image", "Build, list and remove images for runtimes."),
@@ -141,7 +141,9 @@ class LazyCommands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update({name: TyperCommand(name, help=line.help) for name, line in COMMANDS.items()})
+        self.commands.update(
+            {name: TyperCommand(name, help=line.help) for name, line in COMMANDS.items() if is_installed(name)}
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The loaded command, for one that runs or shows its options; a wrong name fails without an import."""
@@ -149,9 +151,20 @@ class LazyCommands(TyperGroup):
         return name, name and load_command(name), rest
 
 
+def is_installed(name: str) -> bool:
+    """Whether a command of the table is there: a wing may be left out."""
+    return COMMANDS[name].module is not None or name in wing_entries("gangline.commands")
+
+
+def module_of(name: str) -> str:
+    """The full name of a command's module."""
+    module = COMMANDS[name].module
+    return wing_entries("gangline.commands")[name].module if module is None else f"gangline.cli.{module}"
+
+
 def import_command(name: str) -> Any:
     """The module of a command of the table."""
-    return importlib.import_module(f"gangline.cli.{COMMANDS[name].module}")
+    return importlib.import_module(module_of(name))
 
 
 def load_command(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gangline import __version__
-from gangline.cli.commands import COMMANDS, LazyCommands, import_command
+from gangline.cli.commands import COMMANDS, LazyCommands, import_command, is_installed
 from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
@@ -52,7 +52,7 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
     """The command that `arguments` ask for, loaded but not begun. Calling it raises SystemExit with a code of
     `exits.Exit`, always."""
     command = next((word for word in arguments if not word.startswith("-")), None)
-    if command in COMMANDS:
+    if command in COMMANDS and is_installed(command):
         import_command(command)
     return partial(_run, build_app(), list(arguments))
 

@@ -1,7 +1,7 @@
 """The Protocols that plug-ins implement. Each plug-in has its own pydantic `Config` type beside it.
 
 A runtime, harness, builder or evaluator is found through an entry point (group `gangline.<kind>s`); the built-in ones
-come through the same door. See `gangline.plugins`.
+come through the same door. See `gangline.settings.plugins`.
 """
 
 from __future__ import annotations

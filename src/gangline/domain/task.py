@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -55,6 +56,7 @@ __all__ = [
     "TextEncoding",
     "WriteAction",
     "decoded",
+    "metadata_value",
     "task_digest",
     "vetted_digest",
 ]
@@ -678,3 +680,10 @@ def vetted_digest(task: TaskRequest) -> str:
     """Digest of the content that an audit is about: another agent, or another number of samples, leaves it as it is."""
     body = task.model_dump_json(include=_VETTED, exclude={"steps": {"__all__": {"solution"}}}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def metadata_value(metadata: object, key: str) -> str | None:
+    """The value of a dotted key as text; None where there is none."""
+    for part in key.split("."):
+        metadata = cast("Mapping[str, object]", metadata).get(part) if isinstance(metadata, Mapping) else None
+    return None if metadata is None else str(metadata)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
 
-from gangline.http.openapi import described
-from gangline.http.routes import HEALTH, Door, Route
-from gangline.http.same_origin import OwnNames
-from gangline.http.visitors import Visitors
-from gangline.server.compat.polar.dispatch import PolarDispatch
-from gangline.server.compat.polar.nodes import PolarNodeRoutes
-from gangline.server.compat.polar.routes import PolarRoutes
-from gangline.server.compat.prorl.nodes import NodeEngines
-from gangline.server.compat.prorl.routes import ProrlRoutes
-from gangline.server.compat.prorl.templates import Templates
+from gangline.server.parts import ServerPart, ServerPlace, server_parts
 from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.find import FindRoutes
@@ -27,14 +19,16 @@ from gangline.server.routes.page import PageRoutes
 from gangline.server.routes.regrading import Regrading, RegradingRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
-from gangline.server.routes.training_runs import RunRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
 from gangline.server.service.finder import Finder
 from gangline.server.service.opened import OpenedSessions
 from gangline.server.service.running import RunningSessions
-from gangline.server.service.training_runs import TrainingRuns
 from gangline.store.audit import ActionLog
+from gangline.wire.http.openapi import described
+from gangline.wire.http.routes import HEALTH, Door, Route
+from gangline.wire.http.same_origin import OwnNames
+from gangline.wire.http.visitors import Visitors
 
 __all__ = ["TITLE", "all_routes", "create_app"]
 
@@ -48,9 +42,7 @@ def create_app(
     *,
     control_token: str | None,
     names: OwnNames | None = None,
-    handlers_folder: Path | None = None,
-    engines: NodeEngines | None = None,
-    polar: PolarDispatch | None = None,
+    parts: Sequence[ServerPart] | None = None,
     actions: ActionLog | None = None,
     visitors: Visitors | None = None,
     index_path: Path | None = None,
@@ -63,13 +55,11 @@ def create_app(
 
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
     names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
-    handlers_folder: task templates by data source, for `/process`.
-    engines: the target of `/add_llm_server`; its owner hands the engines to nodes that join later.
-    polar: sends sessions to Polar's gateways; its owner runs it.
+    parts: of wings; their owner runs their work. None makes those that are installed.
     actions: the log of every change, and of every rejected request.
     visitors: browsers that are signed in; None keeps them for as long as the application lives.
     index_path: the file for the index of Find; None finds nothing.
-    data_dir: has the training runs that are shown; None shows none.
+    data_dir: for parts that are made here.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
@@ -83,11 +73,9 @@ def create_app(
         opened=opened,
         running=running,
         finder=finder,
-        runs=TrainingRuns(service, data_dir),
         control_token=control_token,
-        handlers_folder=handlers_folder,
-        engines=engines,
-        polar=polar,
+        parts=parts,
+        data_dir=data_dir,
         max_task_bytes=max_task_bytes,
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
@@ -108,28 +96,26 @@ def all_routes(
     service: RolloutService,
     *,
     control_token: str | None = None,
-    handlers_folder: Path | None = None,
-    engines: NodeEngines | None = None,
-    polar: PolarDispatch | None = None,
+    parts: Sequence[ServerPart] | None = None,
+    data_dir: Path | None = None,
     visitors: Visitors | None = None,
     running: RunningSessions | None = None,
     finder: Finder | None = None,
-    runs: TrainingRuns | None = None,
     opened: OpenedSessions | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
     """Every route that is served, in the order of its description."""
-    engines = engines or NodeEngines(service, control_token)
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     running = running or RunningSessions(service, control_token)
+    if parts is None:
+        parts = server_parts(ServerPlace(service, control_token, data_dir, max_task_bytes, max_result_bytes))
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
         *AnnotationRoutes(service).routes(),
         *FindRoutes(finder or Finder(service, None)).routes(),
-        *RunRoutes(runs or TrainingRuns(service, None)).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
@@ -137,11 +123,7 @@ def all_routes(
         *RegradingRoutes(Regrading(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
         *PageRoutes(visitors).routes(),
-        *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
-        *PolarNodeRoutes(
-            service, polar or PolarDispatch(service, control_token), max_result_bytes=max_result_bytes
-        ).routes(),
-        *ProrlRoutes(service, engines, Templates(handlers_folder), max_task_bytes=max_task_bytes).routes(),
+        *(route for part in parts for route in part.routes()),
         HEALTH,
     ]
     return described(routes, TITLE)

@@ -7,34 +7,31 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gangline import plugins
 from gangline.domain.errors import Conflict, StoreError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
-from gangline.durable import acquire, write_once
-from gangline.http.listening import listening
-from gangline.http.same_origin import OwnNames, refuse_open_door
-from gangline.http.visitors import Visitors
-from gangline.private import close_to_others, open_data_folder
-from gangline.server.app import create_app
-from gangline.server.compat.polar.dispatch import PolarDispatch
-from gangline.server.compat.polar.routes import polar_task
-from gangline.server.compat.prorl.nodes import NodeEngines
+from gangline.machine.durable import acquire, write_once
+from gangline.machine.private import close_to_others, open_data_folder
+from gangline.server.app import MAX_RESULT_BYTES, MAX_TASK_BYTES, create_app
+from gangline.server.parts import ServerPlace, server_parts
 from gangline.server.service.callbacks import CallbackSender
 from gangline.server.service.core import RolloutService
 from gangline.server.service.housekeeping import Housekeeper, follow_forever
 from gangline.server.service.task_watch import TaskWatch
-from gangline.settings import local_url, reachable_url
+from gangline.settings import plugins
+from gangline.settings.addresses import local_url, reachable_url
 from gangline.store.audit import ActionLog
 from gangline.store.journal.turns import TURNS_FOLDER, TurnStore
 from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.http.listening import listening
+from gangline.wire.http.same_origin import OwnNames, refuse_open_door
+from gangline.wire.http.visitors import Visitors
 
 __all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving", "turn_store"]
 
@@ -149,18 +146,15 @@ async def serving(
         service = RolloutService(store, results, turns=turns, check_task=check_task, sweep_every_s=sweep_every_s)
         stack.push_async_callback(asyncio.to_thread, service.close)
         await service.start()
-        engines, polar = NodeEngines(service, control_token), PolarDispatch(service, control_token)
+        parts = server_parts(ServerPlace(service, control_token, data_dir, MAX_TASK_BYTES, MAX_RESULT_BYTES))
         app = create_app(
             service,
-            engines=engines,
-            polar=polar,
+            parts=parts,
             control_token=control_token,
             names=names,
-            handlers_folder=folder / "handlers",
             actions=ActionLog(folder / "actions", where="server"),
             visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
             index_path=folder / "find.db",
-            data_dir=data_dir,
         )
         _, bound_port = await stack.enter_async_context(listening(app, shutdown_s=2.0, host=host, port=port))
         stack.callback(service.stop)
@@ -169,12 +163,12 @@ async def serving(
             Outbox(store.database),
             service.notifier,
             public_url=own_url,
-            polar_task=partial(polar_task, service),
+            forms={form: body for part in parts for form, body in part.callbacks().items()},
             control_token=control_token,
             base_s=callback_base_s,
         )
         watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
-        own_work = [engines.hand_out_forever(), polar.send_forever(own_url)]
+        own_work = [work for part in parts for work in part.work(own_url)]
         work = await stack.enter_async_context(_background(service, callback_sender, own_work, storage.keep, watch))
         yield Running(local_url(host, bound_port), work)
 

@@ -4,8 +4,3 @@
 `service.resolve` merges the sources (`sources`), and is the only reader of environment and config file beside
 `Settings.from_environ` and `read_secret`. Start with `node`.
 """
-
-from gangline.settings.addresses import local_url, reachable_url
-from gangline.settings.machine import Settings, read_secret
-
-__all__ = ["Settings", "local_url", "reachable_url", "read_secret"]

@@ -10,8 +10,8 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.ids import ROLE_PATTERN
-from gangline.plugins import explain, load
 from gangline.settings.fields import Setting
+from gangline.settings.plugins import explain, load
 
 if TYPE_CHECKING:
     from gangline.domain.contracts import GraderEngine

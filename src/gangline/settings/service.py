@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
-from gangline.plugins import explain
 from gangline.settings.fields import Leaf, Setting, leaves_of
 from gangline.settings.machine import Settings, machine_settings
 from gangline.settings.node import NodeSettings
+from gangline.settings.plugins import explain
 from gangline.settings.sources import DEFAULT, Origin, Sources
 
 __all__ = [

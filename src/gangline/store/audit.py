@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from gangline.http.audit import REFUSED, Action
-from gangline.private import make_private_folder
+from gangline.machine.private import make_private_folder
+from gangline.wire.http.audit import REFUSED, Action
 
 __all__ = ["ActionLog", "read_actions"]
 

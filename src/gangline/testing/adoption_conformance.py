@@ -21,13 +21,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from gangline import plugins
 from gangline.domain.contracts import Channel, Checkpoint, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.keeping.kept import Keeper, KeptHandle
-from gangline.runtimes.shared.leftovers import LABEL
+from gangline.sandbox.keeping.kept import Keeper, KeptHandle
+from gangline.sandbox.shared.leftovers import LABEL
+from gangline.settings import plugins
 from gangline.testing.runtime_conformance.bench import daemon, is_held, promised, until_held, until_present
 
 __all__ = ["AdoptionCheck", "Lives", "adoption_checks", "in_keeper", "run_adoption_check"]

@@ -29,7 +29,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import EvaluatorError, GanglineError, GradingSpoiled
 from gangline.domain.session import HarnessExit
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.rewards import apply_reward
+from gangline.rows.rewards import apply_reward
 
 __all__ = ["Check", "Subject", "checks", "run_check"]
 

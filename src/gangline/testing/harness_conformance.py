@@ -30,6 +30,7 @@ from typing import Any, cast
 import msgspec
 from pydantic import ValidationError
 
+from gangline.agents.harnesses.installation import Program
 from gangline.domain.contracts import (
     ExecResult,
     Harness,
@@ -43,9 +44,8 @@ from gangline.domain.contracts import (
 from gangline.domain.errors import HarnessError
 from gangline.domain.ids import new_id
 from gangline.domain.task import McpServer, RuntimeSpec
-from gangline.harnesses.installation import Program
-from gangline.runtimes.process import ProcessRuntime
-from gangline.settings import Settings
+from gangline.sandbox.process import ProcessRuntime
+from gangline.settings.machine import Settings
 
 __all__ = ["Bench", "Check", "Subject", "checks", "run_check"]
 

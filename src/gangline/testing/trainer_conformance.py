@@ -26,9 +26,9 @@ from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
-from gangline.trainers.contract import CONTRACT_VERSION, rows_of
-from gangline.training.collecting.groups import Group
-from gangline.trajectories.shared_prefixes import share_prefixes
+from gangline.rows.shared_prefixes import share_prefixes
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.contract import CONTRACT_VERSION, rows_of
 
 __all__ = ["Check", "ReadRow", "Subject", "checks", "run_check"]
 

@@ -29,12 +29,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import gangline
-from gangline import plugins
-from gangline.gateway.node import serve
+from gangline.node.node import serve
+from gangline.settings import plugins
 from gangline.store.journal import frames
 
 PACKAGE = str(Path(gangline.__file__).parent)
-COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal/log", "store/journal/frames", "gateway/truth/ledger"))
+COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal/log", "store/journal/frames", "node/capture/ledger"))
 
 
 def die() -> None:

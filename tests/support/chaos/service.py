@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gangline.gateway.node import reap
-from gangline.runtimes.shared.leftovers import LABEL, marked
+from gangline.node.node import reap
+from gangline.sandbox.shared.leftovers import LABEL, marked
 from gangline.store.journal.log import AttemptOpened, Journal
 from support.chaos.faults import NODES, Fault
 from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with

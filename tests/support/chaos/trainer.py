@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import ServerUnavailable, StoreError
 from gangline.domain.views import Event
+from gangline.wire.client.server import ServerClient
 from support.chaos.faults import Manner
 
 __all__ = ["Receiver", "Trainer", "persistently"]

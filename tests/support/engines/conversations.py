@@ -11,8 +11,8 @@ from typing import Any
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.gateway.truth.ledger import Ledger
-from gangline.gateway.truth.placing import Place
+from gangline.node.capture.ledger import Ledger
+from gangline.node.capture.placing import Place
 from support.node.proxy import MemoryJournal
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.tokens import TokenIds, token_ids
-from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest
-from gangline.engines.vllm.wire import message_fields
-from gangline.language.messages import template_messages
+from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest
+from gangline.models.engines.vllm.wire import message_fields
+from gangline.models.language.messages import template_messages
 
 
 class TemplateEngine:

@@ -25,8 +25,8 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from gangline.language.messages import template_messages
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.language.messages import template_messages
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.sglang_engine import FakeSglang
 

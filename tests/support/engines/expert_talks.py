@@ -10,9 +10,9 @@ import openai
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.session import SessionResult
-from gangline.engines.vllm.engine import VllmEngine
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 from support.engines.expert_engines import FakeMoeVllm, Routing, moe_server
 from support.node.proxy import Proxied, proxied_engine
 

@@ -20,7 +20,8 @@ from gangline.domain.conversation import Image, Message, ModelCall, ToolCall, To
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, logprobs, token_ids
-from gangline.engines.contract import (
+from gangline.models.engine_server.wire import ApiError
+from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineChoice,
     EngineDelta,
@@ -29,11 +30,10 @@ from gangline.engines.contract import (
     assistant_message,
     whole_deltas,
 )
-from gangline.engines.fields import messages_fields, tool_fields
-from gangline.language.contract import ChatTokenizer
-from gangline.language.messages import template_messages
+from gangline.models.engines.fields import messages_fields, tool_fields
+from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.messages import template_messages
 from gangline.serving.scripted.tokens import scripted_logprob
-from gangline.serving.wire import ApiError
 from support.engines import tokenizers
 
 MEDIA_ID = 7

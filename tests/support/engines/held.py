@@ -12,7 +12,7 @@ from gangline.domain.conversation import Message
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
 from gangline.domain.tokens import TokenIds, logprobs, token_ids
-from gangline.engines.contract import (
+from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineChoice,
     EngineDelta,

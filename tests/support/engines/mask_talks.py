@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.session import SessionResult
-from gangline.engines.generate.routes import generate_engine
-from gangline.serving.app import create_app, serving
+from gangline.models.engine_server.app import create_app, serving
+from gangline.models.engines.generate.routes import generate_engine
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

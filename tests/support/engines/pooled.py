@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from gangline.engines.contract import Engine
-from gangline.gateway.backends.engine import PooledEngine
-from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
+from gangline.models.engines.contract import Engine
+from gangline.node.backends.engine import PooledEngine
+from gangline.node.backends.records import Assignment, Backend, BackendSpec
 
 __all__ = ["pooled"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gangline.language.messages import template_messages
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
+from gangline.models.language.messages import template_messages
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 

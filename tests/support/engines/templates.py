@@ -10,9 +10,9 @@ from transformers.utils import chat_template_utils
 
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import TokenIds
-from gangline.engines.generate.template import TemplateText
-from gangline.language.parsing.parser import Parsers
-from gangline.language.tokenizer import HfChatTokenizer
+from gangline.models.engines.generate.template import TemplateText
+from gangline.models.language.parsing.parser import Parsers
+from gangline.models.language.tokenizer import HfChatTokenizer
 
 __all__ = ["MISTRAL", "TemplateEngine", "template_tokenizer"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
+from gangline.models.language.tokenizer import HfChatTokenizer, load_tokenizer
 from support.requirements import TOOLS
 
 _GLM_TOKENS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")

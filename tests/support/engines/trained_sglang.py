@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gangline.serving.app import serving
+from gangline.models.engine_server.app import serving
 from support.engines.sglang_engine import FakeSglang
 
 __all__ = ["SglangRouter", "TrainedSglang"]

@@ -29,7 +29,7 @@ from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from gangline.http.listening import accepting
+from gangline.wire.http.listening import accepting
 from support.engines.tiny_vision import IMAGE_ID, load_model
 
 __all__ = ["VisionEngine", "logprobs_of", "vision_engine"]

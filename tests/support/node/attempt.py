@@ -10,12 +10,12 @@ from typing import Any
 
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.gateway.backends.by_role import BackendsByRole
-from gangline.gateway.backends.gate import Gate
-from gangline.gateway.backends.records import BackendSpec
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.gate import Gate
+from gangline.node.backends.records import BackendSpec
+from gangline.node.calls.proxy import Proxy
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.pools import Pools, PoolSizes
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.journal.log import Journal
 from support.node.proxy import served

@@ -14,8 +14,8 @@ import msgspec
 
 from gangline.domain.environment import EnvironmentCall
 from gangline.domain.session import SessionResult
-from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.worlds.worlds import recorded_calls
+from gangline.node.environments.worlds import recorded_calls
+from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 from support.requirements import TOOLS, need, need_command, need_module
 

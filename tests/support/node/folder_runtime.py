@@ -15,7 +15,7 @@ from pathlib import Path
 from gangline.domain.contracts import Checkpoint, ExecResult, OutputSink, RuntimeUser
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeUnavailable
 from gangline.domain.usage import Usage
-from gangline.runtimes.shared.files import SharedFolders
+from gangline.sandbox.shared.files import SharedFolders
 
 
 class FolderRuntime:

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from gangline import plugins
-from gangline.handlers import AgentHandler, JobDetails
+from gangline.interop.handlers import AgentHandler, JobDetails
+from gangline.settings import plugins
 
 _ENTRY_POINTS = """[gangline.handlers]
 ported-math = support.node.handlers:PortedMathHandler

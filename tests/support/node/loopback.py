@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from gangline.http.listening import accepting
+from gangline.wire.http.listening import accepting
 
 __all__ = ["Handler", "serving"]
 

@@ -10,7 +10,7 @@ from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 
 __all__ = ["check_mounts"]
 

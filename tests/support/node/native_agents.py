@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import msgspec
 from pydantic import BaseModel
 
+from gangline.agents.harnesses.native.config import Finish
+from gangline.agents.harnesses.native.loop import converse
+from gangline.agents.harnesses.native.model import CalledTool, Message, ModelReply
+from gangline.agents.harnesses.native.toolbox import Toolbox
+from gangline.agents.tools.action_server import ActionServer
+from gangline.agents.tools.contract import NoConfig, Observation, Tool, ToolContext, ToolFailed
 from gangline.domain.errors import HarnessError
-from gangline.harnesses.native.config import Finish
-from gangline.harnesses.native.loop import converse
-from gangline.harnesses.native.model import CalledTool, Message, ModelReply
-from gangline.harnesses.native.toolbox import Toolbox
-from gangline.tools.action_server import ActionServer
-from gangline.tools.contract import NoConfig, Observation, Tool, ToolContext, ToolFailed
 
 __all__ = ["Conversed", "EchoTool", "FailingTool", "SayTool", "called", "conversed", "said"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from gangline.client.node import NodeClient
-from gangline.gateway.node import serve
+from gangline.node.node import serve
+from gangline.wire.client.node import NodeClient
 
 TOKEN = "control-token"
 NO_SERVER = "http://127.0.0.1:9"

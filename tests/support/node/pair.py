@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 from gangline.testing.runtime_conformance.bench import Bench, proxies
 from support.requirements import need
 

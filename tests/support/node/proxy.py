@@ -12,12 +12,12 @@ from aiohttp import web
 
 from gangline.domain.completion import Completion
 from gangline.domain.task import CaptureSpec
-from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.http.listening import accepting
+from gangline.models.engines.vllm.engine import VllmEngine
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.http.listening import accepting
 
 _OF_PROXY = ("dialects", "limits", "readers", "keep_alive_s", "body_idle_s")
 

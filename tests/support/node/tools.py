@@ -7,15 +7,15 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
+from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
+from gangline.agents.tools.contract import ToolContext
+from gangline.agents.tools.session_server import SessionServer
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from gangline.runtimes.process import ProcessRuntime
-from gangline.tools.action_server import ActionServer, ActionServerOptions
-from gangline.tools.contract import ToolContext
-from gangline.tools.session_server import SessionServer
+from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.process import ProcessRuntime
 
 __all__ = ["action_server", "tool_context"]
 from support.requirements import need

@@ -14,7 +14,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import OpenedSession
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.serving.scripted.server import ScriptedSampler
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.weights.update import ServiceWeights
 from support.node.backends import KillableEngine
 from support.node.node import TOKEN, RunningNode
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
-from gangline.client.server import ServerClient
+from gangline.wire.client.server import ServerClient
 from support.requirements import need
 
 __all__ = ["Visit", "chromium", "signed_in"]

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
+from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.service.running import request
 

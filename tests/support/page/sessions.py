@@ -15,8 +15,8 @@ from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from gangline.trajectories.rewards import apply_reward
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.rows.rewards import apply_reward
 
 __all__ = ["Talk", "long_session", "working_session"]
 

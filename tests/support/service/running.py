@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.wire.client.server import ServerClient
 
 NODE_URL = "http://node.test"
 

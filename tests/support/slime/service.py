@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gangline.client.server import ServerClient
 from gangline.server.run import serving
-from gangline.trainers.slime import SupplySettings
+from gangline.train.trainers.slime import SupplySettings
+from gangline.wire.client.server import ServerClient
 from support.engines.sglang_engine import sglang_server
 from support.engines.trained_sglang import SglangRouter, TrainedSglang
 from support.node.node import TOKEN, RunningNode, running_node

@@ -13,10 +13,10 @@ from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, ToolCall, ToolDefinition
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.rewards import apply_reward
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from gangline.trajectories.rewards import apply_reward
 from support.engines.conversations import Talk, arguments, result, said, system, user
 from support.service.running import request
 

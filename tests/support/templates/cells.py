@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import TemplateFacts
-from gangline.engines.templates.probe import probe_template
-from gangline.gateway.calls.reading.body import read_here
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.truth.capture import tool_call_id
-from gangline.gateway.truth.references import resolved
+from gangline.models.engines.templates.probe import probe_template
+from gangline.node.calls.reading.body import read_here
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.capture.capture import tool_call_id
+from gangline.node.capture.references import resolved
+from gangline.settings import plugins
 from gangline.settings.node import CallLimits
 from support.engines.pooled import pooled
 from support.node.proxy import MemoryJournal

@@ -14,7 +14,7 @@ import jinja2.sandbox
 import numpy as np
 from transformers.utils.chat_template_utils import _compile_jinja_template  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
 
-from gangline.language.tokenizer import HfChatTokenizer
+from gangline.models.language.tokenizer import HfChatTokenizer
 
 __all__ = ["BOS", "EOS", "Characters", "plain_text"]
 

@@ -14,7 +14,7 @@ from gangline.domain.conversation import Message, ModelCall, Text, Thinking, Too
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len, logprobs, token_ids
-from gangline.engines.contract import (
+from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineChoice,
     EngineDelta,
@@ -22,8 +22,8 @@ from gangline.engines.contract import (
     EngineRequest,
     whole_deltas,
 )
-from gangline.engines.fields import messages_fields, tool_fields
-from gangline.language.messages import template_messages
+from gangline.models.engines.fields import messages_fields, tool_fields
+from gangline.models.language.messages import template_messages
 from support.templates.characters import EOS, Characters
 
 __all__ = ["LaboratoryEngine", "Writer"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
-from gangline.language.tools import tool_fields
+from gangline.models.language.tools import tool_fields
 from support.templates.characters import plain_text
 
 __all__ = ["keeps_sampled_turns", "lost_texts", "rendering", "with_ids"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from gangline.gateway.calls import proxy
-from gangline.gateway.calls.session import ModelSession
-from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.node.calls import proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
 
 __all__ = ["listen"]
 

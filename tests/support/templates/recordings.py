@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import msgspec
 
-from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message
+from gangline.wire.dialects.contract import RawRequest
 
 __all__ = ["FOLDER", "Recording", "Request", "kept", "recordings"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gangline.language.parsing.detect import detect_parsers
+from gangline.models.language.parsing.detect import detect_parsers
 from support.templates.cells import ROUTES, Bench, Cell
 from support.templates.files import templates
 from support.templates.recordings import recordings

@@ -12,8 +12,8 @@ import numpy as np
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.audit import audit
-from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.audit import audit
+from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from support.engines.families import Conditioned, FamilyEngine, Turn, family
 from support.node.proxy import Proxied, proxied_engine
 

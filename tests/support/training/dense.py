@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gangline.training.learning.packing import Batch
+from gangline.train.learning.packing import Batch
 
 
 def dense_scores(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:

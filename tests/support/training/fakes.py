@@ -14,8 +14,8 @@ from gangline.domain.node_views import GateState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
-from gangline.runs.records import StepRecord, UpdateProfile
-from gangline.training.learning.samples import Sample
+from gangline.train.learning.samples import Sample
+from gangline.train.runs.records import StepRecord, UpdateProfile
 from support.training.samples import session, trace
 from support.training.service import GOOD, FakeService
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gangline.runs.log import RunLog
-from gangline.runs.records import EvaluationRecord, StepRecord
-from gangline.training.run.experiment import Experiment
-from gangline.training.run.lineage import begin_life, write_results
+from gangline.train.run.experiment import Experiment
+from gangline.train.run.lineage import begin_life, write_results
+from gangline.train.runs.log import RunLog
+from gangline.train.runs.records import EvaluationRecord, StepRecord
 from support.training.fakes import step_record
 
 __all__ = ["NUM_STEPS", "TASKS", "evaluation", "write_learning_run", "write_run"]

@@ -12,8 +12,8 @@ from gangline.domain.completion import Certificate
 from gangline.domain.conversation import Message, ToolCall
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
-from gangline.training.collecting.groups import Group
-from gangline.training.learning.samples import Sample
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.samples import Sample
 
 EXACT = Certificate(prompt_source="engine", context="first", logprobs="raw", finish_reason="stop")
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gangline.domain.errors import EngineUnavailable
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.weights.update import ServiceWeights
 from support.engines.models import CONFIGS
 
 __all__ = ["tiny_policy", "until_served"]

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
-from gangline.trainers.trl import Connection, session_reward
-from gangline.training.collecting.collector import PlainCollector
-from gangline.training.collecting.groups import Group
+from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.groups import Group
+from gangline.train.trainers.trl import Connection, session_reward
 from support.engines.models import VOCAB_SIZE
 from support.training.service import FakeService
 

@@ -124,7 +124,7 @@ class Server:
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
-        from gangline.serving.sampler import SampleRequest
+        from gangline.models.engine_server.sampler import SampleRequest
 
         asked = SampleRequest(
             prompt_ids=prompt_ids,

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gangline.client.server import ServerClient
-from gangline.training.weights.update import ServiceWeights
+from gangline.train.weights.update import ServiceWeights
+from gangline.wire.client.server import ServerClient
 
 
 def save(folder: Path) -> None:

@@ -20,15 +20,15 @@ from typing import Literal
 
 import msgspec
 
+from gangline.agents.harnesses.installation import installed_version, program_of
 from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.harnesses.installation import installed_version, program_of
-from gangline.installation import extra_command, package_command, smollm2_command
-from gangline.plugins import make_runtime, usable
-from gangline.runtimes.confinement.limits import NOT_ENFORCED
-from gangline.settings import Settings
+from gangline.sandbox.confinement.limits import NOT_ENFORCED
+from gangline.settings.installation import extra_command, package_command, smollm2_command
+from gangline.settings.machine import Settings
+from gangline.settings.plugins import make_runtime, usable
 
 __all__ = ["CHECKS", "Check", "Examination"]
 

@@ -13,7 +13,7 @@ from gangline.domain.contracts import ExecResult, RuntimeStart
 from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.settings.plugins import make_runtime
 
 __all__ = ["check_agent_python"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gangline.cli.machine.checks import Check
 from gangline.domain.errors import OtherVersion
-from gangline.runtimes.bubblewrap.command_line import HOST_ROOTS
-from gangline.settings import Settings
+from gangline.sandbox.bubblewrap.command_line import HOST_ROOTS
+from gangline.settings.machine import Settings
 from gangline.store.journal.marker import check_journal
 from gangline.store.sql.database import check_database
 

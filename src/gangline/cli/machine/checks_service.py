@@ -10,15 +10,15 @@ import socket
 import time
 from typing import Any
 
-from gangline import plugins
 from gangline.cli.machine.checks import Check, Examination
-from gangline.client.running import Service, read_running, read_server
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.template_told import lacks, told
 from gangline.domain.views import NodeView, ServiceStatus
-from gangline.installation import extra_command
-from gangline.settings import Settings
+from gangline.settings import plugins
+from gangline.settings.installation import extra_command
+from gangline.settings.machine import Settings
+from gangline.wire.client.running import Service, read_running, read_server
+from gangline.wire.client.server import ServerClient
 
 __all__ = [
     "SERVICE_CHECKS",

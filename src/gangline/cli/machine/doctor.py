@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 
 if TYPE_CHECKING:
     from gangline.cli.machine.checks import Check

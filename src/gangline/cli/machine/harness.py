@@ -30,7 +30,7 @@ NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Nam
 @harness.command("list")
 def list_(as_json: JsonOption = False) -> None:
     """Show every harness with its program, the supported version and the installed version."""
-    from gangline.plugins import refusals, usable
+    from gangline.settings.plugins import refusals, usable
 
     lines = [_line(name) for name in usable("harness")]
     for message in refusals():
@@ -48,10 +48,10 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
+    from gangline.agents.harnesses.installation import installed_version, program_of
     from gangline.domain.contracts import DependsOnTools, SupportsCapabilities
-    from gangline.harnesses.installation import installed_version, program_of
-    from gangline.plugins import load
-    from gangline.settings import Settings
+    from gangline.settings.machine import Settings
+    from gangline.settings.plugins import load
 
     program, adapter = program_of(name), load("harness", name)
     return {
@@ -74,8 +74,8 @@ def install(
     as_json: JsonOption = False,
 ) -> None:
     """Install agent programs into GANGLINE_TOOLS. Install once; every sandbox can use them."""
-    from gangline.harnesses import installation
-    from gangline.settings import Settings
+    from gangline.agents.harnesses import installation
+    from gangline.settings.machine import Settings
 
     if version is not None and len(names) > 1:
         raise InvalidRequest("--version is of one program: name one harness.")
@@ -150,14 +150,14 @@ def _elapsed() -> Generator[None]:
 
 
 def _installed() -> list[str]:
-    from gangline.plugins import usable
+    from gangline.settings.plugins import usable
 
     return [line["harness"] for line in map(_line, usable("harness")) if line["installed"]]
 
 
 def _chosen(names: list[str], settings: str | None) -> dict[str, dict[str, Any]]:
     """Name -> settings. Raises: InvalidRequest, UnknownPlugin."""
-    from gangline.plugins import make_harness
+    from gangline.settings.plugins import make_harness
 
     if settings is not None and len(names) != 1:
         raise InvalidRequest("--settings is of one harness: name it.")

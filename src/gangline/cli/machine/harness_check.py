@@ -18,12 +18,12 @@ import msgspec
 
 from gangline.cli.machine.harness_script import CONTENT, SCRIPT
 from gangline.cli.service.bring_up import Plan, run_service
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 
 if TYPE_CHECKING:
-    from gangline.client.running import Running
-    from gangline.client.server import ServerClient
     from gangline.domain.session import SessionResult
+    from gangline.wire.client.running import Running
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
 
@@ -85,7 +85,7 @@ def check_harnesses(plan: CheckPlan) -> list[CheckReport]:
     service = Plan(data_dir=plan.data_dir, port=0, engine=f"scripted:{script}", tokenizer=plan.tokenizer)
 
     async def body(live: Running) -> list[CheckReport]:
-        from gangline.client.server import ServerClient
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(live.server_url, live.control_token) as client:
             return [await _check(client, name, settings, plan) for name, settings in plan.harnesses]
@@ -117,7 +117,7 @@ def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
     The built-in tokenizer makes several times as many tokens of a prompt as a model's: a program that believes in a
     small window would compress its history before it did anything.
     """
-    from gangline.plugins import load
+    from gangline.settings.plugins import load
 
     has_window = "context_window" in load("harness", harness).Config.model_fields
     return {**({"context_window": SCRIPT["context_length"]} if has_window else {}), **settings}
@@ -125,8 +125,8 @@ def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _report(harness: str, result: SessionResult) -> CheckReport:
     from gangline.domain.completion import CompletionTree
-    from gangline.trajectories.drift import call_drifts, drift_report
-    from gangline.trajectories.lineage import assign_roles
+    from gangline.rows.drift import call_drifts, drift_report
+    from gangline.rows.lineage import assign_roles
 
     drift = drift_report(call_drifts(result.completions))
     roles = Counter(role.role for role in assign_roles(CompletionTree(result.completions)).values())
@@ -153,7 +153,7 @@ def _report(harness: str, result: SessionResult) -> CheckReport:
 
 
 def _problems(result: SessionResult) -> list[str]:
-    from gangline.trajectories.audit import audit
+    from gangline.rows.audit import audit
 
     found: list[str] = []
     if result.failure is not None:
@@ -173,7 +173,7 @@ def _problems(result: SessionResult) -> list[str]:
 
 
 def _version(harness: str) -> str | None:
-    from gangline.harnesses.installation import installed_version, program_of
+    from gangline.agents.harnesses.installation import installed_version, program_of
 
     program = program_of(harness)
     return None if program is None else installed_version(program, Settings.from_environ().tools_dir)

@@ -10,12 +10,12 @@ import typer
 
 from gangline.cli.terminal.output import JsonOption, console, notes, print_json
 from gangline.domain.errors import InvalidRequest
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 
 if TYPE_CHECKING:
-    from gangline.runtimes.images.building import ImageBuilder
-    from gangline.runtimes.images.recipe import Recipe, Tool
-    from gangline.runtimes.images.shelf import ImageRecord
+    from gangline.sandbox.images.building import ImageBuilder
+    from gangline.sandbox.images.recipe import Recipe, Tool
+    from gangline.sandbox.images.shelf import ImageRecord
 
 __all__ = ["register"]
 
@@ -112,8 +112,8 @@ def prune(
 
 
 def _builder() -> ImageBuilder:
-    from gangline.runtimes.images.building import ImageBuilder
-    from gangline.runtimes.images.listing import built_images
+    from gangline.sandbox.images.building import ImageBuilder
+    from gangline.sandbox.images.listing import built_images
 
     settings = Settings.from_environ()
     return ImageBuilder(built_images(settings), apptainer=settings.apptainer, docker=settings.docker)
@@ -123,8 +123,8 @@ def _recipe(**fields: Any) -> Recipe:
     """Raises: InvalidRequest."""
     from pydantic import ValidationError
 
-    from gangline.plugins import explain
-    from gangline.runtimes.images.recipe import Recipe
+    from gangline.sandbox.images.recipe import Recipe
+    from gangline.settings.plugins import explain
 
     try:
         return Recipe.model_validate(fields)
@@ -134,8 +134,8 @@ def _recipe(**fields: Any) -> Recipe:
 
 def _tool(harness: str) -> Tool:
     """Raises: UnknownPlugin, InvalidRequest when it has no program of its own."""
-    from gangline.harnesses.installation import find_program
-    from gangline.runtimes.images.recipe import Tool
+    from gangline.agents.harnesses.installation import find_program
+    from gangline.sandbox.images.recipe import Tool
 
     program = find_program(harness)
     return Tool(

@@ -51,7 +51,7 @@ def checked_evaluator(fields: Any, where: str) -> EvaluatorSpec:
     from pydantic import ValidationError
 
     from gangline.domain.task import EvaluatorSpec
-    from gangline.plugins import check_evaluator, explain
+    from gangline.settings.plugins import check_evaluator, explain
 
     try:
         spec = EvaluatorSpec.model_validate(cast("dict[str, Any]", fields))

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from gangline.domain.errors import InvalidRequest
-from gangline.installation import extra_command
-from gangline.settings import Settings
+from gangline.settings.installation import extra_command
+from gangline.settings.machine import Settings
 
 if TYPE_CHECKING:
-    from gangline.telemetry.traces import Traces
+    from gangline.machine.telemetry.traces import Traces
 
 __all__ = ["traces_of"]
 
@@ -26,7 +26,7 @@ def traces_of(service: Literal["server", "node"], settings: Settings) -> Generat
         yield None
         return
     try:
-        from gangline.telemetry.traces import Traces
+        from gangline.machine.telemetry.traces import Traces
     except ImportError as error:
         raise InvalidRequest(
             f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {error.name} is not installed. Unset it, or run: "

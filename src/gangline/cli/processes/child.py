@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gangline.domain.errors import GanglineError, NodeError, PortUnavailable, errors_by_code
-from gangline.event_loop import to_end
-from gangline.private import open_private
+from gangline.machine.event_loop import to_end
+from gangline.machine.private import open_private
 from gangline.settings.service import FROM_STDIN
 
 __all__ = ["Child"]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace, Trajectory
-    from gangline.trajectories.audit import AuditReport
-    from gangline.trajectories.logprob_audit import LogprobDifferences, Score
+    from gangline.rows.audit import AuditReport
+    from gangline.rows.logprob_audit import LogprobDifferences, Score
 
 __all__ = ["audit_results", "load_score", "print_audit", "register"]
 
@@ -70,8 +70,8 @@ def audit_results(
     import msgspec
 
     from gangline.domain.errors import NotFound
-    from gangline.trajectories.audit import audit as audit_trajectory
-    from gangline.trajectories.audit import merge_reports
+    from gangline.rows.audit import audit as audit_trajectory
+    from gangline.rows.audit import merge_reports
 
     reports: list[AuditReport] = []
 
@@ -111,7 +111,7 @@ def audit_results(
 
 
 def _compare(trajectories: Iterable[Trajectory], score: Score, version: int | None) -> LogprobDifferences:
-    from gangline.trajectories.logprob_audit import compare_logprobs
+    from gangline.rows.logprob_audit import compare_logprobs
 
     with notes().status("") as status:
         num_done = 0
@@ -144,9 +144,10 @@ def load_score(model: str) -> Score:
     from transformers.utils import logging as hf_logging
 
     from gangline.domain.errors import NotFound
-    from gangline.language.models import resolve_model
-    from gangline.serving.embedded.scoring import score_logprobs
+    from gangline.models.language.models import resolve_model
+    from gangline.settings.wings import wing_part
 
+    score_logprobs = wing_part("score_logprobs")
     hf_logging.disable_progress_bar()
     folder = resolve_model(model)
     loader: Any = AutoModelForCausalLM

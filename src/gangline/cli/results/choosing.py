@@ -69,7 +69,7 @@ class Choice:
         return wanted
 
     def _wants(self, result: SessionResult) -> bool:
-        from gangline.datasets.selection import metadata_value
+        from gangline.domain.task import metadata_value
 
         if self._outcomes and result.outcome not in self._outcomes:
             return False

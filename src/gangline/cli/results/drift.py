@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gangline.cli.results.records import Records
     from gangline.domain.session import SessionResult
-    from gangline.trajectories.drift import Break, CallDrift, DriftReport
+    from gangline.rows.drift import Break, CallDrift, DriftReport
 
 __all__ = ["drift_document", "register"]
 
@@ -46,7 +46,7 @@ def drift_document(records: Records, name: str | None, by: By) -> dict[str, Any]
     Raises: NotFound when nothing was recorded; BuilderError.
     """
     from gangline.domain.errors import NotFound
-    from gangline.trajectories.drift import drift_by, drift_report
+    from gangline.rows.drift import drift_by, drift_report
 
     calls = list(_keyed_calls(_results(records, name), _harness_finder(records), by))
     if not calls:
@@ -80,7 +80,7 @@ def _harness_finder(records: Records) -> Callable[[str], str]:
 def _keyed_calls(
     results: Iterable[SessionResult], harness: Callable[[str], str], by: By
 ) -> Iterator[tuple[str, CallDrift]]:
-    from gangline.trajectories.drift import call_drifts
+    from gangline.rows.drift import call_drifts
 
     for result in results:
         of_session = {"session": result.session_id, "task": result.task_id}

@@ -60,7 +60,7 @@ class _Counted:
 def _written_out(result: SessionResult) -> SessionResult:
     from msgspec.structs import replace
 
-    from gangline.trajectories.shared_prefixes import with_whole_prompts
+    from gangline.rows.shared_prefixes import with_whole_prompts
 
     if result.trajectory is None:
         return result
@@ -74,9 +74,9 @@ def _rebuilding(text: str) -> Callable[[SessionResult], SessionResult]:
     from pydantic import ValidationError
 
     from gangline.domain.task import BuilderSpec
-    from gangline.plugins import explain, make_builder
-    from gangline.trajectories.builders.building import built
-    from gangline.trajectories.rewards import carry_rewards
+    from gangline.rows.builders.building import built
+    from gangline.rows.rewards import carry_rewards
+    from gangline.settings.plugins import explain, make_builder
 
     try:
         spec = BuilderSpec.model_validate(json.loads(text) if text.startswith("{") else {"strategy": text})
@@ -157,12 +157,12 @@ def _write(
 ) -> tuple[Path, str, int]:
     """The file or folder, and the number of things in it, with their name."""
     if row_format is RowFormat.messages:
-        from gangline.datasets.lines import write_messages
+        from gangline.rows.conversations.lines import write_messages
 
         path = out / f"{name}.messages.jsonl"
         return path, "conversations", write_messages(results, path)
     if row_format is RowFormat.atif:
-        from gangline.trajectories.atif.export import write_atif
+        from gangline.rows.atif.export import write_atif
 
         @lru_cache(maxsize=8)
         def agent_of(task_id: str) -> str | None:
@@ -171,7 +171,7 @@ def _write(
 
         return out / f"{name}.atif", "documents", write_atif(results, out / f"{name}.atif", agent_of=agent_of)
     if row_format is RowFormat.verifiers:
-        from gangline.datasets.verifiers_traces import FILE_NAME, write_episodes
+        from gangline.rows.conversations.verifiers_traces import FILE_NAME, write_episodes
 
         path = out / f"{name}.verifiers" / FILE_NAME
         return path, "traces", write_episodes(results, path, request_of=lru_cache(maxsize=8)(request_of))
@@ -179,7 +179,7 @@ def _write(
         from gangline.cli.results.sessions_table import write_sessions_csv
 
         return out / f"{name}.csv", "lines", write_sessions_csv(results, out / f"{name}.csv")
-    from gangline.trajectories.export import export_rows
+    from gangline.rows.export import export_rows
 
     path = export_rows(results, out, name=name, format=row_format.value)
     return path, "rows", results.num_rows

@@ -10,8 +10,8 @@ import typer
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, notes, print_json, run
 
 if TYPE_CHECKING:
-    from gangline.client.running import Service
     from gangline.domain.views import PageLink
+    from gangline.wire.client.running import Service
 
 __all__ = ["register"]
 
@@ -30,7 +30,7 @@ def open_page(
     The link signs one browser in, once: within 10 minutes, or within a day with --read-only. The browser stays signed
     in for a week. With --json it prints one object {"url", "read_only", "expires_at"}.
     """
-    from gangline.client.running import find_service
+    from gangline.wire.client.running import find_service
 
     service = find_service(data, server)
     link = run(_link(service, read_only))

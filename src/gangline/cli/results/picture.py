@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.cli.results.token_runs import Run, TextOf, elided, find_text_of, runs_of, standing
 from gangline.domain.errors import InvalidRequest
-from gangline.installation import extra_command
+from gangline.settings.installation import extra_command
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
@@ -180,7 +180,7 @@ def _draw_box(axes: Any, trace: Trace, box: _Box, x: float, top: float, colours:
 
 
 def _turn_title(trace: Trace, turn: int) -> str:
-    from gangline.trajectories.audit import turn_class
+    from gangline.rows.audit import turn_class
 
     certificate = trace.certificates[turn]
     words = {"first": "first prompt", "split": "context: its own prompt", "spliced": "context NOT exact (spliced)"}

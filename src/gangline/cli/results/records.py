@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gangline.cli.terminal.output import run
-from gangline.client.running import Service, find_service
 from gangline.domain.errors import Conflict, NotFound
 from gangline.domain.ids import validated_id
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
+from gangline.wire.client.running import Service, find_service
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
@@ -230,7 +230,7 @@ class ServerRecords:
         return run(self._annotations(dataset))
 
     async def _annotations(self, dataset: str) -> list[Annotation]:
-        from gangline.client.server import ServerClient
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             page = await client.annotations(limit=_PAGE, dataset=dataset)
@@ -241,7 +241,7 @@ class ServerRecords:
         return found
 
     async def _task_ids(self) -> list[str]:
-        from gangline.client.server import ServerClient
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             page = await client.tasks(limit=_PAGE)
@@ -252,8 +252,8 @@ class ServerRecords:
         return sorted(found)
 
     async def _request(self, task_id: str) -> TaskRequest | None:
-        from gangline.client.server import ServerClient
         from gangline.domain.task import TaskRequest
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
@@ -262,7 +262,7 @@ class ServerRecords:
                 return None
 
     async def _ended(self, task_id: str) -> list[str] | None:
-        from gangline.client.server import ServerClient
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
@@ -272,7 +272,7 @@ class ServerRecords:
         return [session.session_id for session in task.sessions if session.state == "ended"]
 
     async def _session(self, session_id: str) -> SessionResult | None:
-        from gangline.client.server import ServerClient
+        from gangline.wire.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
@@ -288,7 +288,7 @@ class RegradedRecords:
 
     def __init__(self, records: Records, path: Path) -> None:
         """path: of the verdicts. Raises: NotFound."""
-        from gangline.evals.regrading import read_regrades
+        from gangline.rows.regraded import read_regrades
 
         if not path.exists():
             raise NotFound(f"there are no verdicts in {path}: `gangline regrade` makes them.")
@@ -315,6 +315,6 @@ class RegradedRecords:
         return self._records.annotations(dataset)
 
     def _changed(self, result: SessionResult | None) -> SessionResult | None:
-        from gangline.evals.regrading import regraded
+        from gangline.rows.regraded import regraded
 
         return None if result is None else regraded(result, self._verdicts)

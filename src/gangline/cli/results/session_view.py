@@ -21,7 +21,7 @@ from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
 from gangline.domain.unshown import unshown_lines
-from gangline.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
+from gangline.rows.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
 
 if TYPE_CHECKING:
     from gangline.domain.completion import Lineage
@@ -187,7 +187,7 @@ def _num_prompt(trace: Trace) -> str:
 
 
 def _turn_line(trace: Trace, turn: int, lineage: Lineage | None) -> Text:
-    from gangline.trajectories.audit import turn_class
+    from gangline.rows.audit import turn_class
 
     span, held = trace.spans[turn], trace.certificates[turn]
     num_new = len(trace.prompt_ids) if turn == 0 else span.start - trace.spans[turn - 1].end

@@ -12,7 +12,7 @@ from pathlib import Path
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import AMOUNTS
-from gangline.durable import replacing
+from gangline.machine.durable import replacing
 
 __all__ = ["COLUMNS", "write_sessions_csv"]
 

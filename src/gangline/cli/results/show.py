@@ -79,11 +79,11 @@ def show(
 
 def _save_page(result: SessionResult, path: Path) -> None:
     """Raises: OSError."""
-    from gangline.language.tokenizer import load_tokenizer
-    from gangline.web.outline import open_session
-    from gangline.web.saved import saved_page
-    from gangline.web.tokens import recorded_texts
-    from gangline.web.vocabulary import KNOWN_MODELS
+    from gangline.models.language.tokenizer import load_tokenizer
+    from gangline.server.web.outline import open_session
+    from gangline.server.web.saved import saved_page
+    from gangline.server.web.tokens import recorded_texts
+    from gangline.server.web.vocabulary import KNOWN_MODELS
 
     session = open_session(result)
     model = next((call.model for call in session.calls if call.model in KNOWN_MODELS), None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gangline.installation import extra_command
+from gangline.settings.installation import extra_command
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
@@ -101,7 +101,7 @@ def find_text_of(name: str | None, result: SessionResult) -> TextOf | None:
     if wanted is None:
         return None
     try:
-        from gangline.language.tokenizer import load_tokenizer
+        from gangline.models.language.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(wanted)
     except ImportError as error:

@@ -31,7 +31,7 @@ def actions(
 
     Reads the logs in the data folder. Tokens are shown as digests.
     """
-    from gangline.settings import Settings
+    from gangline.settings.machine import Settings
     from gangline.store.audit import read_actions
 
     folder = data or Settings.from_environ().data_dir

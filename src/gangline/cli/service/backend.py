@@ -17,7 +17,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import BackendView
 
 if TYPE_CHECKING:
-    from gangline.client.node import NodeClient
+    from gangline.wire.client.node import NodeClient
 
 __all__ = ["register"]
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gangline.cli.terminal.output import notes
-from gangline.client import running
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
-from gangline.private import make_private_file, make_private_folder, open_data_folder
+from gangline.machine.private import make_private_file, make_private_folder, open_data_folder
+from gangline.machine.telemetry.logs import LogFormat
 from gangline.settings.node import NodeSettings
 from gangline.settings.service import ClusterSettings, ServerSettings, write_tables
 from gangline.store.journal.marker import check_journal
-from gangline.telemetry.logs import LogFormat
+from gangline.wire.client import running
 
 if TYPE_CHECKING:
     from gangline.cli.processes.child import Child
@@ -289,7 +289,7 @@ def _make_folders(data_dir: Path) -> None:
 
 def _warn_of_full_disk(plan: Plan) -> None:
     """A node without its reserve takes no session: whoever waits for one should know why."""
-    from gangline.gateway.health.disk_guard import DiskGuard
+    from gangline.node.health.disk_guard import DiskGuard
 
     disk = DiskGuard(plan.data_dir, plan.node.disk_reserve_bytes()).state()
     if disk.is_low:
@@ -373,7 +373,7 @@ def _watched(pid: int | None, on_end: Callable[[], None]) -> Generator[None]:
 
 
 async def _reap_after_nodes(plan: Plan) -> None:
-    from gangline.gateway.node import reap
+    from gangline.node.node import reap
 
     for number in range(plan.num_nodes):
         await reap(plan.data_dir, _node_id(plan, number))

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
-from gangline.client.running import holder, read_server
 from gangline.domain.errors import InvalidRequest, NodeError, ServerUnavailable
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
+from gangline.wire.client.running import holder, read_server
 
 __all__ = ["register"]
 

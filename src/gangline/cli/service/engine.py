@@ -73,7 +73,7 @@ def engine(
 
 
 def _scripted(script: Path, tokenizer: str, at: Mapping[str, Any]) -> Service:
-    from gangline.plugins import load
+    from gangline.settings.plugins import load
 
     if not script.is_file():
         raise InvalidRequest(f"there is no script {script}.")
@@ -82,7 +82,7 @@ def _scripted(script: Path, tokenizer: str, at: Mapping[str, Any]) -> Service:
 
 
 def _embedded(at: Mapping[str, Any], **options: Any) -> Service:
-    from gangline.plugins import load
+    from gangline.settings.plugins import load
 
     serve_engine = load("engine_server", "embedded")
     return lambda on_ready: serve_engine(**options, **at, on_ready=on_ready)

@@ -14,7 +14,7 @@ from gangline.cli.terminal.output import DataOption, JsonOption, console, print_
 from gangline.domain.node_views import GateMode, GateState
 
 if TYPE_CHECKING:
-    from gangline.client.node import NodeClient
+    from gangline.wire.client.node import NodeClient
 
 __all__ = ["register"]
 

@@ -13,17 +13,17 @@ from gangline.cli.options.settings import NODE, with_settings
 from gangline.cli.options.tracing import traces_of
 from gangline.cli.processes.serving import ParentOption, serve
 from gangline.cli.terminal.output import JsonOption
-from gangline.client.running import Service, find_service, refuse_both
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.node import NodeSettings
 from gangline.settings.service import Resolved
+from gangline.wire.client.running import Service, find_service, refuse_both
 
 __all__ = ["register"]
 
 
 def _import_node() -> None:
     """Half of a node's start. Its server and its engine start meanwhile."""
-    importlib.import_module("gangline.gateway.node")
+    importlib.import_module("gangline.node.node")
 
 
 @with_settings(NODE, meanwhile=_import_node)
@@ -33,8 +33,8 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
     Prints one line of JSON with its URL when it is ready, and serves until SIGTERM or `gangline drain`. The control
     token comes from GANGLINE_TOKEN, else from the data folder of a server on this machine; it is the server's own.
     """
-    from gangline.gateway.node import reap
-    from gangline.gateway.node import serve as serve_node
+    from gangline.node.node import reap
+    from gangline.node.node import serve as serve_node
 
     wanted, machine = settings.node, settings.machine
     if not wanted.engines and not wanted.engines_later:
@@ -65,9 +65,9 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
 
 
 def _arguments(wanted: NodeSettings) -> dict[str, Any]:
-    from gangline.gateway.health.breaker import Breaker
-    from gangline.gateway.sessions.pools import PoolSizes
-    from gangline.gateway.sessions.stock.warm import WarmSizes
+    from gangline.node.health.breaker import Breaker
+    from gangline.node.sessions.pools import PoolSizes
+    from gangline.node.sessions.stock.warm import WarmSizes
 
     same = ("engine_kind", "engine_wait_s", "engine_key_env", "engine_options", "affinity_slack", "capture")
     same += (

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
-from gangline.client.running import Service, find_service, read_running
 from gangline.domain.errors import ServerUnavailable
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
+from gangline.wire.client.running import Service, find_service, read_running
 
 if TYPE_CHECKING:
-    from gangline.client.node import NodeClient
+    from gangline.wire.client.node import NodeClient
 
 __all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
 
@@ -63,7 +63,7 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[Node
 
 async def _heard_by(server: Service) -> list[str]:
     """Those of a cluster come and go: the server knows them. Raises: ServerUnavailable."""
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(server.server_url, server.control_token) as client:
         nodes = (await client.status()).nodes
@@ -76,7 +76,7 @@ async def ask_nodes(
     data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[T]]
 ) -> dict[str, T]:
     """Every node's answer by its url, asked at once. Raises: the error of the first node that failed."""
-    from gangline.client.node import NodeClient
+    from gangline.wire.client.node import NodeClient
 
     async def ask(node: NodeAddress) -> T:
         async with NodeClient(node.url, node.control_token) as client:

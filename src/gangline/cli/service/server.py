@@ -13,8 +13,8 @@ from gangline.cli.options.settings import SERVER, with_settings
 from gangline.cli.options.tracing import traces_of
 from gangline.cli.processes.serving import ParentOption, serve
 from gangline.cli.terminal.output import JsonOption
-from gangline.client import running
 from gangline.settings.service import Resolved, ServerSettings
+from gangline.wire.client import running
 
 if TYPE_CHECKING:
     from gangline.server.run import Storage

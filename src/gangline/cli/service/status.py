@@ -10,8 +10,8 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 from gangline.domain.errors import NotFound
 
 if TYPE_CHECKING:
-    from gangline.client.running import Service
     from gangline.domain.views import SessionView, TaskView
+    from gangline.wire.client.running import Service
 
 __all__ = ["register"]
 
@@ -25,14 +25,14 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the service at a glance, or one task with its sessions."""
-    from gangline.client.running import find_service
+    from gangline.wire.client.running import find_service
 
     address = find_service(data, server)
     run(_show_service(address, as_json) if task is None else _show_task(address, task, as_json))
 
 
 async def _show_service(address: Service, as_json: bool) -> None:
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         status = await client.status()
@@ -46,7 +46,7 @@ async def _show_service(address: Service, as_json: bool) -> None:
 
 
 async def _show_task(address: Service, task_id: str, as_json: bool) -> None:
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         task = await client.task(task_id)
@@ -65,7 +65,7 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a task with all its sessions, or one session. Ended sessions are unchanged."""
-    from gangline.client.running import find_service
+    from gangline.wire.client.running import find_service
 
     cancelled = run(_cancel(find_service(data, server), name))
     if as_json:
@@ -75,7 +75,7 @@ def cancel(
 
 
 async def _cancel(address: Service, name: str) -> TaskView | SessionView:
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         try:

@@ -9,8 +9,8 @@ from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.output import notes
 
 if TYPE_CHECKING:
-    from gangline.client.running import Running, Service
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.running import Running, Service
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["with_own", "with_running"]
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 async def with_running(address: Service, body: Callable[[ServerClient, str | None], Awaitable[T]]) -> T:
     """`body` with a client of the service, and its token. Raises: its errors."""
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         return await body(client, address.control_token)
@@ -27,7 +27,7 @@ async def with_running(address: Service, body: Callable[[ServerClient, str | Non
 
 async def with_own(plan: Plan, body: Callable[[ServerClient, str | None], Awaitable[T]]) -> T:
     """The same with a service that is started for it. Raises: errors of `body` and of the service."""
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 

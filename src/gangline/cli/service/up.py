@@ -12,9 +12,9 @@ from rich.markup import escape
 from gangline.cli.options.settings import UP, with_settings
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.output import JsonOption, console, log_to_stderr, notes, print_json
-from gangline.client import running
 from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
+from gangline.wire.client import running
 
 __all__ = ["plan_of", "register"]
 
@@ -125,7 +125,7 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
 
 
 async def _say_what_templates_lack(live: running.Running) -> None:
-    from gangline.client.node import NodeClient
+    from gangline.wire.client.node import NodeClient
 
     for url in live.node_urls:
         with contextlib.suppress(GanglineError):  # a node that has just died is started again, and says it in its views

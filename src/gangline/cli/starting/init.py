@@ -13,7 +13,7 @@ import typer
 from gangline.cli.starting.catalogue import TEMPLATES, Template
 from gangline.cli.terminal.output import JsonOption, console, print_json
 from gangline.domain.errors import Conflict, InvalidRequest, UnknownPlugin
-from gangline.installation import extra_command
+from gangline.settings.installation import extra_command
 
 __all__ = ["register"]
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.importers.reading.documents import is_more_than_one, parsed_json, parsed_toml
-from gangline.importers.reading.files import own_file, read_text, written, written_folder
-from gangline.importers.reading.paths import SourcePath
-from gangline.plugins import check_task, explain
+from gangline.machine.reading.documents import is_more_than_one, parsed_json, parsed_toml
+from gangline.machine.reading.files import own_file, read_text, written, written_folder
+from gangline.machine.reading.paths import SourcePath
+from gangline.settings.plugins import check_task, explain
 
 __all__ = ["by_name", "names_of", "parse_tasks", "read_tasks", "sent_along", "validated"]
 

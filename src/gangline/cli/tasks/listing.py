@@ -12,8 +12,8 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 from gangline.domain.lifecycle import OUTCOMES
 
 if TYPE_CHECKING:
-    from gangline.client.server import ServerClient
     from gangline.domain.views import SessionPage, TaskPage
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["register"]
 
@@ -84,8 +84,8 @@ def sessions(
 
 
 def _ask(data: Path | None, server: str | None, call: Callable[[ServerClient], Awaitable[T]]) -> T:
-    from gangline.client.running import find_service
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.running import find_service
+    from gangline.wire.client.server import ServerClient
 
     address = find_service(data, server)
 

@@ -26,10 +26,10 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gangline.client.running import Service
-    from gangline.client.server import ServerClient
     from gangline.domain.task import TaskRequest
     from gangline.domain.views import TaskView
+    from gangline.wire.client.running import Service
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["register", "wait_with_progress"]
 
@@ -71,7 +71,7 @@ def submit(
     With --wait the exit code is 1 if the infrastructure lost a session, a session was cancelled, or no session of a
     task completed.
     """
-    from gangline.client.running import find_service
+    from gangline.wire.client.running import find_service
 
     overrides = Overrides(
         instruction, harness, command, allow_no_model_call, samples, runtime, python, evaluator, timeout, task_id
@@ -113,12 +113,11 @@ def _has_agent(body: dict[str, Any]) -> bool:
 def _by_solution(body: dict[str, Any], name: str) -> dict[str, Any]:
     """The task with its reference solution as its agent. Raises: InvalidRequest."""
     from gangline.cli.tasks.files import validated
-    from gangline.vetting.subject import subject_of
-    from gangline.vetting.trials import solved
+    from gangline.settings.wings import wing_part
 
     asked = {**body, "agent": {"harness": "shell", "settings": {"command": "true"}}}
     validated(asked, name)
-    changes = solved(subject_of(name, asked))
+    changes = wing_part("solved_task")(name, asked)
     if changes is None:
         raise InvalidRequest(
             f"{name}: has no solution for --oracle{', or not of each step' if body.get('steps') else ''}."
@@ -155,7 +154,7 @@ def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, 
 
 async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
     from gangline.cli.tasks.unshown import lines_of_sessions, lines_of_templates
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         submitted = await client.submit_many(tasks)

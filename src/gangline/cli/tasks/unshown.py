@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from gangline.domain.errors import GanglineError
 
 if TYPE_CHECKING:
-    from gangline.client.server import ServerClient
     from gangline.domain.task import TaskRequest
     from gangline.domain.views import TaskView
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["lines_of_engines", "lines_of_sessions", "lines_of_templates"]
 
@@ -25,7 +25,7 @@ _MOST_SESSIONS = 8
 async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -> list[str]:
     """Before sessions run: where no engine renders tools, and an agent is known to have some."""
     from gangline.domain.unshown import why_hidden
-    from gangline.plugins import has_tools
+    from gangline.settings.plugins import has_tools
 
     backends = [one for node in (await client.status()).nodes for one in node.backends]
     told = (why_hidden(backends, task.agent) for task in tasks if has_tools(task))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gangline.cli.tasks.watching import Watched
-    from gangline.client.running import Service
-    from gangline.client.server import ServerClient
     from gangline.domain.errors import GanglineError
     from gangline.domain.views import TaskSummary
+    from gangline.wire.client.running import Service
+    from gangline.wire.client.server import ServerClient
 
 __all__ = ["register"]
 
@@ -38,7 +38,7 @@ def watch(
     Continues when the server restarts. Without a terminal, and with --json, it prints one line per event: all events of
     a task, or the service's from now on.
     """
-    from gangline.client.running import find_service
+    from gangline.wire.client.running import find_service
 
     address = find_service(data, server)
     plain = as_json or not console().is_terminal
@@ -80,7 +80,7 @@ def _tell_outages() -> Callable[[GanglineError | None], None]:
 
 
 def _client(address: Service) -> ServerClient:
-    from gangline.client.server import ServerClient
+    from gangline.wire.client.server import ServerClient
 
     return ServerClient(address.server_url, address.control_token, timeout_s=_TIMEOUT_S)
 

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from gangline.cli.terminal.exits import Exit
 from gangline.domain.errors import InvalidRequest
-from gangline.settings import Settings
-from gangline.telemetry.logs import LineFormatter, LogFormat
+from gangline.machine.telemetry.logs import LineFormatter, LogFormat
+from gangline.settings.machine import Settings
 
 __all__ = [
     "DataOption",

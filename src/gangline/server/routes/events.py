@@ -24,10 +24,10 @@ from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
-from gangline.http.query import Flag, Text, Whole
-from gangline.http.routes import Route
 from gangline.server.service.core import CALLS, EVENTS, RolloutService
 from gangline.server.service.running import RunningSessions
+from gangline.wire.http.query import Flag, Text, Whole
+from gangline.wire.http.routes import Route
 
 __all__ = ["EventRoutes"]
 

@@ -7,11 +7,11 @@ from typing import get_args
 from aiohttp import web
 
 from gangline.domain.lifecycle import Outcome
-from gangline.http.negotiation import answer
-from gangline.http.query import Choice, Name, Number, Text, Whole
-from gangline.http.routes import Route
 from gangline.server.service.finder import Finder
-from gangline.web.finding import FindAnswer, Rule, Wanted
+from gangline.server.web.finding import FindAnswer, Rule, Wanted
+from gangline.wire.http.negotiation import answer
+from gangline.wire.http.query import Choice, Name, Number, Text, Whole
+from gangline.wire.http.routes import Route
 
 __all__ = ["FindRoutes"]
 

@@ -8,7 +8,6 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline import plugins
 from gangline.domain.contracts import VariesBetweenRuns
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import ID_PATTERN
@@ -16,13 +15,14 @@ from gangline.domain.seeds import derived_seed
 from gangline.domain.session import SessionResult
 from gangline.domain.task import MAX_EDIT_CHARS, MAX_SAMPLES, ForkSpec, SamplingPolicy, TaskRequest
 from gangline.domain.views import ForkTree, Submitted
-from gangline.forks.calls import why_not_forkable
-from gangline.forks.tolerance import Tolerance
-from gangline.http.audit import SUBJECT
-from gangline.http.negotiation import answer, path_id, read_record
-from gangline.http.routes import Route
+from gangline.rows.forks.calls import why_not_forkable
+from gangline.rows.forks.tolerance import Tolerance
 from gangline.server.service.core import RolloutService
 from gangline.server.service.fork_tree import fork_tree
+from gangline.settings import plugins
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.negotiation import answer, path_id, read_record
+from gangline.wire.http.routes import Route
 
 __all__ = ["ForkRequest", "ForkRoutes"]
 

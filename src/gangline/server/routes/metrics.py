@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gangline.http.routes import Route
+from gangline.machine.telemetry.exposition import CONTENT_TYPE
 from gangline.server.service.core import RolloutService
-from gangline.telemetry.exposition import CONTENT_TYPE
+from gangline.wire.http.routes import Route
 
 __all__ = ["MetricsRoutes"]
 

@@ -11,12 +11,12 @@ from gangline.domain.errors import InvalidRequest, LeaseLost
 from gangline.domain.session import Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.views import ResultReceipt, TurnsReceipt
-from gangline.http.listening import read_body
-from gangline.http.negotiation import JSON, MSGPACK, answer, answer_large, path_id, prefers_msgpack, read_record
-from gangline.http.query import MAX_WAIT_S, Whole
-from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
 from gangline.server.service.durable_turns import DurableTurns
+from gangline.wire.http.listening import read_body
+from gangline.wire.http.negotiation import JSON, MSGPACK, answer, answer_large, path_id, prefers_msgpack, read_record
+from gangline.wire.http.query import MAX_WAIT_S, Whole
+from gangline.wire.http.routes import Route
 
 __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 

@@ -13,16 +13,16 @@ import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from gangline.client.node import NodeClient
 from gangline.domain.errors import NodeDraining, ServerUnavailable
 from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.domain.task import EvaluatorSpec
 from gangline.domain.views import NodeView
-from gangline.http.audit import SUBJECT
-from gangline.http.negotiation import answer, path_id, read_record
-from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
 from gangline.server.service.live_nodes import live_nodes
+from gangline.wire.client.node import NodeClient
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.negotiation import answer, path_id, read_record
+from gangline.wire.http.routes import Route
 
 __all__ = ["RegradeRequest", "Regrading", "RegradingRoutes"]
 

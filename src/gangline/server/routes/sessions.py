@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gangline.client.node import NodeClient
 from gangline.domain.errors import (
     Conflict,
     GanglineError,
@@ -32,12 +31,13 @@ from gangline.domain.ids import new_id, validated_id
 from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.views import NodeView
-from gangline.http.audit import SUBJECT
-from gangline.http.negotiation import answer, path_id, read_record
-from gangline.http.query import Flag, Number
-from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
 from gangline.server.service.live_nodes import live_nodes
+from gangline.wire.client.node import NodeClient
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.negotiation import answer, path_id, read_record
+from gangline.wire.http.query import Flag, Number
+from gangline.wire.http.routes import Route
 
 __all__ = ["CallerSessionRoutes", "CallerSessions"]
 

@@ -21,12 +21,12 @@ from gangline.domain.views import (
     TaskPage,
     TaskView,
 )
-from gangline.http.audit import SUBJECT
-from gangline.http.listening import read_body
-from gangline.http.negotiation import answer, path_id, prefers_msgpack, read_record
-from gangline.http.query import Choice, Flag, Number, Query, Text, Whole
-from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.listening import read_body
+from gangline.wire.http.negotiation import answer, path_id, prefers_msgpack, read_record
+from gangline.wire.http.query import Choice, Flag, Number, Query, Text, Whole
+from gangline.wire.http.routes import Route
 
 __all__ = ["TaskResults", "UserRoutes"]
 

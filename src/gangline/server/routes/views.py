@@ -13,16 +13,16 @@ from aiohttp import web
 
 from gangline.domain.errors import NotFound
 from gangline.domain.tokens import encode_json, encode_msgpack
-from gangline.http.negotiation import JSON, MSGPACK, answer_large, path_id, prefers, prefers_msgpack
-from gangline.http.query import Flag, Name, Text, Whole
-from gangline.http.routes import Route
 from gangline.server.service.opened import OpenedSessions
-from gangline.web.alignment import AlignedSamples
-from gangline.web.columns import COLUMNS, encode_columns
-from gangline.web.contents import CallContent, call_contents
-from gangline.web.drift import CallDrift, call_drift
-from gangline.web.outline import OpenedSession, SessionOutline
-from gangline.web.tokens import token_columns
+from gangline.server.web.alignment import AlignedSamples
+from gangline.server.web.columns import COLUMNS, encode_columns
+from gangline.server.web.contents import CallContent, call_contents
+from gangline.server.web.drift import CallDrift, call_drift
+from gangline.server.web.outline import OpenedSession, SessionOutline
+from gangline.server.web.tokens import token_columns
+from gangline.wire.http.negotiation import JSON, MSGPACK, answer_large, path_id, prefers, prefers_msgpack
+from gangline.wire.http.query import Flag, Name, Text, Whole
+from gangline.wire.http.routes import Route
 
 __all__ = ["TokenColumns", "ViewRoutes"]
 
@@ -30,7 +30,7 @@ _MAX_CALLS = 256
 
 
 class TokenColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of several calls as JSON; the same as columns where `Accept` names them. See `gangline.web.tokens`."""
+    """Tokens of several calls as JSON; the same as columns where `Accept` names them (`gangline.server.web.tokens`)."""
 
     starts: list[int]
     """[calls + 1] where each call's tokens begin, and the end of the last."""

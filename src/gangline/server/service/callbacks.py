@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -16,8 +16,8 @@ import msgspec
 from gangline.domain.errors import GanglineError, StoreError
 from gangline.server.service.core import CALLBACKS, EVENTS
 from gangline.server.service.notifier import Notifier
-from gangline.settings import read_secret
-from gangline.store.sql.outbox import POLAR_BODY, Callback, Outbox, next_try_at
+from gangline.settings.machine import read_secret
+from gangline.store.sql.outbox import Callback, Outbox, next_try_at
 
 __all__ = ["CallbackSender", "signature"]
 
@@ -36,7 +36,7 @@ class CallbackSender:
     """Carries callbacks.
 
     public_url: the server's address as receivers know it, for `result_url`.
-    polar_task: makes the body of a callback in Polar's form, by task id.
+    forms: value of a task's `callback_form` -> what makes its bodies, by task id.
     base_s, max_s: pause after the first failure, doubled after each, and its bound.
     """
 
@@ -46,7 +46,7 @@ class CallbackSender:
         notifier: Notifier,
         *,
         public_url: str,
-        polar_task: Callable[[str], Awaitable[bytes]],
+        forms: Mapping[str, Callable[[str], Awaitable[bytes]]],
         control_token: str | None,
         base_s: float = 1.0,
         max_s: float = 300.0,
@@ -56,7 +56,7 @@ class CallbackSender:
         self._outbox = outbox
         self._notifier = notifier
         self._public_url = public_url
-        self._polar_task = polar_task
+        self._forms = forms
         self._token = control_token
         self._base_s = base_s
         self._max_s = max_s
@@ -136,9 +136,9 @@ class CallbackSender:
             return f"{type(error).__name__}: {error}"
 
     async def _body(self, callback: Callback) -> bytes:
-        """Raises: NotFound, StoreError when the results of a callback in Polar's form cannot be read."""
+        """Raises: NotFound, StoreError when results that belong into the body cannot be read."""
         kept = msgspec.json.decode(callback.body, type=dict[str, Any])
-        if kept == POLAR_BODY:
-            return await self._polar_task(callback.task_id)
+        if (form := kept.get("callback_form")) is not None:
+            return await self._forms[form](callback.task_id)
         result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
         return msgspec.json.encode({**kept, "result_url": result_url})

@@ -13,24 +13,24 @@ from functools import partial
 
 import msgspec
 
-from gangline import plugins
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.unshown import why_hidden
 from gangline.domain.views import Event, ResultReceipt, ResultReference, ServiceStatus, SessionView, Submitted, TaskView
+from gangline.machine.telemetry.logs import FIELDS
 from gangline.server.service.durable_turns import DurableTurns, no_place
 from gangline.server.service.heartbeats import HeartbeatRate, RefusedHeartbeats
 from gangline.server.service.lease_turns import LeaseTurns
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import Notifier
-from gangline.settings import read_secret
+from gangline.settings import plugins
+from gangline.settings.machine import read_secret
 from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import Results
 from gangline.store.results.reports import Reports
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
-from gangline.telemetry.logs import FIELDS
 
 __all__ = ["CALLBACKS", "CALLS", "EVENTS", "NODES", "WORK", "RolloutService", "task_topic"]
 

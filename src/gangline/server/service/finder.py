@@ -12,8 +12,8 @@ from pathlib import Path
 from gangline.domain.errors import GanglineError
 from gangline.domain.views import SessionView
 from gangline.server.service.core import EVENTS, RolloutService
-from gangline.web.finding import FindAnswer, Wanted, find, indexed_attempts
-from gangline.web.indexing import frame, session_frame
+from gangline.server.web.finding import FindAnswer, Wanted, find, indexed_attempts
+from gangline.server.web.indexing import frame, session_frame
 
 __all__ = ["Finder"]
 
@@ -61,7 +61,7 @@ class Finder:
 
     async def _keep_up(self, path: Path) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gangline.web.indexing", str(path)),
+            *(sys.executable, "-m", "gangline.server.web.indexing", str(path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.views import Event, NodeView, ServiceStatus
-from gangline.telemetry.exposition import LoopLag, exposition, gauge, new_registry
+from gangline.machine.telemetry.exposition import LoopLag, exposition, gauge, new_registry
 
 __all__ = ["ServerMetrics"]
 

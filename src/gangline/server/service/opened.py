@@ -10,10 +10,10 @@ from gangline.domain.errors import BuilderError, Conflict, NotFound, ServerUnava
 from gangline.domain.session import SessionResult
 from gangline.server.service.core import RolloutService
 from gangline.server.service.running import RunningSessions
-from gangline.web.alignment import AlignedSamples, align
-from gangline.web.outline import OpenedSession, open_session
-from gangline.web.tokens import TokenBytes, recorded_texts
-from gangline.web.vocabulary import Vocabularies
+from gangline.server.web.alignment import AlignedSamples, align
+from gangline.server.web.outline import OpenedSession, open_session
+from gangline.server.web.tokens import TokenBytes, recorded_texts
+from gangline.server.web.vocabulary import Vocabularies
 
 __all__ = ["OpenedSessions"]
 

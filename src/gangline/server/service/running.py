@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from gangline.client.node import NodeClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict, GanglineError, NotFound, ServerUnavailable, TooMany
 from gangline.domain.views import NodeView, SessionView
 from gangline.server.service.core import CALLS, RolloutService
 from gangline.server.service.live_nodes import live_nodes
-from gangline.web.outline import OpenedSession, open_running
+from gangline.server.web.outline import OpenedSession, open_running
+from gangline.wire.client.node import NodeClient
 
 __all__ = ["RunningSessions"]
 

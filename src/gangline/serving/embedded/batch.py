@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gangline.domain.errors import Conflict
+from gangline.models.engine_server.sampler import FinishReason, PauseMode, SampledToken, SampleRequest
 from gangline.serving.embedded.kv_cache import KvCache, PrefixStore, common_length
 from gangline.serving.embedded.model import Chunk, LanguageModel
 from gangline.serving.embedded.sampling import Draw, RowParameters, draw
-from gangline.serving.sampler import FinishReason, PauseMode, SampledToken, SampleRequest
 
 __all__ = ["Batch", "Sequence"]
 

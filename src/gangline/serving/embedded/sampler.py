@@ -22,10 +22,10 @@ from typing import TypeVar
 import torch
 
 from gangline.domain.errors import ContextOverflow, EngineUnavailable, GanglineError, InvalidRequest
-from gangline.language.contract import ChatTokenizer
+from gangline.models.engine_server.sampler import PauseMode, SampledToken, SampleRequest
+from gangline.models.language.contract import ChatTokenizer
 from gangline.serving.embedded.batch import Batch, Sequence
 from gangline.serving.embedded.model import LanguageModel
-from gangline.serving.sampler import PauseMode, SampledToken, SampleRequest
 
 __all__ = ["EmbeddedSampler"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gangline.language.models import resolve_model
-from gangline.language.tokenizer import load_tokenizer
-from gangline.serving.app import run_app
+from gangline.models.engine_server.app import run_app
+from gangline.models.language.models import resolve_model
+from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 

@@ -17,9 +17,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gangline.language.contract import ChatTokenizer
+from gangline.models.engine_server.wire import ApiError, encode
+from gangline.models.language.contract import ChatTokenizer
 from gangline.serving.scripted.script import Faults, Script
-from gangline.serving.wire import ApiError, encode
 
 __all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body", "refuse_tools"]
 

@@ -16,16 +16,15 @@ from typing import Any
 from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest
-from gangline.http.same_origin import OwnNames
-from gangline.language.parsing.parser import Parsers
-from gangline.serving.app import create_app, serving
-from gangline.serving.sampler import (
-    ChatTokenizer,
+from gangline.models.engine_server.app import create_app, serving
+from gangline.models.engine_server.sampler import (
     FinishReason,
     PauseMode,
     SampledToken,
     SampleRequest,
 )
+from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.parsing.parser import Parsers
 from gangline.serving.scripted.faults import (
     current_faults,
     fault_middleware,
@@ -36,6 +35,7 @@ from gangline.serving.scripted.script import Reply, Script, load_script
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.serving.scripted.tokens import ReplyEncoder, scripted_logprob
 from gangline.serving.scripted.tools import choose_tool
+from gangline.wire.http.same_origin import OwnNames
 
 __all__ = ["ScriptedSampler", "create_scripted_app", "open_tokenizer", "scripted_server", "serve"]
 
@@ -97,7 +97,7 @@ def open_tokenizer(name: str) -> ChatTokenizer:
     if name == "tiny":
         return TinyTokenizer()
     # Imports transformers, and with it torch: seconds that the built-in tokenizer does not need.
-    from gangline.language.tokenizer import load_tokenizer  # noqa: PLC0415
+    from gangline.models.language.tokenizer import load_tokenizer  # noqa: PLC0415
 
     return load_tokenizer(name)
 

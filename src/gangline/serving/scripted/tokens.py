@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import common_prefix_len, token_ids
-from gangline.language.contract import ChatTokenizer
-from gangline.language.parsing.detect import detect_parsers, opens_thinking
-from gangline.language.parsing.parser import Parsers
-from gangline.language.parsing.thinking import THINK_TAGS
+from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.parsing.detect import detect_parsers, opens_thinking
+from gangline.models.language.parsing.parser import Parsers
+from gangline.models.language.parsing.thinking import THINK_TAGS
 from gangline.serving.scripted.script import CallTool, Reply
 
 __all__ = ["ReplyEncoder", "scripted_logprob"]

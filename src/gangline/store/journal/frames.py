@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gangline.durable import sync
-from gangline.private import open_private
+from gangline.machine.durable import sync
+from gangline.machine.private import open_private
 
 __all__ = [
     "FRAME_HEAD_BYTES",

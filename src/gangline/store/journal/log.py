@@ -32,8 +32,8 @@ import msgspec
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, OtherVersion, StoreError
-from gangline.durable import acquire, is_disk_full
-from gangline.private import make_private_folder
+from gangline.machine.durable import acquire, is_disk_full
+from gangline.machine.private import make_private_folder
 from gangline.store.journal.entries import (
     Appended,
     AttemptClosed,

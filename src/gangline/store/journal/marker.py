@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from gangline.domain.errors import OtherVersion
-from gangline.durable import write_whole
+from gangline.machine.durable import write_whole
 from gangline.store.journal.frames import MARKER_BYTES, read_frame
 
 __all__ = ["check_journal", "journal_marker"]

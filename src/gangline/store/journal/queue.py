@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from gangline.domain.tokens import encode_msgpack
-from gangline.resident import LARGE_BYTES, make_resident
+from gangline.machine.prefault import LARGE_BYTES, make_resident
 from gangline.store.journal.entries import AttemptKey, Entry, Piece, key_of, num_text_chars
 
 __all__ = ["PIECE_BYTES", "CommitQueue", "Unit", "Waiting"]

@@ -18,7 +18,7 @@ from gangline.domain.errors import StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import KeptTurns, Turns
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.durable import disk_full_error, make_folder
+from gangline.machine.durable import disk_full_error, make_folder
 from gangline.store.journal.entries import Appended
 from gangline.store.journal.frames import FrameWriter, Unframed, read_frames
 

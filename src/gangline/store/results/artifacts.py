@@ -14,8 +14,8 @@ from gangline.domain.errors import InvalidRequest, NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.durable import disk_full_error
-from gangline.installation import extra_command
+from gangline.machine.durable import disk_full_error
+from gangline.settings.installation import extra_command
 
 try:
     from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]

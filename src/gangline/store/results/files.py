@@ -19,7 +19,7 @@ from gangline.domain.errors import NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.durable import disk_full_error, make_folder, sync, write_new
+from gangline.machine.durable import disk_full_error, make_folder, sync, write_new
 
 __all__ = ["ResultStore", "Results", "Staged", "StagedResult"]
 

@@ -27,9 +27,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, Opera
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
-from gangline.durable import disk_full_error
-from gangline.installation import extra_command
-from gangline.private import make_private_file, make_private_folder
+from gangline.machine.durable import disk_full_error
+from gangline.machine.private import make_private_file, make_private_folder
+from gangline.settings.installation import extra_command
 from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.sql.schema import SCHEMA_VERSION
 from gangline.store.sql.writer import Writer

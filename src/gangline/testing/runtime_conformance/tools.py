@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.errors import ActionRefused, ActionServerFailed
 from gangline.testing.runtime_conformance.bench import Bench, Checks, is_held, raises, until_held
-from gangline.tools.action_server import ActionServer
 
 CHECKS = Checks()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import CallerError, GanglineError
-from gangline.settings import Settings
+from gangline.settings.machine import Settings
 from gangline.testing.runtime_conformance.bench import until_present
 from support.hostility.attack import Assault, Attacks
 from support.hostility.grounds import Grounds

@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 
+from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.errors import ActionRefused, ActionServerFailed
-from gangline.tools.action_server import ActionServer
 from support.hostility.attack import Assault, Attacks
 from support.hostility.grounds import Grounds
 from support.hostility.kit import Given, contents, syscall

@@ -1,0 +1,70 @@
+"""Measures of the source: entries, lines of code, files that a feature is spread over, names used twice.
+
+`python scripts/house.py` prints them beside their bounds, `--check` fails where one is passed. A bound only ever falls:
+lower it when a measure has fallen. Lines of code are neither blank, nor comments, nor docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "gangline"
+WINGS = frozenset({"interop", "serving", "tasks", "testing", "train"})
+FEATURES = ("sampling_mask", "routed_experts")
+BOUNDS = {
+    "entries": 18,
+    "code lines": 97_000,
+    "code lines of the core": 63_400,
+    "files that name sampling_mask": 28,
+    "files that name routed_experts": 24,
+    "class names used more than once": 143,
+}
+_NO_CODE = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
+_WITH_DOCSTRING = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_lines(source: str, tree: ast.Module) -> int:
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def measures() -> dict[str, int]:
+    sizes, classes, named = Counter[str](), Counter[str](), Counter[str]()
+    for path in SOURCE.rglob("*.py"):
+        source = path.read_text()
+        tree = ast.parse(source)
+        sizes["core" if path.relative_to(SOURCE).parts[0] not in WINGS else "wings"] += code_lines(source, tree)
+        classes.update(node.name.lstrip("_") for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        named.update(feature for feature in FEATURES if feature in source)
+    return {
+        "entries": sum(1 for path in SOURCE.iterdir() if (path / "__init__.py").is_file()),
+        "code lines": sizes.total(),
+        "code lines of the core": sizes["core"],
+        **{f"files that name {feature}": named[feature] for feature in FEATURES},
+        "class names used more than once": sum(1 for num in classes.values() if num > 1),
+    }
+
+
+def main() -> int:
+    found = measures()
+    passed = [name for name, bound in BOUNDS.items() if found[name] > bound]
+    for name, bound in BOUNDS.items():
+        print(f"{name}: {found[name]:,} (at most {bound:,}){'  TOO MUCH' if name in passed else ''}")
+    return 1 if passed and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

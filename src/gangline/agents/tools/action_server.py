@@ -1,0 +1,275 @@
+"""The node's side of an action server: starts one in a sandbox, and acts through it.
+
+    async with await ActionServer.start(handle) as server:
+        result = await server.shell.run("make test", timeout_s=60)
+        cell = await server.python.run("2 ** 10", timeout_s=10)
+        await server.files.replace("setup.py", old="1.0", new="1.1")
+
+A shell, an interpreter and a place for files, each started when it is first used. Actions of one tool are done one
+after the other; different tools act at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.agents.tools.answers import Captured, Change, Found, Nothing, PythonResult, ShellResult, Tree, View
+from gangline.agents.tools.link import Link
+from gangline.agents.tools.program import server_argv, server_program
+from gangline.domain.contracts import Channel, RuntimeHandle, RuntimeUser
+from gangline.domain.errors import ActionServerFailed, InvalidRequest
+
+__all__ = ["ActionServer", "ActionServerOptions", "Files", "PythonTool", "ShellTool"]
+
+_T = TypeVar("_T")
+_Result = TypeVar("_Result", ShellResult, PythonResult)
+
+_START_S = 60.0
+_ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+"""For programs that would wait for a person at the terminal."""
+
+
+class ActionServerOptions(BaseModel):
+    """Settings of an action server. A client that reconnects must give the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_output_bytes: int = Field(default=65_536, ge=2, le=1 << 20)
+    """Bytes of output that an answer keeps, half of them from its head and half from its tail."""
+    python: str = "python3"
+    """Program in the sandbox that runs cells. The server itself runs with it too; Python 3.8 or newer."""
+    python_memory_bytes: int | None = Field(default=None, gt=0)
+    """Memory that the interpreter's process may have; a cell beyond it gets a MemoryError."""
+    grace_s: float = Field(default=30.0, ge=0)
+    """Seconds that an answer may come later than its action's own limit, on a busy machine; then the server has
+    failed."""
+
+
+class ActionServer:
+    """Use as a context manager, or call `close`. Made by `start` or `resume`."""
+
+    def __init__(self, link: Link, options: ActionServerOptions) -> None:
+        self._link = link
+        self.shell = ShellTool(link, options)
+        self.python = PythonTool(link, options)
+        self.files = Files(link)
+
+    @classmethod
+    async def start(
+        cls,
+        handle: RuntimeHandle,
+        *,
+        options: ActionServerOptions | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Self:
+        """Start an action server in a sandbox. cwd, env: for all tools, as `RuntimeHandle.exec` takes them.
+
+        Raises: RuntimeFailed when the sandbox is gone; ActionServerFailed when the server did not start.
+        """
+        options = options or ActionServerOptions()
+        channel = await handle.channel(
+            server_argv(options.python), cwd=cwd, env={**_ENVIRONMENT, **(env or {})}, user=user
+        )
+        return await cls._begun(channel, options, server_program(options.model_dump()))
+
+    @classmethod
+    async def resume(cls, channel: Channel, options: ActionServerOptions | None = None) -> Self:
+        """Continue with a server whose earlier client is gone, such as after a node's restart.
+
+        Ask again, with the same `request_id`, for answers that may not have come: no action is done twice.
+        Raises: ActionServerFailed.
+        """
+        return await cls._begun(channel, options or ActionServerOptions(), None)
+
+    @classmethod
+    async def _begun(cls, channel: Channel, options: ActionServerOptions, program: bytes | None) -> Self:
+        link = Link(channel, options.grace_s)
+        try:
+            await link.listen(program, _START_S)
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, ActionServerFailed) and program is not None:
+                raise ActionServerFailed(
+                    f"the action server did not start in the sandbox, which needs {options.python} (3.8 or newer):"
+                    f" {link.reason}"
+                ) from error
+            raise
+        return cls(link, options)
+
+    @property
+    def has_ended(self) -> bool:
+        """It failed, or was closed: only another one can act."""
+        return self._link.has_ended
+
+    async def close(self) -> None:
+        """End the server, its shell and its interpreter. Idempotent."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class ShellTool:
+    """Commands in a shell on a pseudo-terminal, bash where there is one, that keeps folder, variables and jobs."""
+
+    def __init__(self, link: Link, options: ActionServerOptions) -> None:
+        self._link = link
+        self._max_bytes = options.max_output_bytes
+
+    async def run(self, command: str, *, timeout_s: float, request_id: str | None = None) -> ShellResult:
+        """Run a command and wait until it ends, waits for input, or its time is over; it is not ended then.
+
+        Raises: ActionRefused while an earlier command runs; ActionServerFailed; InvalidRequest for text that no
+        command can hold.
+        """
+        _check_text(command)
+        return await self._do("run", {"command": command}, timeout_s, request_id)
+
+    async def wait(self, *, timeout_s: float, request_id: str | None = None) -> ShellResult:
+        """Wait for the running command once more. Raises: ActionRefused, ActionServerFailed."""
+        return await self._do("wait", {}, timeout_s, request_id)
+
+    async def send_keys(self, keys: str, *, timeout_s: float = 5.0, request_id: str | None = None) -> ShellResult:
+        """Type keys: `\\n` is Enter, `\\x04` the end of input. Then wait as `run` does.
+
+        Raises: ActionRefused, ActionServerFailed.
+        """
+        _check_text(keys.replace("\0", ""))
+        return await self._do("keys", {"keys": keys}, timeout_s, request_id)
+
+    async def interrupt(self, *, timeout_s: float = 5.0, request_id: str | None = None) -> ShellResult:
+        """Send SIGINT to the program in the foreground, and wait for the command's end.
+
+        Raises: ActionRefused, ActionServerFailed.
+        """
+        return await self._do("interrupt", {}, timeout_s, request_id)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Set the terminal's size. Raises: InvalidRequest, ActionServerFailed."""
+        if not (0 < rows <= 1000 and 0 < columns <= 1000):
+            raise InvalidRequest(f"a terminal cannot have {rows} rows and {columns} columns: give 1 to 1000 of each")
+        await self._link.ask("shell.resize", {"rows": rows, "columns": columns}, Nothing, 5.0)
+
+    async def restart(self, *, request_id: str | None = None) -> None:
+        """Kill the shell and its jobs; the next command runs in a new one. Raises: ActionServerFailed."""
+        await self._link.ask("shell.restart", {}, Nothing, 30.0, request_id)
+
+    async def _do(self, do: str, order: dict[str, Any], timeout_s: float, request_id: str | None) -> ShellResult:
+        order["timeout_s"] = timeout_s
+        result = await self._link.ask(f"shell.{do}", order, ShellResult, timeout_s, request_id)
+        return await _bounded(self._link, result, self._max_bytes)
+
+
+class PythonTool:
+    """Cells in an interpreter that keeps its variables: IPython where the sandbox's Python has it."""
+
+    def __init__(self, link: Link, options: ActionServerOptions) -> None:
+        self._link = link
+        self._max_bytes = options.max_output_bytes
+
+    async def run(self, code: str, *, timeout_s: float, request_id: str | None = None) -> PythonResult:
+        """Run a cell. Out of time, it is interrupted (KeyboardInterrupt), and the variables stay.
+
+        Raises: ActionRefused while an earlier cell runs; ActionServerFailed.
+        """
+        order = {"code": code, "timeout_s": timeout_s}
+        # An interpreter's start and a cell's interrupt come on top of the cell's own time.
+        result = await self._link.ask("python.run", order, PythonResult, timeout_s + _START_S, request_id)
+        return await _bounded(self._link, result, self._max_bytes)
+
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the running cell, whose `run` then returns. Raises: ActionServerFailed."""
+        await self._link.ask("python.interrupt", {}, Nothing, 5.0)
+
+    async def restart(self, *, request_id: str | None = None) -> None:
+        """End the interpreter; the next cell runs in a new one. Raises: ActionServerFailed."""
+        await self._link.ask("python.restart", {}, Nothing, 30.0, request_id)
+
+
+class Files:
+    """Text files, as the server's user sees them. Paths are absolute, or relative to the server's folder.
+
+    Every method raises ActionRefused with a `reason` (`not_found`, `binary`, `no_match`, `many_matches` ...) and
+    ActionServerFailed. Text in UTF-8, UTF-16 and Latin-1 is kept in its encoding. In a file whose lines all end
+    with CRLF, `\\n` stands for that.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def view(
+        self, path: str, *, first_line: int = 1, last_line: int | None = None, max_bytes: int = 65_536
+    ) -> View:
+        """Return lines of a file; fewer where they exceed `max_bytes`, but at least the front of one."""
+        if first_line < 1 or (last_line is not None and last_line < first_line):
+            raise InvalidRequest(f"there are no lines {first_line} to {last_line}: lines are numbered from 1")
+        max_bytes = min(max_bytes, 1 << 20)
+        return await self._do(View, "view", path=path, first_line=first_line, last_line=last_line, max_bytes=max_bytes)
+
+    async def write(self, path: str, text: str, *, request_id: str | None = None) -> Change:
+        """Write a whole file, in UTF-8; its folders are made."""
+        return await self._do(Change, "write", request_id, path=path, text=text)
+
+    async def replace(self, path: str, *, old: str, new: str, request_id: str | None = None) -> Change:
+        """Replace a text that occurs exactly once; otherwise the error names the count."""
+        return await self._do(Change, "replace", request_id, path=path, old=old, new=new)
+
+    async def insert(self, path: str, text: str, *, after_line: int, request_id: str | None = None) -> Change:
+        """Insert whole lines after a line; 0 is the beginning."""
+        if after_line < 0:
+            raise InvalidRequest("lines are numbered from 1, and 0 is the place before them")
+        return await self._do(Change, "insert", request_id, path=path, text=text, after_line=after_line)
+
+    async def undo(self, path: str, *, request_id: str | None = None) -> Change:
+        """Take back this tool's last change of a file, if nothing else has changed it since."""
+        return await self._do(Change, "undo", request_id, path=path)
+
+    async def tree(self, path: str = ".", *, max_depth: int = 2, max_entries: int = 500) -> Tree:
+        """List what a folder has, down to a depth."""
+        max_entries = min(max_entries, 10_000)
+        return await self._do(Tree, "tree", path=path, max_depth=min(max_depth, 100), max_entries=max_entries)
+
+    async def search(
+        self, pattern: str, path: str = ".", *, is_regex: bool = True, glob: str | None = None, max_matches: int = 200
+    ) -> Found:
+        """Find lines, by ripgrep where the sandbox has it, otherwise by Python's `re`. glob: only in files that fit."""
+        max_matches = min(max_matches, 1000)
+        return await self._do(
+            Found, "search", pattern=pattern, path=path, is_regex=is_regex, glob=glob, max_matches=max_matches
+        )
+
+    async def _do(self, kind: type[_T], act: str, request_id: str | None = None, **order: Any) -> _T:
+        timeout_s = 60.0
+        return await self._link.ask("files", {"act": act, "timeout_s": timeout_s, **order}, kind, timeout_s, request_id)
+
+
+def _check_text(text: str) -> None:
+    """Raises: InvalidRequest."""
+    if "\0" in text:
+        raise InvalidRequest("a command cannot hold a NUL byte")
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"a command cannot hold {error.object[error.start]!r}: it is no character") from None
+
+
+async def _bounded(link: Link, result: _Result, max_bytes: int) -> _Result:
+    """Raises: ActionServerFailed when a server keeps more output than it was asked to."""
+
+    def is_large(one: Captured) -> bool:
+        return len(one.head) + len(one.tail) > max_bytes
+
+    if is_large(result.output) or is_large(result.earlier):
+        raise await link.fail(f"it sent more than {max_bytes} bytes of output")
+    return result

@@ -1,0 +1,74 @@
+"""Tools of MCP servers: programs in the sandbox (`pipe`), or URLs that the node's operator has named (`by_url`).
+
+The session with a server is the official SDK's (extra `gangline[mcp]`). All its answers are claims: descriptions and
+results are bounded, and every call has a time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+from gangline.agents.tools.contract import NoConfig, Observation, Tool, ToolContext
+from gangline.agents.tools.mcp.by_url import ByUrl
+from gangline.agents.tools.mcp.connection import McpConnection, name_for_models, shown
+from gangline.agents.tools.mcp.pipe import Pipe
+from gangline.domain.errors import InvalidRequest, ToolUnavailable
+from gangline.domain.task import McpServer
+
+if TYPE_CHECKING:  # it needs the extra `mcp`
+    from mcp import types as protocol
+
+__all__ = ["mcp_tools"]
+
+_MAX_TOOLS = 128
+_MAX_DESCRIPTION_CHARS = 4096
+
+
+class McpTool(Tool):
+    """One tool of a server."""
+
+    Config: ClassVar[type[BaseModel]] = NoConfig
+
+    def __init__(self, server: McpConnection, tool: protocol.Tool) -> None:
+        self._server = server
+        self._tool = tool.name
+        self.name = name_for_models(server.name, tool.name)
+        self.description = (tool.description or tool.title or "")[:_MAX_DESCRIPTION_CHARS]
+        self.parameters = tool.input_schema
+
+    async def run(self, arguments: Mapping[str, Any], context: ToolContext) -> Observation:
+        result = await self._server.call(self._tool, dict(arguments), context.command_timeout_s)
+        return Observation(content=shown([block.model_dump() for block in result.content]), is_error=result.is_error)
+
+
+@asynccontextmanager
+async def mcp_tools(servers: Mapping[str, McpServer], context: ToolContext) -> AsyncGenerator[list[Tool]]:
+    """Start a task's servers in its sandbox, or connect with them, and yield their tools.
+
+    Raises: ToolUnavailable when a server does not start, has no usable tools, or has a URL that is not allowed.
+    """
+    async with AsyncExitStack() as running:
+        tools: list[Tool] = []
+        for name, server in servers.items():
+            connection = McpConnection(name)
+            running.push_async_callback(connection.close)
+            await connection.start(await _way_to(name, server, context))
+            tools += [McpTool(connection, tool) for tool in connection.tools[:_MAX_TOOLS]]
+        names = [tool.name for tool in tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ToolUnavailable(f"two tools of MCP servers would have the name {twice[0]!r}")
+        yield tools
+
+
+async def _way_to(name: str, server: McpServer, context: ToolContext) -> Pipe | ByUrl:
+    """Raises: ToolUnavailable."""
+    try:
+        if server.url is not None:
+            return ByUrl(name, server, context)
+        return await Pipe.start(context.runtime, server.command, {**context.env, **server.env})
+    except InvalidRequest as error:
+        raise ToolUnavailable(f"MCP server {name!r} cannot be used: {error}") from error

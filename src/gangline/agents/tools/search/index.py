@@ -1,0 +1,114 @@
+"""A full-text index over a corpus: SQLite's FTS5 with BM25, in a file that is built once and then only read.
+
+The file's name is the digest of the corpus's files (path, size, time of change) and columns, so that a changed corpus
+gets another index. One process builds it, beside its place, while others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sqlite3
+from pathlib import Path
+
+from gangline.agents.tools.search.corpus import documents, files_of
+from gangline.agents.tools.search.provider import Hit, Page
+from gangline.domain.search_source import SearchSource
+from gangline.machine.durable import locked
+
+__all__ = ["Index", "index_file", "match_of"]
+
+_VERSION = "1"
+"""Changes with the tables, so that no index of another version is opened."""
+_MAX_TERMS = 64
+_WORD = re.compile(r"\w+")
+_TABLES = """
+    CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT);
+    CREATE VIRTUAL TABLE found USING fts5 (
+        title, text, content='documents', content_rowid='number', tokenize='porter unicode61'
+    );
+"""
+_TITLE_WEIGHT = 3.0
+_EXCERPT_TOKENS = 40
+
+
+def index_file(source: SearchSource, folder: Path) -> Path:
+    """The index of a source in a cache folder; built now if it is not there. Slow then, so not on the event loop.
+
+    Raises: InvalidRequest when the corpus cannot be read; OSError.
+    """
+    root = Path(source.path or "").expanduser().resolve()
+    path = folder / f"{_digest(root, source)}.sqlite"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_suffix(".lock"), wait=True):
+        if not path.exists():
+            beside = path.with_suffix(".new")
+            beside.unlink(missing_ok=True)
+            _build(root, source, beside)
+            beside.rename(path)
+    return path
+
+
+def _digest(root: Path, source: SearchSource) -> str:
+    digest = hashlib.sha256(f"{_VERSION}\n{source.text_column}\n{source.title_column}\n{source.id_column}\n".encode())
+    for path in files_of(root):
+        stat = path.stat()
+        digest.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _build(root: Path, source: SearchSource, path: Path) -> None:
+    """An index that is lost in a crash is built again, so nothing is synced."""
+    database = sqlite3.connect(path)
+    try:
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        database.executescript(_TABLES)
+        insert = "INSERT OR IGNORE INTO documents (id, title, text) VALUES (?, ?, ?)"
+        for number, document in enumerate(documents(root, source), 1):
+            values = [value.encode(errors="replace").decode() for value in (document.title, document.text)]
+            if not database.execute(insert, (document.id, *values)).rowcount:
+                database.execute(insert, (f"{document.id}#{number}", *values))
+        database.execute("INSERT INTO found (found) VALUES ('rebuild')")
+        database.execute("INSERT INTO found (found) VALUES ('optimize')")
+        database.commit()
+    finally:
+        database.close()
+
+
+def match_of(query: str) -> str:
+    """A query of any text as an FTS5 expression: its words, any of them; empty where it has none.
+
+    Each word is a quoted string, so nothing of the query's is syntax.
+    """
+    words = dict.fromkeys(word.casefold() for word in _WORD.findall(query))
+    return " OR ".join(f'"{word}"' for word in list(words)[:_MAX_TERMS])
+
+
+class Index:
+    """An open index. Its methods block for milliseconds, and may be called from any one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+
+    def search(self, query: str, max_results: int) -> list[Hit]:
+        match = match_of(query)
+        if not match:
+            return []
+        rows = self._database.execute(
+            "SELECT documents.title, documents.id, snippet(found, 1, '', '', ' ... ', ?) FROM found"
+            " JOIN documents ON documents.number = found.rowid"
+            f" WHERE found MATCH ? ORDER BY bm25(found, {_TITLE_WEIGHT}) , found.rowid LIMIT ?",
+            (_EXCERPT_TOKENS, match, max_results),
+        )
+        return [Hit(title, id_, " ".join(excerpt.split())) for title, id_, excerpt in rows]
+
+    def page(self, id_: str) -> Page | None:
+        given = id_.encode(errors="replace").decode()
+        row = self._database.execute("SELECT title, text FROM documents WHERE id = ?", (given,)).fetchone()
+        return None if row is None else Page(row[0], id_, row[1])
+
+    def close(self) -> None:
+        self._database.close()

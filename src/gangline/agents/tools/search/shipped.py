@@ -1,0 +1,15 @@
+"""Search sources that are part of the package: every node has them, without a setting."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from gangline.domain.search_source import SearchSource
+
+__all__ = ["shipped_sources"]
+
+
+def shipped_sources() -> dict[str, SearchSource]:
+    """Name -> source. `gangline:stem` has the facts of the samples of preset `stem`."""
+    folder = resources.files("gangline.agents.tools.search").joinpath("corpora", "stem")
+    return {"gangline:stem": SearchSource(kind="local", path=str(folder))}

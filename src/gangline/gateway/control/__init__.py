@@ -1,5 +1,0 @@
-"""The routes by which a node is controlled.
-
-`sessions` has the ones of callers, `backends` the ones of engines, and `gate` the ones of a weight update;
-`gangline.http` stands before all of them. Start with `sessions`.
-"""

@@ -1,0 +1,120 @@
+"""Evaluator `per_turn`: a score for each of the model's turns, and a reward for each trace, beside the session's.
+
+Rules score turns by the recorded conversation. A trace's reward is the session's, plus `turns_weight` times the mean
+(or sum) of its turns' scores; the session's own reward stays the inner evaluator's, so that sessions are compared by
+their outcome. A trace whose messages cannot be matched to its turns gets no scores.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.trajectory import Trace
+from gangline.grading.combining.nested import AroundOne, NestedEvaluator
+from gangline.grading.combining.turns import ERROR_BEGINNINGS, Turn, is_error, turns_of
+
+__all__ = ["PerTurnConfig", "PerTurnEvaluator", "TurnRule"]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class TurnRule(_Spec):
+    """A score that every turn gets for which the rule holds."""
+
+    when: Literal["tool_call", "no_tool_call", "tool_error", "tool_success", "repeated_call", "contains"]
+    """`tool_call`: it calls a tool. `tool_error`: a tool that it called failed; `tool_success`: all that it called gave
+    results without errors. `repeated_call`: it calls a tool as an earlier turn of the trace did, with equal arguments.
+    `contains`: its text contains `value`."""
+    score: float
+    tools: tuple[str, ...] = ()
+    """Only calls of these tools; empty is all. Not for `no_tool_call` and `contains`."""
+    value: str = ""
+
+    def holds(self, turn: Turn, before: set[tuple[str, str]], beginnings: tuple[str, ...]) -> bool:
+        """before: names and arguments of the trace's earlier calls."""
+        calls = [call for call in turn.calls if not self.tools or call.name in self.tools]
+        ids = {call.call_id for call in calls}
+        failed = [is_error(result, beginnings) for result in turn.results if result.call_id in ids]
+        match self.when:
+            case "tool_call":
+                return bool(calls)
+            case "no_tool_call":
+                return not turn.calls
+            case "tool_error":
+                return any(failed)
+            case "tool_success":
+                return bool(failed) and not any(failed)
+            case "repeated_call":
+                return any((call.name, call.arguments) in before for call in calls)
+            case "contains":
+                return self.value in turn.text
+
+
+class PerTurnConfig(_Spec):
+    """Configuration of evaluator `per_turn`."""
+
+    evaluator: NestedEvaluator
+    """Gives the session's reward. Its own turn scores are added to those of the rules."""
+    rules: Annotated[tuple[TurnRule, ...], Field(max_length=64)] = ()
+    turns_weight: float = 1.0
+    """How much the scores of its turns add to a trace's reward."""
+    turns: Literal["mean", "sum"] = "mean"
+    """How the scores of a trace's turns become one number."""
+    error_beginnings: tuple[str, ...] = ERROR_BEGINNINGS
+    """A tool's result that begins so is an error, beside those that the client marked."""
+
+
+class PerTurnEvaluator(AroundOne):
+    """Asks one evaluator, and scores turns by rules."""
+
+    name: ClassVar[str] = "per_turn"
+    Config: ClassVar[type[BaseModel]] = PerTurnConfig
+
+    def __init__(self, config: PerTurnConfig) -> None:
+        super().__init__(config.evaluator)
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: as the inner evaluator does."""
+        found = await self._inner.grade(context)
+        scores = dict(found.turn_scores)
+        rewards: dict[str, float] = {}
+        unmatched: list[str] = []
+        for trace in context.trajectory.traces:
+            ruled = self._scores(trace)
+            if ruled is None:
+                unmatched.append(trace.trace_id)
+            for turn, score in (ruled or {}).items():
+                scores[turn] = found.turn_scores.get(turn, 0.0) + score
+            own = [scores[span.completion_id] for span in trace.spans if span.completion_id in scores]
+            base = found.trace_rewards.get(trace.trace_id, found.reward)
+            rewards[trace.trace_id] = base + self._config.turns_weight * self._joined(own)
+        details: dict[str, Any] = {self._inner.label: {"reward": found.reward, "details": found.details}}
+        if unmatched:
+            details["unscored_traces"] = unmatched
+        return Reward(reward=found.reward, trace_rewards=rewards, turn_scores=scores, details=details)
+
+    def _scores(self, trace: Trace) -> dict[str, float] | None:
+        """Scores by the rules; None where turns cannot be matched."""
+        turns = turns_of(trace)
+        if turns is None:
+            return None
+        before: set[tuple[str, str]] = set()
+        scores: dict[str, float] = {}
+        for turn in turns:
+            held = [
+                rule.score for rule in self._config.rules if rule.holds(turn, before, self._config.error_beginnings)
+            ]
+            scores[turn.completion_id] = math.fsum(held)
+            before |= {(call.name, call.arguments) for call in turn.calls}
+        return scores
+
+    def _joined(self, scores: list[float]) -> float:
+        total = math.fsum(scores)
+        return total / len(scores) if scores and self._config.turns == "mean" else total

@@ -1,0 +1,141 @@
+"""Evaluator `reward_model`: a scoring service gives the reward.
+
+Formats of requests and answers are those of the servers in use; `json` is for a service of one's own:
+
+    POST url {"session_id", "instruction", "answer", "messages", "metadata"} -> {"reward": number, ...}
+
+Sources: vLLM, "OpenAI-compatible server" (Classification, Pooling and Score API); SGLang, "Classification models" and
+"Native APIs" (/classify). SGLang's /v1/classify has vLLM's format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.errors import GraderUnavailable
+from gangline.grading.answers import AnswerSource, answer_of
+from gangline.grading.models.endpoint import Endpoint, EngineUser, engine_of
+from gangline.grading.transcript import chat_messages
+
+__all__ = ["RewardModelConfig", "RewardModelEvaluator"]
+
+_ARTIFACT = "reward_model.json"
+Format = Literal["json", "vllm_classify", "vllm_pooling", "vllm_score", "sglang_classify"]
+
+
+class RewardModelConfig(EngineUser, AnswerSource):
+    """Configuration of evaluator `reward_model`."""
+
+    format: Format = "json"
+    path: str | None = Field(default=None, pattern=r"^(/[^\s\x00]*)?$")
+    """Path after the engine's URL. None: that of the format (`/classify`, `/pooling`, `/score`; none for `json`)."""
+    label: int = Field(default=-1)
+    """With `vllm_classify`: index of the class whose probability is the reward; the last one."""
+    template: str = "{instruction}\n\n{answer}"
+    """Text that `vllm_classify` and `sglang_classify` are asked for; a model's own chat format belongs here."""
+    activation: Literal["none", "sigmoid"] = "none"
+    """Applied to the score."""
+
+
+_PATHS: dict[Format, str] = {
+    "json": "",
+    "vllm_classify": "/classify",
+    "vllm_pooling": "/pooling",
+    "vllm_score": "/score",
+    "sglang_classify": "/classify",
+}
+
+
+class RewardModelEvaluator:
+    """Asks one service for a score."""
+
+    name: ClassVar[str] = "reward_model"
+    Config: ClassVar[type[BaseModel]] = RewardModelConfig
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: GraderUnavailable."""
+        config = self._config
+        answer, missing = await answer_of(context, config)
+        if answer is None:
+            return Reward(reward=0.0, details={"missing": missing})
+        engine = engine_of(context, config.engine)
+        endpoint = Endpoint(engine, tries=config.tries, timeout_s=config.call_timeout_seconds)
+        body = ({} if engine.model is None else {"model": engine.model}) | _body(config, context, answer)
+        said = await endpoint.post(_PATHS[config.format] if config.path is None else config.path, body)
+        context.artifacts[_ARTIFACT] = json.dumps({"url": engine.url, "request": body, "answer": said}).encode()
+        try:
+            score = _score(config, said)
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise ValueError("its score is no finite number")
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            told = f"{type(error).__name__} {error} in {json.dumps(said)[:300]}"
+            raise GraderUnavailable(f"the reward model's answer is not of format {config.format}: {told}") from error
+        reward = score if config.activation == "none" else 1 / (1 + math.exp(-max(min(score, 700.0), -700.0)))
+        details = cast("dict[str, Any]", said) if config.format == "json" else {}
+        return Reward(reward=reward, details={**details, "score": score, "format": config.format})
+
+
+def _text(config: RewardModelConfig, context: EvaluationContext, answer: str) -> str:
+    return config.template.replace("{instruction}", context.instruction).replace("{answer}", answer)
+
+
+def _conversation(context: EvaluationContext, answer: str) -> list[dict[str, Any]]:
+    """Messages of the last main trace; of an answer from elsewhere, the instruction and the answer."""
+    traces = [trace for trace in context.trajectory.traces if trace.role == "main"]
+    if traces:
+        return chat_messages([*traces[-1].prompt_messages, *traces[-1].response_messages])
+    return [{"role": "user", "content": context.instruction}, {"role": "assistant", "content": answer}]
+
+
+def _json_body(context: EvaluationContext, answer: str) -> dict[str, Any]:
+    return {
+        "session_id": context.session_id,
+        "instruction": context.instruction,
+        "answer": answer,
+        "messages": _conversation(context, answer),
+        "metadata": dict(context.metadata),
+    }
+
+
+def _last_number(value: Any) -> Any:
+    """A pooled score: a number, a vector of one, or the last token's."""
+    while isinstance(value, list):
+        value = cast("list[Any]", value)[-1]
+    return value
+
+
+def _body(config: RewardModelConfig, context: EvaluationContext, answer: str) -> dict[str, Any]:
+    match config.format:
+        case "json":
+            return _json_body(context, answer)
+        case "vllm_classify":
+            return {"input": _text(config, context, answer)}
+        case "vllm_pooling":
+            return {"messages": _conversation(context, answer)}
+        case "vllm_score":
+            return {"text_1": context.instruction, "text_2": answer}
+        case "sglang_classify":
+            return {"text": _text(config, context, answer)}
+
+
+def _score(config: RewardModelConfig, said: Any) -> Any:
+    """Raises: KeyError, IndexError, TypeError for an answer that is not of the format."""
+    match config.format:
+        case "json":
+            return said["reward"]
+        case "vllm_classify":
+            return said["data"][0]["probs"][config.label]
+        case "vllm_pooling":
+            return _last_number(said["data"][0]["data"])
+        case "vllm_score":
+            return said["data"][0]["score"]
+        case "sglang_classify":
+            return _last_number((said[0] if isinstance(said, list) else said)["embedding"])

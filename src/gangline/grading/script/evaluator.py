@@ -1,0 +1,346 @@
+"""Evaluator `script`: a command writes the reward.
+
+With `refresh_runtime` it runs in a clean runtime, prepared like the agent's, that the agent never touched; only the
+files of `collect` come over. Hidden files arrive after the agent's processes are gone, and replace anything in their
+place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
+
+The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
+file. If it does not, that is an EvaluatorError, never 0: a control (`controls.py`) shows whose failure it is. Its HOME
+is empty and its own: the agent's HOME may hold files that programs read at their start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, cast
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
+from gangline.domain.errors import CallerError, EvaluatorError, NotFound
+from gangline.domain.services import ServiceName
+from gangline.domain.task import TextEncoding, decoded
+from gangline.domain.task_values import AnyPath, Argv, Environment, FilePath, Line, Seconds, Size
+from gangline.grading.script.collecting import (
+    CollectCommand,
+    Collected,
+    collected,
+    collected_of_services,
+    run_commands,
+)
+from gangline.grading.script.controls import stand_ins, working_folder
+from gangline.grading.solution_user import serving_solution
+from gangline.grading.transcript import transcript
+from gangline.grading.untrusted.graded_before import GradedBefore
+
+__all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
+
+_FOLDER = ".gangline"
+_TRAJECTORY = f"{_FOLDER}/trajectory.json"
+_HOME = f"{_FOLDER}/home"
+_MAX_REWARD_BYTES = 1 << 20
+_MAX_SHOWN_CHARS = 2_000
+_MKDIR_TIMEOUT_S = 60.0
+
+
+class HiddenFile(BaseModel):
+    """A hidden file that is no plain text, or must be a program."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    content: str
+    encoding: TextEncoding = "utf-8"
+    """How `content` stands for bytes."""
+    mode: int = Field(default=0o644, ge=0, le=0o777)
+
+    @model_validator(mode="after")
+    def _is_decodable(self) -> HiddenFile:
+        decoded(self.content, self.encoding)
+        return self
+
+
+class ScriptConfig(BaseModel):
+    """Configuration of evaluator `script`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    command: Line | Argv
+    """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a grading that failed, not a low
+    reward: see `on_failure`."""
+    separate: bool = False
+    """Run the command as a user of its own, in its own HOME; relative paths of `files`, `clear` and `reward_file` are
+    there. Nothing that runs as the solution's user can read it, write the reward or end the command, and
+    `$GANGLINE_SOLUTION COMMAND...` runs a command as that user, in `$GANGLINE_WORKDIR`. Code that the command imports
+    itself is not kept apart. Needs a runtime with such a user, and `python3` in it."""
+    files: dict[FilePath, str | HiddenFile] = Field(default_factory=dict)
+    """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
+    clear: tuple[AnyPath, ...] = ()
+    """Folders that are emptied first, even if the agent filled them: the targets of hidden files, and the folder for
+    the command's findings."""
+    collect: tuple[FilePath, ...] = ()
+    """The solution's files, which are copied from the agent's runtime into the clean one; those that do not exist are
+    left out. Name them also where the runtime is the agent's own: when grading fails, a control puts stand-ins there,
+    which shows that the grader works."""
+    collect_folders: dict[AnyPath, tuple[str, ...]] = Field(default_factory=dict)
+    """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
+    them. Both runtimes need `tar`."""
+    collect_services: dict[ServiceName, dict[Annotated[str, Field(pattern=r"^/[^\x00]+$")], tuple[str, ...]]] = Field(
+        default_factory=dict
+    )
+    """Services of the agent's runtime -> absolute paths of files and folders in their containers, which are copied to
+    the same paths likewise -> patterns of what is left out."""
+    collect_commands: tuple[CollectCommand, ...] = ()
+    """Run first, in the agent's runtime, when its processes are gone: they write what is to be collected. One that
+    fails is told in the reward's details."""
+    reward_file: FilePath | Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
+    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details, but
+    for `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first
+    that exists counts."""
+    env: Environment = Field(default_factory=dict)
+    timeout_seconds: Seconds = 120
+    max_collect_bytes: Size = 16 << 20
+    """For each collected file and folder."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a grader works, and as which user."""
+
+    runtime: RuntimeHandle
+    user: RuntimeUser
+    folder: str
+    home: str
+
+    def at(self, path: str) -> str:
+        return str(PurePosixPath(self.folder, path))
+
+    async def clear(self, path: str) -> None:
+        """Raises: EvaluatorError."""
+        try:
+            await self.runtime.clear(self.at(path))
+        except CallerError as error:
+            raise EvaluatorError(f"could not clear the grader's {path}: {error.message}") from error
+
+    async def make(self, folders: Sequence[str], user: RuntimeUser | None = None) -> None:
+        """Raises: EvaluatorError."""
+        made = await self.runtime.exec(
+            ["mkdir", "-p", "--", *map(self.at, folders)], timeout_s=_MKDIR_TIMEOUT_S, user=user or self.user
+        )
+        if not made.ok:
+            raise EvaluatorError(f"could not make the grader's folders: mkdir {_how_it_ended(made, _MKDIR_TIMEOUT_S)}")
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        await self.runtime.upload(self.at(path), data, mode=mode)
+
+
+class ScriptEvaluator:
+    """Runs `config.command` and reads its reward file."""
+
+    name: ClassVar[str] = "script"
+    Config: ClassVar[type[BaseModel]] = ScriptConfig
+    grades_clean: ClassVar[bool] = True
+    is_controlled: ClassVar[bool] = True
+
+    def __init__(self, config: ScriptConfig) -> None:
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: EvaluatorError when the command fails, is not done in time, or leaves no finite number."""
+        runtime, found, lacks = await self._grading_runtime(context)
+        before = GradedBefore(context, self._config)
+        if context.is_control:
+            return await self._controlled(context, runtime, found, before)
+        reward = await self._graded(context, runtime, lacks)
+        if not before and (graded := found or await working_folder(runtime)) is not None:
+            before.keep(msgspec.msgpack.encode(graded))
+        return reward
+
+    async def _controlled(
+        self, context: EvaluationContext, runtime: RuntimeHandle, found: Collected | None, before: GradedBefore
+    ) -> Reward:
+        """Grade what another session left; where nothing is remembered, nothing and then stand-ins.
+
+        Many graders give these two their 0 at once, and break further on: they say less than what was graded before.
+        Raises: EvaluatorError when none of them gets a reward.
+        """
+        data = before.get()
+        remembered = None if data is None else msgspec.msgpack.decode(data, type=Collected)
+        here = {} if found is None else found.files
+        missing = [path for path in self._config.collect if path not in here]
+        failure: EvaluatorError | None = None
+        unsolved = [Collected(), stand_ins(missing)] if missing else [Collected()]
+        for material in unsolved if remembered is None else [remembered]:
+            await runtime.kill()
+            await material.bring(runtime)
+            try:
+                return await self._graded(context, runtime, {})
+            except EvaluatorError as error:
+                failure = failure or error
+        before.forget()
+        assert failure is not None
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame: a cycle that would keep the session's files in memory
+
+    async def _graded(self, context: EvaluationContext, runtime: RuntimeHandle, lacks: dict[str, list[str]]) -> Reward:
+        """Raises: EvaluatorError."""
+        place = self._place(runtime)
+        await self._write_inputs(place, context)
+        result = await self._run(place)
+        if not result.ok:
+            raise EvaluatorError(f"the grading command {_how_it_ended(result, self._config.timeout_seconds)}")
+        found = await self._read_reward(place)
+        details = found.details | {"graded_in": "clean runtime" if context.refresh_runtime else "agent's runtime"}
+        details |= lacks
+        if result.stdout or result.stderr:
+            details["output"] = _tail(result.stdout + result.stderr)
+        return msgspec.structs.replace(found, details=details)
+
+    async def tidy(self, runtime: RuntimeHandle) -> None:
+        """Remove hidden files and findings. Raises: EvaluatorError."""
+        place = self._place(runtime)
+        if place.user == "grader":
+            await place.clear(place.folder)
+        for path in (f"{runtime.workdir}/{_FOLDER}", *self._own_paths()):
+            await place.clear(path)
+
+    async def _grading_runtime(
+        self, context: EvaluationContext
+    ) -> tuple[RuntimeHandle, Collected | None, dict[str, list[str]]]:
+        """The runtime to grade in, the files that were brought there, and details about those that could not be.
+
+        The files are None where the runtime is the agent's.
+        """
+        config = self._config
+        if not context.refresh_runtime:
+            await context.runtime.kill()  # nothing of the agent's may watch hidden files arrive
+        services = context.services_of(context.runtime)
+        commands = config.collect_commands
+        failed = await run_commands(context.runtime, commands, services) if commands else []
+        if not context.refresh_runtime:
+            return context.runtime, None, _given(failed_commands=failed)
+        found = await collected(context.runtime, config.collect, config.collect_folders, config.max_collect_bytes)
+        await collected_of_services(services, config.collect_services, config.max_collect_bytes, found)
+        runtime = await context.fresh_runtime()
+        missing = found.missing + await found.bring(runtime)
+        return runtime, found, _given(failed_commands=failed, missing_files=missing)
+
+    def _place(self, runtime: RuntimeHandle) -> _Place:
+        """Raises: EvaluatorError when the runtime has no user for a grader."""
+        if not self._config.separate:
+            return _Place(runtime, "agent", runtime.workdir, f"{runtime.workdir}/{_HOME}")
+        if runtime.grader_home is None:
+            raise EvaluatorError(
+                "`separate` needs a runtime with a second user, which this one is not: run the node as root, with "
+                "runtime `sandbox`, `apptainer`, `docker` or `podman`"
+            )
+        return _Place(runtime, "grader", runtime.grader_home, runtime.grader_home)
+
+    async def _write_inputs(self, place: _Place, context: EvaluationContext) -> None:
+        """Clear the places of all inputs and of the reward completely, and write the inputs."""
+        if place.user == "grader":
+            await place.clear(place.folder)
+            await place.clear(f"{place.runtime.workdir}/{_FOLDER}")
+            await place.make([f"{place.runtime.workdir}/{_FOLDER}"], user="agent")
+        for path in self._own_paths():
+            await place.clear(path)
+        await place.make([_HOME, *self._config.clear])
+        await place.write(_TRAJECTORY, msgspec.json.encode(transcript(context)))
+        for path, given in self._config.files.items():
+            file = HiddenFile(content=given) if isinstance(given, str) else given
+            await place.write(path, decoded(file.content, file.encoding), mode=file.mode)
+
+    async def _run(self, place: _Place) -> ExecResult:
+        async with AsyncExitStack() as stack:
+            own = {"HOME": place.home, "GANGLINE_TRAJECTORY": _TRAJECTORY}
+            if place.user == "grader":
+                own |= await stack.enter_async_context(serving_solution(place.runtime))
+            return await place.runtime.exec(
+                self._config.command,
+                cwd=place.folder,
+                env=own | self._config.env,
+                timeout_s=self._config.timeout_seconds,
+                user=place.user,
+            )
+
+    async def _read_reward(self, place: _Place) -> Reward:
+        for path in self._reward_files():
+            try:
+                return _parse_reward(path, await place.runtime.download(place.at(path), max_bytes=_MAX_REWARD_BYTES))
+            except NotFound:
+                continue
+            except CallerError as error:
+                raise EvaluatorError(f"the grader's {path} cannot be read: {error.message}") from error
+        raise EvaluatorError(f"the grading command ended well but wrote no {' or '.join(self._reward_files())}")
+
+    def _own_paths(self) -> tuple[str, ...]:
+        """Places of its inputs and of the reward."""
+        return (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files)
+
+    def _reward_files(self) -> tuple[str, ...]:
+        named = self._config.reward_file
+        return (named,) if isinstance(named, str) else named
+
+
+def _given(**lists: list[str]) -> dict[str, list[str]]:
+    return {name: found for name, found in lists.items() if found}
+
+
+_FORMS = 'Write a number, such as 0.5, or {"reward": 0.5}; 1 and 0 for true and false.'
+
+
+def _parse_reward(path: str, data: bytes) -> Reward:
+    """Raises: EvaluatorError."""
+    text = data.decode("utf-8-sig", errors="replace").strip()
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise EvaluatorError(f"the grader's {path} holds neither a number nor JSON: {text[:200]!r}. {_FORMS}") from None
+    details: dict[str, Any] = {}
+    parts: dict[str, dict[str, float]] = {}
+    if isinstance(value, dict):
+        details = dict(cast(dict[str, Any], value))
+        parts["values"] = {name: float(number) for name, number in details.items() if _is_number(number)}
+        for field in ("trace_rewards", "turn_scores"):
+            parts[field] = _numbers(path, field, details.pop(field, {}))
+        value = details.pop("reward", None) if "reward" in details or len(details) != 1 else details.popitem()[1]
+    if not _is_number(value):
+        raise EvaluatorError(f"the grader's {path} holds no finite number as its reward: {text[:200]!r}. {_FORMS}")
+    return Reward(reward=float(value), details=details, **parts)
+
+
+def _numbers(path: str, field: str, value: Any) -> dict[str, float]:
+    """Raises: EvaluatorError."""
+    if not isinstance(value, dict) or not all(map(_is_number, cast("dict[str, Any]", value).values())):
+        raise EvaluatorError(f"the grader's {path}: {field} must be an object of ids and finite numbers")
+    return {name: float(number) for name, number in cast("dict[str, Any]", value).items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats
+        return False
+
+
+def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
+    if result.timed_out:
+        return f"was not done in {timeout_s:g} s; output: {_tail(result.stdout + result.stderr)!r}"
+    end = f"exited with {result.exit_code}" if result.signal is None else f"was killed by signal {result.signal}"
+    end = f"was {result.memory_kill}" if result.memory_kill else end
+    return f"{end}; output: {_tail(result.stdout + result.stderr)!r}"
+
+
+def _tail(output: bytes) -> str:
+    return output.decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]

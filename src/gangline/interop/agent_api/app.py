@@ -1,0 +1,141 @@
+"""The door: `POST /v1/responses` runs one session and answers with its response.
+
+Laws
+- A request is a session, submitted to the service as every other, and answered once it has ended.
+- A client that leaves ends its session: nobody else could ask for the answer.
+- Errors have OpenAI's form, also those of the door itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import GanglineError, NotFound, ServerUnavailable, TooMany
+from gangline.domain.ids import new_id
+from gangline.domain.session import SessionResult
+from gangline.interop.agent_api.request import read_task
+from gangline.interop.agent_api.response import response_of
+from gangline.wire.client.server import ServerClient
+from gangline.wire.dialects.responses.errors import responses_error
+from gangline.wire.http.door import require_key
+from gangline.wire.http.listening import read_body
+from gangline.wire.http.same_origin import JSON, OwnNames, require_json
+
+__all__ = ["create_app", "shaped_error"]
+
+log = logging.getLogger("gangline.wire.http")
+
+_MAX_BODY_BYTES = 16 << 20
+
+
+def create_app(
+    client: ServerClient,
+    template: Mapping[str, Any],
+    *,
+    names: OwnNames,
+    key: str | None = None,
+    max_sessions: int = 64,
+) -> web.Application:
+    """client: of the service that runs the sessions; it stays open.
+    template: a task's body; the request's instruction comes behind its own.
+    names: under which the door is reached. key: that every client sends as a bearer token; None takes whoever reaches
+    it. max_sessions: at a time; further requests are refused with 429.
+    """
+    app = web.Application(middlewares=[_in_openai_s_form])
+    door = _Door(client, template, names, key, max_sessions)
+    app.add_routes(door.routes())
+    app.on_shutdown.append(door.close)
+    return app
+
+
+@web.middleware
+async def _in_openai_s_form(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:  # no such route or method
+        return _error(NotFound(f"{request.method} {request.path[:200]}: {error.reason}. There is POST /v1/responses."))
+    except GanglineError as error:
+        return _error(error)
+    except Exception:
+        log.exception("request.crashed method=%s path=%.200s", request.method, request.path)
+        return _error(GanglineError("internal error; see the log of this service."))
+
+
+def shaped_error(_method: str, _path: str, error: GanglineError) -> web.Response:
+    """For a request that no handler saw."""
+    return _error(error)
+
+
+def _error(error: GanglineError) -> web.Response:
+    answer = responses_error(error)
+    return web.Response(status=answer.status, body=answer.body, headers=answer.headers, content_type=JSON)
+
+
+class _Door:
+    def __init__(
+        self, client: ServerClient, template: Mapping[str, Any], names: OwnNames, key: str | None, max_sessions: int
+    ) -> None:
+        self._client, self._template, self._names, self._key = client, template, names, key
+        self._max_sessions = max_sessions
+        self._running: set[asyncio.Task[SessionResult]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/health", self.health), web.post("/v1/responses", self.respond)]
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "sessions": len(self._running)})
+
+    async def respond(self, request: web.Request) -> web.Response:
+        self._names.check(request)
+        require_key(request, self._key)
+        require_json(request, JSON)
+        task = await asyncio.to_thread(read_task, await read_body(request, _MAX_BODY_BYTES), self._template)
+        if len(self._running) >= self._max_sessions:
+            raise TooMany(f"{self._max_sessions} sessions run already: try again, or start with more --sessions.")
+        return web.Response(body=await self._ran(task), content_type=JSON)
+
+    async def _ran(self, task: Mapping[str, Any]) -> bytes:
+        """Raises: errors of the service, HarnessError where there is no run to answer with, ServerUnavailable when
+        the door closes."""
+        running = asyncio.create_task(self._session(task))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        try:
+            result = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.cancelled():
+                raise ServerUnavailable("this service is stopping.") from None
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        return await asyncio.to_thread(lambda: msgspec.json.encode(response_of(result, time.time())))
+
+    async def _session(self, task: Mapping[str, Any]) -> SessionResult:
+        """Cancelled, it ends the session too."""
+        task_id = new_id("call")
+        try:
+            await self._client.submit({**task, "task_id": task_id})
+            await self._client.wait(task_id)
+            (result,) = await self._client.result(task_id)
+        except asyncio.CancelledError:
+            with suppress(GanglineError):  # it was never submitted, or the service is gone with it
+                await self._client.cancel(task_id)
+            raise
+        return result
+
+    async def close(self, _app: web.Application) -> None:
+        """End what runs, and wait for that."""
+        running = tuple(self._running)
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,278 @@
+"""Kinds of environments, one class each: a configuration that people write, and the command that serves it.
+
+The package of an environment is no dependency of ours: the Python that `python` names, in the environment's own
+sandbox, must have it. An episode's seed is the task's own; every session of a group plays the same one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gangline.domain.task_values import Environment
+from gangline.interop.environments.program import command, opening
+
+__all__ = [
+    "GymnasiumConfig",
+    "GymnasiumKind",
+    "McpConfig",
+    "McpKind",
+    "NemoGymConfig",
+    "NemoGymKind",
+    "OpenEnvConfig",
+    "OpenEnvKind",
+    "PettingZooConfig",
+    "PettingZooKind",
+    "ReasoningGymConfig",
+    "ReasoningGymKind",
+    "Tau2Config",
+    "Tau2Kind",
+    "TextArenaConfig",
+    "TextArenaKind",
+]
+
+_FINISH = frozenset({"finish"})
+_Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+_Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+_Command = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class McpConfig(_Config):
+    """Configuration of environments of kind `mcp`."""
+
+    command: _Command
+    """A program in the environment's sandbox and its arguments: an MCP server on its standard streams. Every process of
+    that sandbox can read the arguments."""
+    env: Environment = Field(default_factory=dict)
+
+
+class McpKind:
+    """Any MCP server. A result has a reward where the server gives one in `_meta`, under `gangline/step`."""
+
+    name: ClassVar[str] = "mcp"
+    Config: ClassVar[type[BaseModel]] = McpConfig
+    hidden_tools: ClassVar[frozenset[str]] = frozenset()
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: McpConfig) -> None:
+        self.command: tuple[str, ...] = config.command
+        self.env: dict[str, str] = config.env
+
+
+class _Episode(_Config):
+    python: str = "python3"
+    """Python in the environment's sandbox, 3.10 or newer, that has the package."""
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function that makes the environment."""
+
+
+class _Game(_Episode):
+    show_rewards: bool = False
+    """Whether the model reads the reward of each step."""
+
+
+class _Played:
+    """A program of `inside/`, with an agent's `step` and a grader's `finish`."""
+
+    Config: ClassVar[type[BaseModel]]
+    hidden_tools: ClassVar[frozenset[str]] = _FINISH
+    offers_tools: ClassVar[bool] = True
+    module: ClassVar[str]
+
+    def __init__(self, config: _Episode) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening(self.module, config.model_dump(mode="json"))
+        self.env: dict[str, str] = {"PYTHONHASHSEED": "0"}  # some draw from sets: a seed says too little without
+
+
+class GymnasiumConfig(_Game):
+    """Configuration of environments of kind `gymnasium`."""
+
+    id: str = Field(min_length=1)
+    """Name for `gymnasium.make`, such as `FrozenLake-v1`. With the option `render_mode: ansi` the model also reads what
+    the environment draws."""
+    imports: tuple[_Module, ...] = ()
+    """Modules that register environments when they are imported."""
+    reset_options: dict[str, Any] | None = None
+    """`options` of `Env.reset`."""
+
+
+class GymnasiumKind(_Played):
+    """One episode of a Gymnasium environment."""
+
+    name: ClassVar[str] = "gymnasium"
+    Config: ClassVar[type[BaseModel]] = GymnasiumConfig
+    module: ClassVar[str] = "gymnasium_game"
+
+
+class PettingZooConfig(_Game):
+    """Configuration of environments of kind `pettingzoo`."""
+
+    module: _Module
+    """Module with the function `env`, such as `pettingzoo.classic.tictactoe_v3`."""
+    seat: str | None = None
+    """Name of the player that the agent is; None is the first one. Random players have the other seats."""
+
+
+class PettingZooKind(_Played):
+    """One game of a PettingZoo environment."""
+
+    name: ClassVar[str] = "pettingzoo"
+    Config: ClassVar[type[BaseModel]] = PettingZooConfig
+    module: ClassVar[str] = "pettingzoo_game"
+
+
+class TextArenaConfig(_Game):
+    """Configuration of environments of kind `textarena`."""
+
+    id: str = Field(min_length=1)
+    """Name for `textarena.make`."""
+    num_players: int = Field(default=1, gt=0)
+    seat: int = Field(default=0, ge=0)
+    """Number of the player that the agent is."""
+    opponent: _Function | None = None
+    """`module:function` in the environment's Python: reads what a player sees, and returns the move. It plays all other
+    seats, and games of several players need it."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        if self.num_players > 1 and self.opponent is None:
+            raise ValueError("a game of several players needs an opponent")
+        if self.seat >= self.num_players:
+            raise ValueError(f"there is no seat {self.seat} in a game of {self.num_players}")
+
+
+class TextArenaKind(_Played):
+    """One game of TextArena."""
+
+    name: ClassVar[str] = "textarena"
+    Config: ClassVar[type[BaseModel]] = TextArenaConfig
+    module: ClassVar[str] = "textarena_game"
+
+
+class ReasoningGymConfig(_Episode):
+    """Configuration of environments of kind `reasoning_gym`."""
+
+    dataset: str = Field(min_length=1)
+    """Name for `reasoning_gym.create_dataset`."""
+    index: int = Field(default=0, ge=0)
+    """Number of the question in the dataset."""
+    size: int | None = Field(default=None, gt=0)
+    """Questions in the dataset; None is as many as `index` needs."""
+
+
+class ReasoningGymKind(_Played):
+    """One question of reasoning-gym. It offers no tool: the agent answers."""
+
+    name: ClassVar[str] = "reasoning_gym"
+    Config: ClassVar[type[BaseModel]] = ReasoningGymConfig
+    module: ClassVar[str] = "reasoning_gym_task"
+    offers_tools: ClassVar[bool] = False
+
+
+class _Server(_Config):
+    url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s\x00]+$")
+    """Where the server is reached from the environment's sandbox."""
+    command: tuple[str, ...] = ()
+    """Starts the server in the sandbox; empty: it runs elsewhere, and the sandbox's network reaches it."""
+    start_seconds: float = Field(default=60.0, gt=0)
+    """How long the server may take to start."""
+
+
+class NemoGymConfig(_Server):
+    """Configuration of environments of kind `nemo_gym`."""
+
+    python: str = "python3"
+    """Python in the environment's sandbox, 3.10 or newer. It needs no package, unless `command` does."""
+    row: dict[str, Any]
+    """A row of the server's dataset: `responses_create_params`, and the fields that `/seed_session` and `/verify`
+    read."""
+
+    @field_validator("row")
+    @classmethod
+    def _has_params(cls, row: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(row.get("responses_create_params"), dict):
+            raise ValueError("a row of a NeMo Gym dataset has an object `responses_create_params`")
+        return row
+
+
+class NemoGymKind:
+    """One session with a resources server of NeMo Gym."""
+
+    name: ClassVar[str] = "nemo_gym"
+    Config: ClassVar[type[BaseModel]] = NemoGymConfig
+    hidden_tools: ClassVar[frozenset[str]] = _FINISH
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: NemoGymConfig) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("nemo_gym_server", config.model_dump(mode="json"))
+        self.env: dict[str, str] = {}
+
+
+class OpenEnvConfig(_Server):
+    """Configuration of environments of kind `openenv`."""
+
+    python: str = "python3"
+    """Python in the environment's sandbox that has the package `openenv`."""
+    seed: int | None = None
+    reset_options: dict[str, Any] = Field(default_factory=dict)
+    """More parameters of `reset`, such as `episode_id`."""
+
+
+class OpenEnvKind:
+    """One session with an OpenEnv server."""
+
+    name: ClassVar[str] = "openenv"
+    Config: ClassVar[type[BaseModel]] = OpenEnvConfig
+    hidden_tools: ClassVar[frozenset[str]] = frozenset({"state", "finish"})
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: OpenEnvConfig) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("openenv_server", config.model_dump(mode="json"))
+        self.env: dict[str, str] = {}
+
+
+def _temperature_0() -> dict[str, Any]:
+    return {"temperature": 0.0}
+
+
+class Tau2Config(_Config):
+    """Configuration of environments of kind `tau2`."""
+
+    python: str = "python3"
+    """Python in the environment's sandbox that has tau2-bench, with its data."""
+    domain: str = Field(min_length=1)
+    """Such as `retail`."""
+    task: str = Field(min_length=1)
+    """Id of a task of the domain."""
+    task_set: str | None = None
+    """Name of tau2's set that has the task, such as `telecom_small`; None is the domain's."""
+    user_args: dict[str, Any] = Field(default_factory=_temperature_0)
+    """LiteLLM's arguments for the user's model calls."""
+    judge_args: dict[str, Any] = Field(default_factory=_temperature_0)
+    """The same for the judge of `nl_assertions`."""
+    max_steps: int = Field(default=200, gt=0)
+    """Messages of the talk, tools' results included; beyond them the reward is 0."""
+    max_errors: int = Field(default=10, gt=0)
+    """Failed calls of tools, the user's included."""
+
+
+class Tau2Kind:
+    """One talk of tau2-bench. The user is a second role, which a model plays."""
+
+    name: ClassVar[str] = "tau2"
+    Config: ClassVar[type[BaseModel]] = Tau2Config
+    hidden_tools: ClassVar[frozenset[str]] = _FINISH
+    offers_tools: ClassVar[bool] = True
+
+    def __init__(self, config: Tau2Config) -> None:
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("tau2_talk", config.model_dump(mode="json"))
+        self.env: dict[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LOGURU_LEVEL": "WARNING"}

@@ -1,0 +1,336 @@
+"""The runtime `harbor`: Docker, Kubernetes, Daytona, Modal, E2B and whatever else Harbor has an environment for.
+
+Harbor makes an environment and removes it, runs commands in it to their end, and brings files in. The rest of the
+contract is the steward's, a program of ours that runs inside as root; it needs Python 3.8, `sh` and coreutils there.
+
+Laws:
+- The agent is never root inside.
+- The node's proxy is reached over the link to the steward, as a listener on the sandbox's own loopback. So the node
+  needs no address that the sandbox reaches, and a sandbox needs no network.
+- A network policy that Harbor's class cannot enforce is refused, with Harbor's words.
+- Which environment it is, with which options, says the node's operator; a task names an image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.domain.ids import validated_id
+from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
+from gangline.interop.harbor.runtime.link import Link
+from gangline.interop.harbor.runtime.streams import RemoteForeman
+from gangline.interop.harbor.runtime.tunnels import Tunnels
+from gangline.machine.event_loop import to_end
+from gangline.sandbox.commands.execution import Order
+from gangline.sandbox.commands.sandbox import Entry, Life, SandboxHandle, begun
+from gangline.sandbox.confinement.limits import (
+    NOT_ENFORCED,
+    NOT_SUPPORTED,
+    Enforcement,
+    enforcement,
+    grader_enforcement,
+    refuse_grader,
+)
+from gangline.sandbox.confinement.system_calls import enforced, filter_for
+from gangline.sandbox.containers.runtime import check_spec, checked_folder
+from gangline.sandbox.namespaced import HOME
+from gangline.sandbox.network.forwarding import proxy_variables
+from gangline.sandbox.shared.accounts import Traffic
+from gangline.sandbox.shared.environment import argv_of, image_environment
+from gangline.sandbox.shared.files import SharedFolders
+from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.sandbox.shared.leftovers import Mark, marked, reap, remove_folder, write_mark
+from gangline.sandbox.shared.mounts import refuse_mounts
+from gangline.sandbox.shared.threads import run_to_end
+from gangline.sandbox.shared.users import FIRST_UID, NUM_UIDS, HeldUser
+from gangline.settings.machine import Settings
+
+__all__ = ["HarborRuntime"]
+
+_NOT_THE_IMAGE_S = ("HOME", "HOSTNAME", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "TERM", "USER", "LOGNAME", "_")
+
+
+class HarborRuntime:
+    """Environments of one of Harbor's classes, the operator's choice."""
+
+    name: ClassVar[str] = "harbor"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings.from_environ()
+        self._bridges = Bridges(self._settings.harbor_python)
+
+    def missing(self) -> str | None:
+        python = self._settings.harbor_python
+        if python is not None and python.exists():
+            return None
+        return f"{python} does not exist. {INSTALL}" if python else INSTALL
+
+    async def check(self) -> None:
+        """Begin a bridge. Raises: RuntimeUnavailable, with the line to run."""
+        async with self._bridges.bridge():
+            pass
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, cls.name)
+        refuse_mounts(spec, cls.name)
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        validated_id(start.runtime_id, "runtime_id")
+        validated_id(start.owner, "owner")
+        spec = start.spec
+        if spec.network != "none" and start.proxy_port is None:
+            raise InvalidRequest(f"network `{spec.network}` needs the port of the node's proxy.")
+        if spec.network == "full" and self._settings.harbor_network == "closed":
+            raise InvalidRequest(
+                "network `full` is refused: the operator of this node has closed the network of Harbor's environments "
+                "(`harbor_network`)."
+            )
+        self.check_spec(spec)
+        return await begun(_Environment(start, self._bridges, self._settings), HarborHandle)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        """Harbor is asked only where a folder shows that it was used."""
+        lost = [
+            (folder, mark)
+            for folder, mark in await asyncio.to_thread(lambda: list(marked(root)))
+            if (mark.owner, mark.runtime) == (owner, self.name) and mark.runtime_id not in keep
+        ]
+        if lost:
+            async with self._bridges.bridge() as bridge:
+                for folder, mark in lost:
+                    await bridge.ask("stop", **_asked(self._settings, mark.runtime_id, folder))
+        await asyncio.to_thread(reap, self.name, owner, root, keep)
+        return len(lost)
+
+
+class HarborHandle(SandboxHandle):
+    """Moves files by its steward rather than through folders of this machine."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__(life)
+        assert isinstance(life, _Environment)
+        self._environment = life
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await (await self._link()).file("write", path, data, mode)
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        return await (await self._link()).file("read", path, max_bytes)
+
+    async def clear(self, path: str) -> None:
+        await (await self._link()).file("clear", path)
+
+    async def _link(self) -> Link:
+        async with self._lock:
+            await self._ensure_alive()
+            return self._environment.link
+
+
+class _Environment:
+    """See `Life`: an environment that lasts, and stewards that come and go."""
+
+    moves_files_alive = True
+    layers = None
+
+    def __init__(self, start: RuntimeStart, bridges: Bridges, settings: Settings) -> None:
+        spec = start.spec
+        workdir = checked_folder(spec.workdir, "runtime.workdir")
+        folders = [checked_folder(path, "runtime.folders") for path in spec.folders]
+        self._own = list(dict.fromkeys([HOME, workdir, *folders]))
+        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        self.facts = SandboxFacts(
+            runtime_id=start.runtime_id,
+            workdir=workdir,
+            home=HOME,
+            grader_home=None,
+            proxy_url=None if spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}",
+        )
+        self.asked_limits = spec.limits
+        self._start, self._bridges, self._settings = start, bridges, settings
+        self._bridge: Bridge | None = None
+        self._limits = enforcement(spec.limits, {}, own_user=True)
+        self._tunnels = Tunnels(start)
+        self._link: Link | None = None
+        self._is_made = False
+        self._told: Mapping[str, Any] = {}
+        """What the steward said of the sandbox: its variables, and its machine where that filters system calls."""
+
+    @property
+    def link(self) -> Link:
+        assert self._link is not None
+        return self._link
+
+    @property
+    def _uid(self) -> int:
+        """The agent's. Without the right to hold one here, it may be another sandbox's of a shared kernel."""
+        return (
+            FIRST_UID + zlib.crc32(self.facts.runtime_id.encode()) % NUM_UIDS if self._user is None else self._user.uid
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def make(self) -> None:
+        start, settings = self._start, self._settings
+        await run_to_end(write_mark, start.folder, Mark(start.owner, HarborRuntime.name, start.runtime_id))
+        self._bridge = await to_end(self._bridges.take(), self._bridges.give_back)
+        promised = await self._bridge.ask("start", **_asked(settings, start.runtime_id, start.folder, start.spec))
+        self._limits = _enforced(start.spec.limits, promised, settings.harbor_environment)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._link is not None and self._link.is_alive
+
+    async def start(self) -> None:
+        self._link = Link(self, self._tunnels.connected)
+        given = {"uid": self._uid, "home": HOME, "workdir": self.facts.workdir, "own": self._own}
+        self._told = await self._link.begin({**given, "ports": self._tunnels.ports}, is_first=not self._is_made)
+        self._is_made = True
+        if len(self._tunnels.ports) > 1:
+            self._tunnels.env = proxy_variables(self._told["ports"][1])
+
+    def entry(self, request: ExecRequest) -> Entry:
+        if request.user == "grader":
+            raise refuse_grader(HarborRuntime.name)
+        image = {name: value for name, value in self._told["env"].items() if name not in _NOT_THE_IMAGE_S}
+        extra = {**self._tunnels.env, **self._start.spec.env, **request.env}
+        program = self._filter()
+        order = Order(
+            argv=argv_of(request.command),
+            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
+            env=image_environment((), HOME, image, extra),
+            uid=self._uid,
+            filters=() if program is None else (program,),
+            rlimits=self._limits.rlimits,
+            grace_s=request.grace_s,
+        )
+        return Entry(RemoteForeman(self.link), order, self._kill_all)
+
+    def _filter(self) -> bytes | None:
+        machine = self._told.get("machine")
+        return filter_for(self._start.spec.system_calls_allow, machine) if machine else None
+
+    async def _kill_all(self) -> None:
+        with suppress(RuntimeFailed):
+            await self.link.kill()
+
+    def doom(self) -> None:
+        """Each command's own supervisor is told; `end` kills what was left behind earlier."""
+
+    async def end(self, *, is_last: bool) -> None:
+        link = self._link
+        if link is not None and link.is_alive and not is_last:
+            await self._kill_all()
+        if link is not None and (is_last or not link.is_alive):
+            self._link = None
+            await self._tunnels.close()
+            await link.close()
+
+    async def remove(self) -> None:
+        bridge, folder = self._bridge, self._start.folder
+        if bridge is not None:
+            await to_end(self._removed(bridge))
+        await run_to_end(remove_folder, folder)
+        if self._user is not None:
+            self._user.release()
+
+    async def _removed(self, bridge: Bridge) -> None:
+        """A new bridge finds what a dead one has started, where Harbor's class finds it by its name."""
+        asked = _asked(self._settings, self.facts.runtime_id, self._start.folder)
+        with suppress(InvalidRequest):  # it was never made
+            if bridge.is_alive:
+                await bridge.ask("stop", **asked)
+            else:
+                async with self._bridges.bridge() as another:
+                    await another.ask("stop", **asked)
+        self._bridge = None
+        await self._bridges.give_back(bridge)
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    async def exec(self, command: str, timeout_s: int, on_part: Callable[[str], None] | None = None) -> str:
+        """See `link.Environment`."""
+        assert self._bridge is not None
+        name = _name(self.facts.runtime_id)
+        answer = await self._bridge.ask("exec", name=name, on_part=on_part, command=command, timeout_s=timeout_s)
+        if answer["code"] != 0:
+            said = f"{answer['output']}{answer['complaint']}".strip()
+            raise RuntimeFailed(f"a command in an environment of Harbor's ended with {answer['code']}: {said[-2000:]}")
+        return answer["output"]
+
+    async def upload(self, data: bytes, path: str) -> None:
+        """See `link.Environment`."""
+        assert self._bridge is not None
+        file = self._start.folder / "message"
+        await run_to_end(file.write_bytes, data)
+        await self._bridge.ask("upload", name=_name(self.facts.runtime_id), source=str(file.resolve()), target=path)
+
+    def files(self) -> AbstractContextManager[SharedFolders]:
+        raise NotImplementedError("its files are not this machine's")
+
+    def written(self) -> Sequence[Path]:
+        return ()
+
+    def root(self) -> Path | None:
+        return None
+
+    def group_folders(self) -> Sequence[Path]:
+        return ()
+
+    def traffic(self) -> Mapping[str, Traffic]:
+        return self._tunnels.traffic
+
+    def limits(self) -> dict[str, str]:
+        closed = {
+            "policy": f"policy no-network of Harbor's {self._settings.harbor_environment}",
+            "closed": "closed by the node's operator",
+        }[self._settings.harbor_network]
+        filtered = enforced(self._start.spec.system_calls_allow) if self._filter() else NOT_ENFORCED
+        return {
+            **self._limits.told,
+            **grader_enforcement(None),
+            "network": NOT_ENFORCED if self._start.spec.network == "full" else closed,
+            "system_calls": f"{filtered}; what the environment's engine refuses itself is not known",
+            "checkpoints": NOT_SUPPORTED,
+        }
+
+
+def _name(runtime_id: str) -> str:
+    return f"gangline-{runtime_id}"
+
+
+def _asked(settings: Settings, runtime_id: str, folder: Path, spec: RuntimeSpec | None = None) -> dict[str, Any]:
+    """Arguments by which the bridge makes an environment, or finds one. spec: None finds."""
+    is_open = spec is None or spec.network == "full" or settings.harbor_network == "closed"
+    memory_bytes = None if spec is None else spec.limits.memory_bytes
+    return {
+        "name": _name(runtime_id),
+        "environment": settings.harbor_environment,
+        "options": settings.harbor_options,
+        "folder": str(folder.resolve()),
+        "image": "unknown" if spec is None else spec.image,
+        "cpus": None if spec is None else spec.limits.cpus,
+        "memory_mb": None if memory_bytes is None else max(memory_bytes >> 20, 1),
+        "network": "public" if is_open else "no-network",
+    }
+
+
+def _enforced(limits: LimitsSpec, promised: Mapping[str, bool], environment: str) -> Enforcement:
+    """Kills for want of memory are not told by Harbor, so that each process is limited before all together are."""
+    by = f"limit of Harbor's {environment}"
+    held = {"cpus": by} if promised["limits_cpus"] else {}
+    found = enforcement(limits, held, own_user=True)
+    if promised["limits_memory"] and limits.memory_bytes is not None:
+        found.told["memory_bytes"] += f"; together, {by}"
+    return found

@@ -1,0 +1,177 @@
+"""Our sandboxes as Inspect's sandbox environment `gangline`: `inspect eval TASK --sandbox gangline`.
+
+Inspect finds this module by its entry point, in a Python that has both packages. A sample has one sandbox, of any
+runtime. Its processes die with the evaluation's, however that ends; `inspect sandbox cleanup gangline` removes files
+that a killed evaluation left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tempfile
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.errors import RuntimeFault
+from gangline.domain.ids import new_id, validated_id
+from gangline.domain.task import RuntimeSpec
+from gangline.interop.inspect.inside.commands import CommandSandbox, Ended
+from gangline.settings import plugins
+
+__all__ = ["GanglineSandbox"]
+
+_util: Any = import_module("inspect_ai.util")
+_error: Any = import_module("inspect_ai._util.error")
+
+_TOOLS = "/var/tmp"
+"""Where Inspect puts programs of its own tools."""
+_SANDBOXES_PER_CPU = 2
+
+
+class GanglineSandbox(CommandSandbox):
+    """One sandbox. Its users are its own and, where the runtime has one, `grader`; neither is root."""
+
+    def __init__(self, handle: RuntimeHandle, own_names: frozenset[str] = frozenset()) -> None:
+        """own_names: names and uid of the user that commands run as."""
+        super().__init__()
+        self._handle = handle
+        self._own_names = own_names | {"agent"}
+
+    async def _run(
+        self,
+        cmd: list[str],
+        *,
+        stdin: bytes,
+        cwd: str | None,
+        env: dict[str, str],
+        user: str | None,
+        timeout: float | None,
+        max_output_bytes: int,
+    ) -> Ended:
+        try:
+            result = await self._handle.exec(
+                cmd,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                timeout_s=timeout,
+                max_output_bytes=max_output_bytes,
+                user=self._user(user),
+            )
+        except RuntimeFault as error:
+            raise _util.SandboxUnavailableError(error.message) from error
+        if result.timed_out:
+            raise TimeoutError(f"the command was not done in {timeout:g} s")
+        code = 128 + (result.signal or 0) if result.exit_code is None else result.exit_code
+        return Ended(code, result.stdout, result.stderr, result.truncated)
+
+    def _user(self, named: str | None) -> RuntimeUser:
+        """Raises: SandboxUserUnsupportedError."""
+        if named is None or named in self._own_names:
+            return "agent"
+        if named == "grader" and self._handle.grader_home is not None:
+            return "grader"
+        has = ", ".join(sorted(self._own_names)) + ("" if self._handle.grader_home is None else ", grader")
+        raise _util.SandboxUserUnsupportedError(
+            f"Sandbox gangline cannot run commands as {named!r}: its users are {has}, and nobody becomes root."
+        )
+
+    @classmethod
+    async def begun(cls, spec: RuntimeSpec) -> GanglineSandbox:
+        """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        runtime_id = new_id("sandbox")
+        start = RuntimeStart(
+            runtime_id=runtime_id, owner=_owner(), spec=spec, folder=_root() / runtime_id, hidden=(_root(),)
+        )
+        handle = await plugins.make_runtime(spec.backend).start(start)
+        try:
+            found = await handle.exec(["sh", "-c", "id -u; id -un"])
+        except BaseException:
+            await asyncio.shield(handle.stop())
+            raise
+        return cls(handle, frozenset(found.stdout.decode(errors="replace").split()))
+
+    async def stop(self) -> None:
+        await self._handle.stop()
+
+    @classmethod
+    async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]) -> dict[str, Any]:
+        """Raises: PrerequisiteError for a wrong configuration; RuntimeFault when the sandbox does not start."""
+        return {"default": await cls.begun(_spec(config))}
+
+    @classmethod
+    async def sample_cleanup(cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool) -> None:
+        """Also after an interrupt: to stop takes milliseconds."""
+        for one in environments.values():
+            await one.as_type(cls).stop()
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """Remove one sandbox, or all of this user in the folder for temporary files; running ones too."""
+        there = [folder.name for folder in _root().iterdir()]
+        keep = frozenset(name for name in there if id is not None and name != validated_id(id, "id"))
+        removed = 0
+        for name in plugins.usable("runtime"):
+            removed += await plugins.make_runtime(name).reap(_owner(), _root(), keep)
+        print(f"{removed} sandboxes removed")
+
+    @classmethod
+    def default_concurrency(cls) -> int | None:
+        return _SANDBOXES_PER_CPU * (os.cpu_count() or 1)
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """A `RuntimeSpec`, as tasks have it in `runtime`. Raises: pydantic.ValidationError."""
+        return RuntimeSpec.model_validate({"network": "none", **config})
+
+
+def _spec(config: BaseModel | str | None) -> RuntimeSpec:
+    """Raises: PrerequisiteError."""
+    if isinstance(config, str):
+        config = GanglineSandbox.config_deserialize(_read(Path(config)))
+    if config is None:
+        config = RuntimeSpec(network="none")
+    if not isinstance(config, RuntimeSpec):
+        raise _error.PrerequisiteError(
+            f"Sandbox gangline takes a file or a gangline.domain.task.RuntimeSpec, not {type(config).__name__}."
+        )
+    if config.network not in ("none", "full"):
+        raise _error.PrerequisiteError(f"Sandbox gangline has network none or full: {config.network} needs a node.")
+    if config.prepare:
+        raise _error.PrerequisiteError("Sandbox gangline takes no `prepare`: write Sample.files and Sample.setup.")
+    folders = dict.fromkeys([*config.folders, _TOOLS])
+    return config.model_copy(update={"folders": tuple(folders)})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises: PrerequisiteError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise _error.PrerequisiteError(f"Sandbox gangline cannot read {path}: {error}") from error
+
+
+def _owner() -> str:
+    """One for each folder of sandboxes: a cleanup ends the processes of no other."""
+    return f"inspect-{hashlib.sha256(os.fsencode(_root())).hexdigest()[:16]}"
+
+
+def _root() -> Path:
+    """Folder of this user's sandboxes. Raises: PrerequisiteError when another user made it."""
+    root = Path(tempfile.gettempdir(), f"gangline-inspect-{os.getuid()}")
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.is_symlink() or root.stat().st_uid != os.getuid():
+        raise _error.PrerequisiteError(f"{root} belongs to another user: remove it, or set TMPDIR.")
+    return root
+
+
+_util.sandboxenv(name="gangline")(GanglineSandbox)

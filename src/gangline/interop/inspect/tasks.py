@@ -1,0 +1,221 @@
+"""Tasks of Inspect, `inspect:FILE.py@TASK`: each sample is a task, and Inspect's own scorer gives its reward.
+
+The task's solver is left out: the agent is the user's. So what a solver does to the sample, such as to format choices,
+is refused where the scorer needs it. A Python with Inspect reads the task, and another process of it scores each
+session: in a clean sandbox where the sample has none of its own, else where the agent worked, as a user of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.interop.inspect.program import CONFIG_FILE, TASK_FOLDER, reading, scoring, scoring_files
+from gangline.machine.reading.files import hidden_files, own_file, written
+from gangline.machine.reading.grading import GRADING_MARGIN_S
+from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource
+
+__all__ = ["SOURCE", "InspectSample", "InspectTask", "read_inspect_sample", "read_inspect_task"]
+
+_READING_S = 600.0
+_SCORING_S = 300.0
+_SETUP = "/tmp/inspect-setup"
+_SETUP_S = 300.0
+_OUR_KINDS = ("local", "gangline")
+_CONTAINERS = ("docker", "podman")
+
+
+class InspectScorer(msgspec.Struct, frozen=True):
+    """A scorer as Inspect's logs name it."""
+
+    name: str
+    params: dict[str, Any] | None
+    """None: they have no form in JSON."""
+    module: str | None
+    """File in the task's folder that defines it; None is a package's."""
+
+
+class _Rewards(msgspec.Struct, frozen=True):
+    right: float | None = None
+    nothing: float | None = None
+    error: str | None = None
+
+
+class _Sandbox(msgspec.Struct, frozen=True):
+    type: str
+    config: str | None
+
+
+class InspectSample(msgspec.Struct, frozen=True):
+    """One sample, its files read."""
+
+    id: str | int
+    input: str | list[dict[str, Any]]
+    choices: list[str] | None
+    target: str | list[str]
+    metadata: dict[str, Any]
+    files: dict[str, str]
+    """Path -> base 64."""
+    setup: str | None
+    sandbox: _Sandbox | None
+    rewards: _Rewards | None = None
+    """Inspect's own rewards for the target as the answer, and for an empty answer."""
+
+
+class InspectTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The output of `inside/reading.py`."""
+
+    name: str
+    file: str | None
+    time_limit: float | None
+    unsupported: list[str]
+    """Fields of the task that nothing here stands for."""
+    left_out: list[str]
+    """Names of its solvers."""
+    scorers: list[InspectScorer]
+    samples: list[InspectSample]
+
+
+def read_inspect_task(source: str, choices: Choices) -> InspectTask:
+    """Run Inspect's own loader. Raises: InvalidRequest, also for a task that cannot be taken over."""
+    python = _python(choices)
+    command = reading(str(python / "bin" / "python3"), source)
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_READING_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidRequest(f"{source}: Inspect could not read it: {error}") from error
+    if ended.returncode != 0:
+        raise InvalidRequest(f"{source}: Inspect could not read it: {ended.stderr.strip()[-1000:]}")
+    task = msgspec.json.decode(ended.stdout, type=InspectTask)
+    if why := list(_obstacles(task, python)):
+        raise InvalidRequest(f"{source}: cannot be taken over: {'; '.join(why)}.")
+    return task
+
+
+def _python(choices: Choices) -> Path:
+    """The environment that has Inspect. Raises: InvalidRequest."""
+    if choices.python is not None:
+        return Path(choices.python).absolute()
+    if importlib.util.find_spec("inspect_ai") is not None:
+        return Path(sys.prefix)
+    raise InvalidRequest(
+        "tasks of Inspect are read and scored by Inspect itself: make an environment (python3 -m venv /opt/inspect && "
+        "/opt/inspect/bin/pip install inspect-ai) and name it with --python /opt/inspect."
+    )
+
+
+def _obstacles(task: InspectTask, python: Path) -> Generator[str]:
+    yield from (f"its `{name}` is a program that only Inspect runs" for name in task.unsupported)
+    if task.file is None or Path(task.file).is_relative_to(python):
+        yield f"agents see the Python environment that it is in ({python}): name a file outside of it"
+    if len(task.scorers) != 1:
+        yield f"it has {len(task.scorers)} scorers, and a session has one reward"
+    for scorer in task.scorers:
+        if scorer.params is None:
+            yield f"parameters of scorer `{scorer.name}` have no form in JSON"
+
+
+def read_inspect_sample(task: InspectTask, sample: InspectSample, choices: Choices) -> Imported:
+    """Raises: InvalidRequest, naming the field that cannot be taken over."""
+    name = f"{task.name}-{sample.id}"
+    if why := list(_unfit(sample)):
+        raise InvalidRequest(f"{name}: cannot be taken over: {'; '.join(why)}.")
+    runtime, notes = _runtime(name, sample, choices)
+    body: dict[str, Any] = {
+        "instruction": sample.input,
+        "runtime": runtime,
+        "evaluator": _evaluator(task, sample, runtime),
+        "evaluation_timeout_seconds": _SCORING_S + GRADING_MARGIN_S,
+        "metadata": {"source": "inspect", "task": name, "instance": msgspec.to_builtins(sample)},
+    }
+    if task.time_limit is not None:
+        body["timeout_seconds"] = task.time_limit
+    if sample.rewards is not None and sample.rewards.right == 1:
+        answer = sample.target if isinstance(sample.target, str) else sample.target[0]
+        body["solution"] = {"answer": answer, "floor": sample.rewards.nothing}
+    notes.append(f"{task.name}: your agent stands for its solver ({', '.join(task.left_out) or 'unnamed'})")
+    return Imported(name=name, body=body, notes=tuple(notes))
+
+
+def _unfit(sample: InspectSample) -> Generator[str]:
+    if not isinstance(sample.input, str):
+        yield "`input` is other than one text of the user"
+    if sample.choices:
+        yield "`choices` are for a solver, which marks them for its scorer"
+    if sample.rewards is not None and sample.rewards.error is not None:
+        yield f"its scorer fails without Inspect's runner ({sample.rewards.error})"
+    for path in sample.files if sample.sandbox is not None else ():
+        if ":" in path:
+            yield f"file {path!r} is for another sandbox than `default`"
+
+
+def _runtime(name: str, sample: InspectSample, choices: Choices) -> tuple[dict[str, Any], list[str]]:
+    """Raises: InvalidRequest when the sample's sandbox is another than the chosen one can stand for."""
+    body: dict[str, Any] = {"network": choices.network or "proxy"}
+    chosen = {"backend": choices.runtime, "image": choices.image}
+    body |= {field: value for field, value in chosen.items() if value is not None}
+    notes: list[str] = []
+    if body.get("backend") in _CONTAINERS:
+        notes.append(f"{name}: its image must have inspect-ai in the Python that `python3` is")
+    else:
+        body["python"] = str(_python(choices))
+    if sample.sandbox is None:
+        return body, notes
+    if sample.sandbox.type not in _OUR_KINDS or sample.sandbox.config is not None:
+        told = sample.sandbox.type + (f" ({sample.sandbox.config})" if sample.sandbox.config else "")
+        if choices.runtime is None and choices.image is None:
+            raise InvalidRequest(f"{name}: its sandbox is {told}: choose what stands for it, by --runtime and --image.")
+        notes.append(f"{name}: the chosen runtime stands for its sandbox {told}")
+    actions: list[dict[str, Any]] = [
+        {"type": "write", "path": path, "content": content, "encoding": "base64"}
+        for path, content in sample.files.items()
+    ]
+    if sample.setup is not None:
+        script = sample.setup if sample.setup.lstrip().startswith("#!") else f"#!/usr/bin/env bash\n\n{sample.setup}"
+        actions.append({"type": "write", "path": _SETUP, "content": script, "mode": 0o755})
+        actions.append({"type": "exec", "command": f"{_SETUP} && rm {_SETUP}", "timeout_seconds": _SETUP_S})
+    return {**body, "prepare": actions}, notes
+
+
+def _evaluator(task: InspectTask, sample: InspectSample, runtime: Mapping[str, Any]) -> dict[str, Any]:
+    (scorer,) = task.scorers
+    own = {"id": sample.id, "input": sample.input, "target": sample.target, "metadata": sample.metadata}
+    has_sandbox = sample.sandbox is not None
+    config = {"scorer": msgspec.to_builtins(scorer), "sample": own, "sandbox": has_sandbox}
+    python = f"{runtime['python']}/bin/python3" if "python" in runtime else "python3"
+    given: dict[str, Any] = {
+        "command": list(scoring(python)),
+        "files": {**scoring_files(), **_modules(task, scorer), CONFIG_FILE: json.dumps(config)},
+        "clear": [".inspect"],
+        "timeout_seconds": _SCORING_S,
+    }
+    if has_sandbox:
+        return {"strategy": "script", "config": {**given, "separate": True}}
+    return {"strategy": "script", "config": given, "refresh_runtime": True}
+
+
+def _modules(task: InspectTask, scorer: InspectScorer) -> dict[str, Any]:
+    """The Python files beside the scorer's, hidden from the agent. Raises: InvalidRequest for a link."""
+    if scorer.module is None or task.file is None:
+        return {}
+    files = sorted(Path(task.file).parent.glob("*.py"))
+    return hidden_files({f"{TASK_FOLDER}/{path.name}": written(own_file(path)) for path in files})
+
+
+def _candidates(source: str, choices: Choices, limit: int | None) -> Generator[Candidate]:
+    task = read_inspect_task(source, choices)
+    for sample in task.samples:
+        read = partial(read_inspect_sample, task, sample, choices)
+        yield Candidate(f"{task.name}-{sample.id}", msgspec.to_builtins(sample), read)
+
+
+SOURCE = ProgramSource("inspect:", _candidates)

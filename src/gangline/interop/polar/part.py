@@ -1,0 +1,34 @@
+"""Polar's part of the server: its routes, the sender to its gateways, and its form of callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gangline.interop.polar.dispatch import PolarDispatch
+from gangline.interop.polar.nodes import PolarNodeRoutes
+from gangline.interop.polar.routes import PolarRoutes, polar_task
+from gangline.server.parts import CallbackBody, ServerPart, ServerPlace
+from gangline.wire.http.routes import Route
+
+__all__ = ["PolarPart"]
+
+
+class PolarPart(ServerPart):
+    def __init__(self, place: ServerPlace) -> None:
+        super().__init__(place)
+        self._dispatch = PolarDispatch(place.service, place.control_token)
+
+    def routes(self) -> Sequence[Route]:
+        service = self.place.service
+        return [
+            *PolarRoutes(service, max_task_bytes=self.place.max_task_bytes).routes(),
+            *PolarNodeRoutes(service, self._dispatch, max_result_bytes=self.place.max_result_bytes).routes(),
+        ]
+
+    def work(self, own_url: str) -> Sequence[Coroutine[Any, Any, None]]:
+        return [self._dispatch.send_forever(own_url)]
+
+    def callbacks(self) -> Mapping[str, CallbackBody]:
+        return {"polar": partial(polar_task, self.place.service)}

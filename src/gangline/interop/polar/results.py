@@ -1,0 +1,189 @@
+"""The report of one of Polar's gateways about a session; pure.
+
+Source: Polar, A.4 and A.5; its published models.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.conversation import Message, ModelCall, Role, Text, ToolDefinition
+from gangline.domain.errors import Conflict, Failure, InvalidRequest, LeaseLost
+from gangline.domain.ids import ID_PATTERN, validated_id
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace, Trajectory
+from gangline.domain.views import SessionView
+from gangline.wire.dialects.chat.request import parse_chat_call
+
+__all__ = ["PolarSessionResult", "session_result"]
+
+_OUTCOMES: dict[str, Outcome] = {"COMPLETED": "completed", "TIMEOUT": "agent_timeout", "ERROR": "infra_error"}
+_UNSAID = {"TIMEOUT": {"training_filter": {"masked": True, "trainable": False, "reason": "session_timeout"}}}
+"""The mark of a row whose gateway, as older ones, does not say whose budget ended its session."""
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class PolarTrace(_Record):
+    """A.4."""
+
+    prompt_ids: list[int] = []
+    response_ids: list[int] = []
+    loss_mask: list[Literal[0, 1]] = []
+    response_logprobs: list[float | dict[str, Any]] | None = None
+    prompt_messages: list[dict[str, Any]] = []
+    response_messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    reward: float | None = None
+    metadata: dict[str, Any] = {}
+
+
+class PolarTrajectory(_Record):
+    traces: list[PolarTrace] = Field(default=[], max_length=100_000)
+    metadata: dict[str, Any] = {}
+    error: str | None = None
+
+
+class PolarSessionResult(_Record):
+    """A gateway node's report about a session."""
+
+    session_id: str = Field(pattern=ID_PATTERN)
+    task_id: str = Field(pattern=ID_PATTERN)
+    status: Literal["COMPLETED", "TIMEOUT", "ERROR"]
+    trajectory: PolarTrajectory = PolarTrajectory()
+    node_id: str | None = Field(default=None, pattern=ID_PATTERN)
+    error: str | None = None
+
+
+def session_result(told: PolarSessionResult, session: SessionView, *, held_out: bool = False) -> SessionResult:
+    """Raises: LeaseLost, Conflict, InvalidRequest."""
+    if told.task_id != session.task_id:
+        raise Conflict(f"session {session.session_id!r} is of task {session.task_id!r}, not {told.task_id[:140]!r}.")
+    if session.state == "queued" or told.node_id not in (None, session.node_id):
+        raise LeaseLost(f"session {session.session_id!r} is not leased to node {told.node_id!r}.")
+    why = told.error or told.trajectory.error
+    # ERROR does not say who broke. What may be our fault is not scored as the agent's.
+    failure = Failure(boundary="node", code="polar_error", message=why or "ERROR", retryable=False)
+    traces = tuple(_trace(trace, told, index) for index, trace in enumerate(told.trajectory.traces))
+    reward = next((trace.reward for trace in reversed(traces) if trace.reward is not None), None)
+    return SessionResult(
+        session_id=session.session_id,
+        task_id=session.task_id,
+        node_id=session.node_id or "",
+        attempt=session.attempt,
+        fence=session.fence,
+        outcome=_OUTCOMES[told.status],
+        failure=failure if told.status == "ERROR" else None,
+        reward=reward,
+        trajectory=Trajectory(
+            session_id=session.session_id,
+            task_id=session.task_id,
+            builder=str(told.trajectory.metadata.get("builder", "polar")),
+            traces=traces,
+            num_completions=len(traces),
+            reward=reward,
+        ),
+        held_out=held_out,
+    )
+
+
+def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
+    """It has no certificates, since another gateway's capture was not observed here. Raises: InvalidRequest."""
+    length = len(told.response_ids)
+    untrainable = _why_untrainable(told)
+    mask = told.loss_mask if untrainable is None else [0] * length
+    logprobs = told.response_logprobs or [0.0] * length
+    if len(mask) != length or len(logprobs) != length:
+        raise InvalidRequest(
+            f"traces.{index}: loss_mask and response_logprobs must be as long as response_ids, {length}."
+        )
+    return Trace(
+        trace_id=validated_id(f"{result.session_id[:100]}.{index}", "trace_id"),
+        session_id=result.session_id,
+        prompt_ids=_ids(told.prompt_ids, index),
+        response_ids=_ids(told.response_ids, index),
+        loss_mask=np.array(mask, np.int8),
+        response_logprobs=np.array([_logprob(value, index) for value in logprobs], np.float32),
+        response_versions=np.full(length, -1, np.int32),
+        spans=(),
+        prompt_messages=_messages(told.prompt_messages),
+        response_messages=_messages(told.response_messages),
+        tools=_tools(told.tools or []),
+        finish_reason=told.finish_reason or "stop",
+        reward=None if result.status == "ERROR" or _is_masked(told) else told.reward,
+        certificates=(),
+        untrainable=untrainable,
+        metadata=_UNSAID.get(result.status, {}) | told.metadata,
+    )
+
+
+def _why_untrainable(told: PolarTrace) -> str | None:
+    """Without a mask nobody knows what was sampled. Without log-probs each token would count as certain."""
+    if told.response_ids and not told.loss_mask:
+        return "the gateway sent no loss mask"
+    if any(told.loss_mask) and not told.response_logprobs:
+        return "the gateway sent no log-probs"
+    return None
+
+
+def _is_masked(told: PolarTrace) -> bool:
+    """A gateway gives 0 to all sessions that did not complete, and marks those whose 0 says nothing of the agent."""
+    kept_out = told.metadata.get("training_filter")
+    return isinstance(kept_out, dict) and cast("dict[str, Any]", kept_out).get("masked") is True
+
+
+def _ids(values: list[int], index: int) -> Any:
+    """Raises: InvalidRequest."""
+    if any(not 0 <= value < 2**31 for value in values):
+        raise InvalidRequest(f"traces.{index}: token ids must be whole numbers from 0 to 2147483647.")
+    return np.array(values, np.int32)
+
+
+def _logprob(value: float | dict[str, Any], index: int) -> float:
+    """Raises: InvalidRequest."""
+    found = value.get("logprob") if isinstance(value, dict) else value
+    if not isinstance(found, int | float):
+        raise InvalidRequest(f"traces.{index}: a log-prob must be a number, or an object with `logprob`.")
+    return float(found)
+
+
+def _messages(told: list[dict[str, Any]]) -> tuple[Message, ...]:
+    """Messages of OpenAI's chat API; those in another form become text."""
+    try:
+        return _call(messages=told).messages if told else ()
+    except InvalidRequest:
+        return tuple(map(_text_message, told))
+
+
+def _tools(told: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
+    """Tools of OpenAI's chat API; none, where they are in another form."""
+    try:
+        return _call(messages=[{"role": "user", "content": ""}], tools=told).tools if told else ()
+    except InvalidRequest:
+        return ()
+
+
+def _call(**fields: list[dict[str, Any]]) -> ModelCall:
+    """Raises: InvalidRequest."""
+    return parse_chat_call(msgspec.json.encode({"model": "polar", **fields}))
+
+
+def _text_message(told: dict[str, Any]) -> Message:
+    content = told.get("content")
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return Message(_ROLES.get(str(told.get("role")), "user"), (Text(text),))

@@ -1,0 +1,192 @@
+"""Polar's routes for those who want tasks solved, over the same core as ours: submit, poll, look around.
+
+Source: Polar, A.5; its published source for the cancelling of a task. A task submitted here is a task like any other,
+and can be seen on every other route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import Conflict, NotFound
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import encode_json
+from gangline.domain.views import TaskView
+from gangline.interop.polar.names import id_to_submit, newest_id, polar_name
+from gangline.interop.polar.records import LogprobForm, polar_result, polar_task_status, stopped_early
+from gangline.interop.polar.tasks import task_from_polar
+from gangline.interop.polar.views import PolarNode, polar_node
+from gangline.server.service.core import RolloutService
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.negotiation import JSON, answer_json, path_id, read_record
+from gangline.wire.http.query import Choice, Flag
+from gangline.wire.http.routes import Route, json_route
+
+__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_task"]
+
+_NEWEST_TASKS = 1000
+_REMEMBERED_S = 300.0
+"""How long a cancelling is kept for a task that has not been submitted yet."""
+
+
+class PolarSubmitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a submit."""
+
+    task_id: str
+    status: str
+    session_ids: tuple[str, ...]
+
+
+class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task while it runs, with the results that there are, and when it has ended."""
+
+    task_id: str
+    status: str
+    """`running`, `completed` or `cancelled`."""
+    total_sessions: int
+    completed_sessions: int
+    results: list[dict[str, Any]]
+    """Polar's session results; traces as in its A.4."""
+    result_paths: list[str] = []
+    metadata: dict[str, Any] = {}
+    """As submitted: a trainer finds its group, rollout step and policy version there (A.3)."""
+
+
+class PolarPipeline(msgspec.Struct, frozen=True, kw_only=True):
+    pending_sessions: int
+    """Sessions that have not ended."""
+
+
+class PolarNodes(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[PolarNode, ...]
+
+
+class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks, nodes and pending sessions."""
+
+    tasks: dict[str, str]
+    """task id -> status, of the newest thousand."""
+    task_states: dict[str, int]
+    """task state -> how many of all."""
+    pending_sessions: int
+    """Sessions that no node has yet."""
+    running_sessions: int
+    pipeline: PolarPipeline
+    nodes: PolarNodes
+
+
+class PolarRoutes:
+    def __init__(
+        self, service: RolloutService, *, max_task_bytes: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service = service
+        self._max_task_bytes = max_task_bytes
+        self._monotonic = monotonic
+        self._cancelled: dict[str, float] = {}
+        """Task cancelled before its submit arrived -> when that is forgotten."""
+
+    async def submit_polar_task(self, request: web.Request) -> web.Response:
+        task = task_from_polar(await read_record(request, object, max_bytes=self._max_task_bytes))
+        if task.task_id is not None:
+            self._refuse_cancelled(task.task_id)
+            task = task.model_copy(update={"task_id": await id_to_submit(self._service, task.task_id)})
+        submitted = (await self._service.submit([task]))[0]
+        SUBJECT.set(submitted.task_id)
+        view = await self._service.task(submitted.task_id)
+        name, status = polar_name(submitted.task_id), polar_task_status(view)
+        return answer_json(PolarSubmitted(task_id=name, status=status, session_ids=submitted.session_ids))
+
+    async def polar_task(self, request: web.Request) -> web.Response:
+        form: LogprobForm = _LOGPROBS.read(request) or "floats"
+        task_id = await newest_id(self._service, path_id(request, "task_id"))
+        body = await polar_task(self._service, task_id, form)
+        return web.Response(body=body, content_type=JSON)
+
+    async def cancel_polar_task(self, request: web.Request) -> web.Response:
+        name = path_id(request, "task_id")
+        task_id = await newest_id(self._service, name)
+        try:
+            await self._service.cancel_task(task_id)
+        except NotFound:
+            if not _REGISTER.read(request):
+                raise
+            self._forget_cancelled()
+            self._cancelled[name] = self._monotonic() + _REMEMBERED_S
+            unknown = PolarTask(task_id=name, status="cancelled", total_sessions=0, completed_sessions=0, results=[])
+            return answer_json(unknown)
+        return web.Response(body=await polar_task(self._service, task_id), content_type=JSON)
+
+    def _refuse_cancelled(self, task_id: str) -> None:
+        """Raises: Conflict."""
+        self._forget_cancelled()
+        if task_id in self._cancelled:
+            raise Conflict(f"task {task_id!r} was cancelled before it was submitted.")
+
+    def _forget_cancelled(self) -> None:
+        now = self._monotonic()
+        self._cancelled = {name: until for name, until in self._cancelled.items() if until > now}
+
+    async def polar_status(self, _request: web.Request) -> web.Response:
+        store = self._service.store
+        status = await store.query(store.status)
+        page = await store.query(lambda: store.tasks(limit=_NEWEST_TASKS))
+        states = {"queued": "running", "running": "running", "ended": "completed", "cancelled": "cancelled"}
+        record = PolarStatus(
+            tasks={polar_name(task.task_id): states[task.status] for task in reversed(page.tasks)},
+            task_states=status.tasks,
+            pending_sessions=status.sessions.get("queued", 0),
+            running_sessions=status.sessions.get("leased", 0),
+            pipeline=PolarPipeline(
+                pending_sessions=status.sessions.get("queued", 0) + status.sessions.get("leased", 0)
+            ),
+            nodes=PolarNodes(nodes=tuple(map(polar_node, status.nodes))),
+        )
+        return answer_json(record)
+
+    def routes(self) -> list[Route]:
+        return [
+            json_route("POST", "/rollout/task/submit", self.submit_polar_task, "Polar's submit; does not wait.",
+                  body=TaskRequest, answer=PolarSubmitted, errors=(400, 401, 409, 413, 507)),
+            json_route("GET", "/rollout/task/{task_id}", self.polar_task,
+                  "Polar's poll: status, results so far, results.",
+                  answer=PolarTask, query=(_LOGPROBS,), errors=(400, 401, 404)),
+            json_route("DELETE", "/rollout/task/{task_id}", self.cancel_polar_task,
+                  "Cancel a task, and all its sessions.",
+                  answer=PolarTask, query=(_REGISTER,), errors=(400, 401, 404)),
+            json_route("GET", "/rollout/status", self.polar_status,
+                  "Polar's view of tasks, nodes and pending sessions.",
+                  answer=PolarStatus),
+        ]  # fmt: skip
+
+
+_LOGPROBS = Choice("logprobs", "Objects, as in A.4, or numbers, which are usual.", get_args(LogprobForm))
+_REGISTER = Flag("register_if_missing", "Whether a task that is not known is refused when it is submitted later.")
+
+
+async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = "floats") -> bytes:
+    """A `PolarTask` as JSON: the answer to a poll, and the body of a callback. Raises: NotFound, StoreError."""
+    task, results = await service.task_results(task_id, partial=True)
+    return await asyncio.to_thread(_record, task, results, form)  # it may be large
+
+
+def _record(task: TaskView, results: list[SessionResult], form: LogprobForm) -> bytes:
+    early = stopped_early(task, results)
+    record = PolarTask(
+        task_id=polar_name(task.task_id),
+        status=polar_task_status(task),
+        total_sessions=task.num_samples,
+        completed_sessions=len(results),
+        results=[
+            polar_result(result, task.request, form, early) | {"task_id": polar_name(task.task_id)}
+            for result in results
+        ],
+        metadata=task.request.get("metadata", {}),
+    )
+    return encode_json(record)

@@ -1,0 +1,109 @@
+"""Folders and files of a data folder: 0700 and 0600, for any umask, also where they existed before.
+
+On a shared machine, prompts, answers, results and logs are nobody else's. New files and folders are private; an
+existing folder is closed once, with its whole content. Files that a user names (exports) have the user's umask.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from gangline.machine.durable import make_folder
+
+__all__ = [
+    "close_files",
+    "close_to_others",
+    "make_private_folder",
+    "open_data_folder",
+    "open_private",
+]
+
+log = logging.getLogger("gangline.machine.private")
+
+_OTHERS = 0o077
+_OURS = frozenset({"control_token", "demo", "logs", "nodes", "runs", "server", "up.json", "up.lock"})
+"""Names of Gangline's own files in a data folder."""
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for `open()`: a file that is written is its owner's alone, also where it was there before."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        try:
+            os.fchmod(descriptor, 0o600)
+        except PermissionError as error:
+            _not_ours(path, error)
+    return descriptor
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file, if there is none; an existing one keeps its content. Raises: OSError."""
+    os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder and its missing parents, each its owner's alone, durably. Raises: OSError."""
+    make_folder(path, 0o700)
+
+
+def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
+    """Make a folder, or close one that was there before, and all in it, to other users. Blocking.
+
+    A folder that is closed already is not searched: its content cannot be reached. Links are not followed.
+    leave: names of folders that are closed, and not entered: their content has owners of its own. Raises: OSError.
+    """
+    make_private_folder(folder)
+    if not _is_open(folder.stat()):
+        return
+    close_files(folder, leave=leave)
+    _close(folder)  # last: it marks what is done
+
+
+def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
+    """Close the whole content of a folder, such as files written by a library. Blocking."""
+    for name, folders, files in os.walk(folder):
+        for entry in (*folders, *files):
+            _close(Path(name, entry))
+        folders[:] = [entry for entry in folders if entry not in leave]
+
+
+def open_data_folder(data_dir: Path) -> None:
+    """Make a data folder, or close one that was there before. Raises: OSError.
+
+    One that holds other files, such as a home directory, stays as it is; our own files in it are private.
+    """
+    make_private_folder(data_dir)
+    if {entry.name for entry in data_dir.iterdir()} <= _OURS:
+        _close(data_dir)
+    for name in ("control_token", "up.json", "up.lock"):
+        if (path := data_dir / name).exists():
+            _close(path)
+    for name in ("demo", "logs"):
+        if (data_dir / name).is_dir():
+            close_to_others(data_dir / name)
+    for name in ("nodes", "runs"):
+        if (data_dir / name).is_dir():
+            _close(data_dir / name)
+
+
+def _close(path: Path) -> None:
+    try:
+        found = path.lstat()
+        if _is_open(found) and not stat.S_ISLNK(found.st_mode):
+            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        _not_ours(str(path), error)
+
+
+def _is_open(found: os.stat_result) -> bool:
+    return bool(stat.S_IMODE(found.st_mode) & _OTHERS)
+
+
+def _not_ours(path: str, error: OSError) -> None:
+    log.warning("folder.not_private path=%s message=%s: other users may read it", path, error.strerror)

@@ -1,0 +1,70 @@
+"""Programs that run for a moment: none outlives its block, nor do the processes that it still works through.
+
+A program such as `unshare --map-auto` or rootless podman works through processes of its own. Killed alone it would
+leave them behind, some of them for ever; and asyncio would wait for ever for the pipes that they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio import SubprocessTransport
+from asyncio.subprocess import DEVNULL, PIPE, Process, SubprocessStreamProtocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gangline.machine.event_loop import to_end
+
+__all__ = ["program"]
+
+_BUFFER_BYTES = 1 << 16
+
+
+@asynccontextmanager
+async def program(
+    *argv: str,
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    stdin: int = DEVNULL,
+    stdout: int = PIPE,
+    stderr: int = DEVNULL,
+) -> AsyncGenerator[Process]:
+    """A program at work, in a session of its own. Where it still runs at the block's end, its process group is killed.
+
+    What has left that group (a container, say) lives on, and holds none of our pipes open. Raises: OSError.
+    """
+    beginning = _begun(argv, env=env, cwd=folder, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
+    process, transport = await to_end(beginning, lambda begun: _end(*begun))
+    try:
+        yield process
+    finally:
+        await _end(process, transport)
+
+
+async def _begun(argv: Sequence[str], **options: Any) -> tuple[Process, SubprocessTransport]:
+    """As `asyncio.create_subprocess_exec`, which keeps the transport for itself."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=_BUFFER_BYTES, loop=loop), *argv, **options
+    )
+    return Process(transport, protocol, loop), transport
+
+
+async def _end(process: Process, transport: SubprocessTransport) -> None:
+    """Its pipes are closed first: until they are, asyncio does not tell that it has ended."""
+    try:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for number in range(3):
+                pipe = transport.get_pipe_transport(number)
+                if isinstance(pipe, asyncio.WriteTransport):
+                    pipe.abort()
+                elif pipe is not None:
+                    pipe.close()
+            await process.wait()
+    finally:
+        transport.close()

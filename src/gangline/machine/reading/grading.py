@@ -1,0 +1,52 @@
+"""How the field grades: tests arrive when the agent's processes are gone, a program runs them and leaves a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangline.domain.errors import InvalidRequest
+from gangline.machine.reading.files import hidden_files, written_folder
+from gangline.machine.reading.paths import SourcePath
+
+__all__ = ["GRADING_MARGIN_S", "script_evaluator", "solution", "tests_of"]
+
+GRADING_MARGIN_S = 60.0
+"""Seconds of the evaluation beside the tests' own time: to clear, upload and read."""
+_LONGEST_FILES_BYTES = 48 << 20
+"""A submit is at most 64 MiB."""
+
+
+def tests_of(folder: SourcePath, inside: str) -> dict[str, dict[str, Any]]:
+    """Path inside -> file. Raises: InvalidRequest when there are none, or too much of them."""
+    files = written_folder(folder, inside)
+    if not files:
+        raise InvalidRequest(f"{folder} holds no tests.")
+    if sum(len(file["content"]) for file in files.values()) > _LONGEST_FILES_BYTES:
+        raise InvalidRequest(f"{folder} is larger than {_LONGEST_FILES_BYTES >> 20} MiB: put its data into the image.")
+    return files
+
+
+def script_evaluator(
+    command: str, files: dict[str, dict[str, Any]], *, clear: list[str], timeout_s: float, env: dict[str, str]
+) -> dict[str, Any]:
+    """The body's `evaluator`: graded where the agent worked, since these tests look at that place."""
+    return {
+        "strategy": "script",
+        "config": {
+            "command": command,
+            "files": hidden_files(files),
+            "clear": clear,
+            "reward_file": ["/logs/verifier/reward.json", "/logs/verifier/reward.txt"],
+            "timeout_seconds": timeout_s,
+            "env": env,
+        },
+    }
+
+
+def solution(files: dict[str, dict[str, Any]], command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """The body's `solution`: a program that is written first."""
+    return {
+        "command": command,
+        "env": env,
+        "prepare": [{"type": "write", "path": path, **file} for path, file in files.items()],
+    }

@@ -1,0 +1,119 @@
+"""What importers of tasks share: their options, what they find and return, and the metadata that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.task import NetworkPolicy
+from gangline.machine.reading.paths import SourcePath
+
+__all__ = ["Candidate", "Choices", "FolderFormat", "Imported", "LeftOut", "ProgramSource", "plain"]
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """The choices of the importing user."""
+
+    runtime: str | None = None
+    """Name of a runtime plug-in; None is the one that the task needs."""
+    image: str | None = None
+    """In place of the task's own: an image name, or a folder, as the runtime understands it."""
+    python: str | None = None
+    """Folder of a Python environment that has the source's own package; None is ours, where it has it."""
+    network: NetworkPolicy | None = None
+    """None is the model only, and refuses a task that would be graded wrongly for it."""
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """One task, ready but for its agent."""
+
+    name: str
+    body: dict[str, Any]
+    """Body of `POST /v1/tasks`, without an agent's harness; with the reference solution where the source has one."""
+    notes: tuple[str, ...] = ()
+    """Differences from the task's source."""
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A row or task of the source that no task could be made of."""
+
+    why: str
+    """With its file, row and column."""
+
+
+class Candidate(NamedTuple):
+    """A task of a source that was found and not read yet."""
+
+    name: str
+    """For filters, before the task is read."""
+    instance: Mapping[str, Any] | None
+    """None: cannot be read."""
+    read: Callable[[], Imported]
+    where: str = ""
+    """Place of a row, for its errors."""
+
+
+class FolderFormat(NamedTuple):
+    """A format whose tasks are folders: an entry point of group `gangline.tasks.importers`, by its name."""
+
+    recognizes: Callable[[Path], bool]
+    read: Callable[[SourcePath, Choices], Imported]
+    document: Callable[[SourcePath], Any]
+    """The fields that filters look at."""
+
+
+class ProgramSource(NamedTuple):
+    """Tasks that a program lists, behind a prefix of the source: an entry point of the same group."""
+
+    prefix: str
+    candidates: Callable[[str, Choices, int | None], Iterable[Candidate]]
+    """Source without its prefix, options, and the number of tasks that are wanted; None is all."""
+
+
+def plain(instance: Any) -> dict[str, Any]:
+    """A row or a task's file as JSON has it: dates become texts, bytes base 64, infinite numbers null.
+
+    Raises: InvalidRequest, naming the column that JSON cannot hold.
+    """
+    try:
+        return _plain(instance)
+    except _NOT_JSON as error:
+        raise InvalidRequest(_why_not(instance, error)) from error
+
+
+_NOT_JSON = (UnicodeEncodeError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_of_library))
+
+
+def _of_library(value: Any) -> Any:
+    """The value of a NumPy or pandas object."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _why_not(instance: Any, error: Exception) -> str:
+    for column, value in cast("Mapping[Any, Any]", instance).items() if isinstance(instance, Mapping) else ():
+        try:
+            _plain({column: value})
+        except _NOT_JSON as found:
+            return f"{ascii(column)[1:-1]}: {_told(found)}"
+    return _told(error)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if not isinstance(error, UnicodeEncodeError):
+        return f"has no form in JSON: {error}"
+    code = ord(error.object[error.start])
+    if 0xDC80 <= code <= 0xDCFF:  # as Python reads a byte that is no UTF-8
+        return f"is not UTF-8 (byte 0x{code - 0xDC00:02x}): save the file as UTF-8"
+    return f"has half of a character (the lone surrogate U+{code:04X}), which no file can hold"

@@ -1,0 +1,1 @@
+"""An engine's HTTP surface, with vLLM's routes and fields, over anything that samples. Start with `app`."""

@@ -1,0 +1,272 @@
+"""The client of an engine's raw generate route (tier T2): ids in, ids and log-probs out.
+
+For servers that have no chat route, or none that takes exact ids: vLLM with `--tokens-only`, SGLang behind a router.
+Prompts are rendered and replies are read on this side, so every prompt is exact by construction, and stitching works as
+with any engine that takes ids. Tool choices `required` and a named one are not sent: nothing enforces them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition, Usage
+from gangline.domain.errors import (
+    ContextOverflow,
+    EngineRefused,
+    InvalidRequest,
+)
+from gangline.domain.experts import ExpertArray
+from gangline.domain.images import ImageEvidence, images_in
+from gangline.domain.reply import TokenLogprob
+from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.tokens import TokenIds
+from gangline.machine.event_loop import call_all
+from gangline.models.engines.contract import (
+    EngineCapabilities,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    ReplyAccumulator,
+    whole_deltas,
+)
+from gangline.models.engines.fields import has_documents, has_media
+from gangline.models.engines.generate.calls import GenerateCalls
+from gangline.models.engines.generate.probe import ROUTES, probe_route
+from gangline.models.engines.generate.text import ReplyReader, TextSide
+from gangline.models.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.sight import Sight
+from gangline.models.engines.templates.probe import probe_template
+
+__all__ = ["GenerateEngine", "RouteName"]
+
+RouteName = Literal["auto", "vllm", "sglang"]
+
+
+class _Choice(NamedTuple):
+    delta: EngineDelta
+    experts: ExpertArray | None
+    mask: SamplingMask | None
+
+
+class _Prompt(NamedTuple):
+    ids: TokenIds
+    """[T], each image's placeholder expanded."""
+    images: ImageEvidence | None
+
+
+class GenerateEngine:
+    """Implements `Engine` over one server, whose connections it owns."""
+
+    def __init__(
+        self,
+        http: EngineHttp,
+        text: TextSide,
+        *,
+        route: RouteName = "auto",
+        model: str | None = None,
+        max_context: int | None = None,
+        processor: str | None = None,
+    ) -> None:
+        """
+        route: whose generate route the server has; `auto` tries both.
+        model: served name; None takes the first that the engine lists.
+        max_context: tokens of prompt and reply together; None asks the engine.
+        processor: folder of the served vision model; None refuses calls with images.
+
+        Raises: InvalidRequest for an unknown route, and for a folder without an image processor.
+        """
+        self._sight = Sight(processor)
+        if route != "auto" and route not in ROUTES:
+            raise InvalidRequest(f"route must be auto, {' or '.join(ROUTES)}; got {route!r}.")
+        self._http = http
+        self.url = http.url
+        self._calls = GenerateCalls(http)
+        self._text = text
+        self._route = None if route == "auto" else ROUTES[route]
+        self._model = model
+        self._max_context = max_context
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        routes = list(ROUTES.values()) if self._route is None else [self._route]
+        self._route, found = await probe_route(self._calls, self._text, routes, self._model, self._max_context)
+        self._model, self._max_context = found.model, found.max_context
+        self._capabilities = msgspec.structs.replace(
+            found,
+            takes_images=self._route.takes_images and self._sight.reader is not None,
+            sees_images=self._sight.reader is not None,
+            template=msgspec.structs.replace(await probe_template(self), reads_tools=self._text.reads_calls),
+        )
+        return self._capabilities
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        await self.capabilities()
+        prompt = await self._prompt(request)
+        choices = await call_all([self._choice(request, prompt, at) for at in range(request.call.num_choices)])
+        folded = ReplyAccumulator()
+        for choice in choices:
+            folded.feed(choice.delta)
+        reply = folded.reply()
+        with_evidence = tuple(
+            msgspec.structs.replace(whole, experts=choice.experts, sampling_mask=choice.mask)
+            for whole, choice in zip(reply.choices, choices, strict=True)
+        )
+        usage = _summed([choice.delta.usage for choice in choices])
+        return msgspec.structs.replace(reply, choices=with_evidence, usage=usage)
+
+    async def _choice(self, request: EngineRequest, prompt: _Prompt, index: int) -> _Choice:
+        call = request.call
+        reader = await self._text.reader(call, prompt.ids, index)
+        ask = msgspec.structs.replace(
+            self._ask(call, prompt, index, stream=False),
+            experts_from=request.experts_from,
+            with_mask=request.with_mask,
+        )
+        sampled = await self._calls.sample(self._new_route(), ask)
+        delta = await self._delta(reader, call, prompt, sampled)
+        experts, mask = sampled.experts, sampled.mask
+        if num_cut := len(sampled.ids) - len(delta.sampled_ids or ()):  # behind a stop string, which was found here
+            experts = None if experts is None else experts[: len(experts) - num_cut]
+            mask = None if mask is None else mask.first(max(0, len(mask.counts) - num_cut))
+        return _Choice(delta, experts, mask if request.with_mask else None)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        """Several choices come as one delta each."""
+        if request.call.num_choices > 1:
+            for delta in whole_deltas(await self.chat(request)):
+                yield delta
+            return
+        await self.capabilities()
+        prompt = await self._prompt(request)
+        reader = await self._text.reader(request.call, prompt.ids, 0)
+        ended = False
+        ask = self._ask(request.call, prompt, 0, stream=True)
+        async with aclosing(self._calls.chunks(self._new_route(), ask)) as chunks:
+            async for sampled in chunks:
+                if ended:
+                    yield EngineDelta(usage=sampled.usage)
+                    continue
+                delta = await self._delta(reader, request.call, prompt, sampled)
+                yield delta
+                ended = delta.finish_reason is not None
+                if delta.stop_reason is not None and sampled.finish_reason is None:
+                    return  # a stop string was found here; leaving ends the call in the engine
+
+    async def _delta(self, reader: ReplyReader, call: ModelCall, prompt: _Prompt, sampled: Sampled) -> EngineDelta:
+        read = await reader.feed(sampled.ids, sampled.finish_reason)
+        kept = read.num_kept
+        shown = read.shown
+        if call.num_top_logprobs is not None:
+            shown = msgspec.structs.replace(shown, logprobs=self._shown_logprobs(call, sampled, kept))
+        return EngineDelta(
+            shown=shown,
+            sampled_ids=sampled.ids[:kept],
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[:kept],
+            version_spans=sampled.version_spans if kept == len(sampled.ids) else (),
+            finish_reason=read.finish_reason,
+            stop_reason=read.stop_reason or sampled.stop_string,
+            parse=read.parse,
+            images=prompt.images,
+            prompt_ids=prompt.ids if sampled.prompt_ids is None else sampled.prompt_ids,
+            usage=sampled.usage if kept == len(sampled.ids) else None,
+        )
+
+    def _shown_logprobs(self, call: ModelCall, sampled: Sampled, kept: int) -> tuple[TokenLogprob, ...]:
+        num_top = call.num_top_logprobs or 0
+        values = sampled.logprobs or []
+        tops = sampled.candidates or [[] for _ in values]
+        entries = list(zip(sampled.ids, values, tops, strict=False))[:kept]
+        return tuple(
+            self._shown_logprob(token, value, tuple(self._shown_logprob(*top) for top in candidates[:num_top]))
+            for token, value, candidates in entries
+        )
+
+    def _shown_logprob(self, token: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        text = self._text.token_text(token)
+        return TokenLogprob(text, value if value > -9999.0 else -9999.0, tuple(text.encode()), top)
+
+    async def _prompt(self, request: EngineRequest) -> _Prompt:
+        """Raises: EngineRefused, ContextOverflow."""
+        call = request.call
+        if has_documents(call.messages):
+            raise EngineRefused("a route of ids carries no documents that are not text", status=400)
+        if has_media(call.messages) and not (await self.capabilities()).takes_images:
+            raise EngineRefused(
+                "this route of ids carries no images: vLLM's does, with the model's folder as `processor`", status=400
+            )
+        ids = request.prompt_ids
+        if ids is None:
+            ids = await self._text.render(call.messages, call.tools, call.template_kwargs, True)
+        wanted, limit = call.sampling.max_tokens or 1, self._max_context or 0
+        if len(ids) + wanted > limit:
+            raise ContextOverflow(
+                f"This model's maximum context length is {limit} tokens. However, you requested {wanted} output tokens "
+                f"and your prompt contains {len(ids)} input tokens. Please reduce the length of one of them."
+            )
+        evidence = await self._sight.look(call.messages, ids)
+        if evidence is not None and evidence.refused is not None:
+            raise EngineRefused(f"images cannot go with ids: {evidence.refused}", status=400)
+        return _Prompt(ids, evidence)
+
+    def _ask(self, call: ModelCall, prompt: _Prompt, index: int, *, stream: bool) -> GenerateAsk:
+        seed, sent_ids = call.sampling.seed, prompt.ids
+        if prompt.images is not None:
+            assert self._sight.reader is not None  # it made the evidence
+            sent_ids = self._sight.reader.collapsed(prompt.ids, prompt.images.placed)
+        return GenerateAsk(
+            model=self._model or "",
+            prompt_ids=sent_ids,
+            images=tuple(image.url for image in images_in(call.messages)),
+            call=call,
+            max_tokens=call.sampling.max_tokens or (self._max_context or 0) - len(prompt.ids),
+            stop_ids=self._text.stop_ids,
+            stops=() if self._text.stops_here else call.sampling.stop,
+            # Choices of one call must differ, and still be reproducible.
+            seed=None if seed is None else seed + index,
+            stream=stream,
+        )
+
+    def _new_route(self) -> GenerateRoute:
+        assert self._route is not None  # since the probe
+        return self._route()
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        return await self._text.render(messages, tools, template_kwargs, add_generation_prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._text.decode([int(token) for token in ids])
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _summed(usages: Sequence[Usage | None]) -> Usage | None:
+    """Usage of all choices of one prompt."""
+    known = [usage for usage in usages if usage is not None]
+    if not known or len(known) < len(usages):
+        return None
+    return msgspec.structs.replace(known[0], num_sampled_tokens=sum(usage.num_sampled_tokens for usage in known))

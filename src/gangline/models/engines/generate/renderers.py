@@ -1,0 +1,203 @@
+"""The plug-in `generate_renderers`: a raw generate route, with the `renderers` library for prompts and replies.
+
+For model families whose template or format is not read here. The library parses whole replies from their ids, so a
+stream shows a reply at its end. `chat_template_kwargs` are those that the family's renderer knows; others are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+from renderers import RendererConfig, create_renderer  # pyright: ignore[reportUnknownVariableType]
+from transformers import PreTrainedTokenizerFast
+
+from gangline.domain.completion import ParseStatus
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.errors import EngineRefused, InvalidRequest
+from gangline.domain.reply import ReplyDelta, ToolCallDelta
+from gangline.domain.tokens import TokenIds, token_ids
+from gangline.models.engines.fields import messages_fields
+from gangline.models.engines.generate.engine import GenerateEngine, RouteName
+from gangline.models.engines.generate.text import Read, ReplyReader
+from gangline.models.engines.http import EngineHttp
+from gangline.models.language.messages import template_messages
+from gangline.models.language.models import resolve_tokenizer
+from gangline.models.language.text import IncrementalText, StopStrings
+from gangline.models.language.tokenizer import HfChatTokenizer
+from gangline.models.language.tools import tool_fields
+
+__all__ = ["RenderersText", "renderers_engine"]
+
+_CONFIG: TypeAdapter[Any] = TypeAdapter(RendererConfig)
+
+
+def renderers_engine(
+    url: str,
+    *,
+    tokenizer: str = "",
+    renderer: str | Mapping[str, Any] = "",
+    route: RouteName = "auto",
+    model: str | None = None,
+    max_context: int | None = None,
+    api_key: str | None = None,
+    timeout_s: float = 1800.0,
+) -> GenerateEngine:
+    """
+    tokenizer: folder with `tokenizer.json`, or a Hugging Face name that is in the cache.
+    renderer: name of a renderer (`qwen3`, `llama-3`, `glm-4.5`, ...), or its whole configuration with `name` in it.
+
+    Raises: InvalidRequest, NotFound.
+    """
+    config = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    if not tokenizer or not config.get("name"):
+        raise InvalidRequest("an engine of ids that `renderers` speaks for needs `tokenizer` and `renderer`.")
+    if config["name"] == "custom":
+        # It would import whatever a request names.
+        raise InvalidRequest("a custom renderer needs an engine plug-in of your own, made of `RenderersText`.")
+    folder = resolve_tokenizer(tokenizer)
+    loader: Any = PreTrainedTokenizerFast
+    core = loader.from_pretrained(str(folder), local_files_only=True)
+    text = RenderersText(core, config)
+    http = EngineHttp(url, timeout_s=timeout_s, api_key=api_key)
+    return GenerateEngine(http, text, route=route, model=model, max_context=max_context)
+
+
+class RenderersText:
+    """Implements `TextSide`."""
+
+    stops_here = True
+    reads_calls: bool | None = None
+
+    def __init__(self, core: Any, config: Mapping[str, Any]) -> None:
+        """
+        core: transformers' tokenizer.
+        config: of the renderer, `name` among it.
+
+        Raises: InvalidRequest.
+        """
+        self._core = core
+        self._config = dict(config)
+        self._made: dict[bytes, Any] = {}
+        """Template arguments -> their renderer."""
+        self._rendering = asyncio.Lock()
+        try:
+            self._plain = self._renderer(None)
+        except EngineRefused as refused:
+            raise InvalidRequest(refused.message) from refused
+        self.tokenizer = HfChatTokenizer(core)
+        self.num_ids = self.tokenizer.num_ids
+        self.stop_ids: tuple[int, ...] = tuple(self._plain.get_stop_token_ids())
+
+    def _renderer(self, template_kwargs: dict[str, Any] | None) -> Any:
+        key = msgspec.json.encode(template_kwargs or {}, order="sorted")
+        if key not in self._made:
+            try:
+                config = _CONFIG.validate_python(self._config | (template_kwargs or {}))
+                self._made[key] = create_renderer(self._core, config)
+            except Exception as error:  # it raises whatever its families do, down to downloads that fail
+                why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                name = self._config.get("name")
+                raise EngineRefused(f"renderers cannot make {name!r} with {key.decode()}: {why}", status=400) from error
+        return self._made[key]
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        template_kwargs: dict[str, Any] | None,
+        add_generation_prompt: bool,
+    ) -> TokenIds:
+        # A long conversation takes tens of milliseconds, and a tokenizer may not be used by two threads.
+        async with self._rendering:
+            return await asyncio.to_thread(self._render, messages, tools, template_kwargs, add_generation_prompt)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        template_kwargs: dict[str, Any] | None,
+        add_generation_prompt: bool,
+    ) -> TokenIds:
+        renderer = self._renderer(template_kwargs)
+        offered = [tool_fields(tool) for tool in tools] or None
+        try:
+            said = template_messages(messages_fields(messages))
+            return token_ids(renderer.render_ids(said, tools=offered, add_generation_prompt=add_generation_prompt))
+        except Exception as error:  # a renderer refuses conversations in any way it likes
+            raise EngineRefused(f"the model's renderer refuses these messages: {error}", status=400) from error
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id])
+
+    async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader:
+        return _WholeReader(self, self._renderer(call.template_kwargs), call, prompt_ids, choice_index)
+
+
+class _WholeReader:
+    """Looks for stop strings as ids come, and parses when all are there."""
+
+    def __init__(
+        self, side: RenderersText, renderer: Any, call: ModelCall, prompt_ids: TokenIds, choice_index: int
+    ) -> None:
+        self._renderer = renderer
+        self._call = call
+        self._prompt_ids: list[int] = prompt_ids.tolist()
+        self._choice_index = choice_index
+        self._text = IncrementalText(side.tokenizer)
+        self._stops = StopStrings(call.sampling.stop)
+        self._ids: list[int] = []
+
+    async def feed(self, ids: Sequence[int], finish_reason: str | None) -> Read:
+        for position, token_id in enumerate(ids):
+            self._ids.append(token_id)
+            stop = self._stops.feed(self._text.feed(token_id))[1] if self._call.sampling.stop else None
+            if stop is not None:
+                return self._parsed("stop", position + 1, stop)
+        if finish_reason is None:
+            return Read(shown=ReplyDelta(choice_index=self._choice_index), num_kept=len(ids))
+        return self._parsed(finish_reason, len(ids), None)
+
+    def _parsed(self, reason: str, num_kept: int, stop: str | None) -> Read:
+        tools = [tool_fields(tool) for tool in self._call.tools] or None
+        parsed = self._renderer.parse_response(self._ids, tools=tools, prompt_ids=self._prompt_ids)
+        good, broken = _calls(parsed.tool_calls)
+        content = parsed.content or ""
+        if stop is not None and not good:
+            content = content[: content.rfind(stop)] if stop in content else content
+        # What could not be read goes into the text; its tags, as the library gives it without, are lost.
+        content += "".join(attempt.raw for attempt in broken if attempt.raw not in content)
+        status: ParseStatus = "ok" if not broken else "partial" if good else "failed"
+        return Read(
+            shown=ReplyDelta(
+                choice_index=self._choice_index,
+                thinking=parsed.reasoning_content or "",
+                text=content,
+                tool_calls=tuple(
+                    ToolCallDelta(i, arguments, f"call_{i}", name) for i, (name, arguments) in enumerate(good)
+                ),
+            ),
+            num_kept=num_kept,
+            finish_reason="tool_calls" if good and reason == "stop" else reason,
+            stop_reason=stop,
+            parse=status,
+        )
+
+
+def _calls(attempts: Sequence[Any]) -> tuple[list[tuple[str, str]], list[Any]]:
+    """(name, arguments as JSON) of those that are calls, and the attempts that are none."""
+    good: list[tuple[str, str]] = []
+    broken: list[Any] = []
+    for attempt in attempts:
+        arguments: object = attempt.arguments
+        if attempt.name and isinstance(arguments, dict) and str(attempt.status) in ("ok", "unknown_tool"):
+            good.append((attempt.name, msgspec.json.encode(arguments).decode()))
+        else:
+            broken.append(attempt)
+    return good, broken

@@ -1,0 +1,128 @@
+"""The client's part of a raw generate route: a conversation to ids, and sampled ids to a reply.
+
+Three kinds, one plug-in each: the engine's own routes (here), a tokenizer with its chat template (`generate_template`),
+and the `renderers` library (`generate_renderers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gangline.domain.completion import ParseStatus
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.reply import ReplyDelta
+from gangline.domain.tokens import TokenIds
+from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.parsing.detect import opens_thinking
+from gangline.models.language.parsing.parser import Parsers
+from gangline.models.language.parsing.replies import ReplyText
+from gangline.models.language.text import IncrementalText, StopStrings
+
+__all__ = ["Read", "ReplyReader", "TextSide", "TokenReader", "joined"]
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of some sampled ids."""
+
+    shown: ReplyDelta
+    num_kept: int
+    """Number of ids kept; the rest came after a stop string."""
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    """The stop string that ended the reply."""
+    parse: ParseStatus | None = None
+    """With the finish reason."""
+
+
+class ReplyReader(Protocol):
+    """Reads one choice."""
+
+    async def feed(self, ids: Sequence[int], finish_reason: str | None) -> Read:
+        """`finish_reason`: the engine's, with its last ids. A `Read` that has one is the last."""
+        ...
+
+
+class TextSide(Protocol):
+    stop_ids: tuple[int, ...]
+    """Ids that end a turn; empty where only the engine knows."""
+    stops_here: bool
+    """Stop strings are found on this side; else the engine is asked to."""
+
+    @property
+    def reads_calls(self) -> bool | None:
+        """Whether tool calls are found in replies; None: unknown."""
+        ...
+
+    @property
+    def num_ids(self) -> int | None:
+        """Size of the vocabulary; None where only the engine knows."""
+        ...
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        template_kwargs: dict[str, Any] | None,
+        add_generation_prompt: bool,
+    ) -> TokenIds:
+        """Raises: EngineRefused when the template refuses the conversation."""
+        ...
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Special tokens included."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """For clients that ask for log-probs."""
+        ...
+
+    async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader: ...
+
+
+class TokenReader:
+    """Text as it is sampled, with a tokenizer at hand: detokenised, cut at stop strings, parsed."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, parsers: Parsers, call: ModelCall, prompt_ids: TokenIds, choice_index: int
+    ) -> None:
+        in_thinking = opens_thinking(tokenizer, prompt_ids.tolist()[-8:], parsers.thinking)
+        self._text = IncrementalText(tokenizer, skip_special=not parsers.need_special_tokens)
+        self._stops = StopStrings(call.sampling.stop)
+        self._reply = ReplyText(parsers, call, choice_index=choice_index, in_thinking=in_thinking)
+        self._choice_index = choice_index
+
+    async def feed(self, ids: Sequence[int], finish_reason: str | None) -> Read:
+        shown = ReplyDelta(choice_index=self._choice_index)
+        for position, token_id in enumerate(ids):
+            if finish_reason == "stop" and position + 1 == len(ids):
+                break  # the end of turn is no text
+            text, stop = self._stops.feed(self._text.feed(token_id))
+            shown = joined(shown, self._reply.feed(text))
+            if stop is not None:
+                return self._end(shown, position + 1, "stop", stop)
+        if finish_reason is None:
+            return Read(shown=shown, num_kept=len(ids))
+        text, stop = self._stops.feed(self._text.flush())
+        shown = joined(shown, self._reply.feed(text if stop else text + self._stops.flush()))
+        return self._end(shown, len(ids), "stop" if stop else finish_reason, stop)
+
+    def _end(self, shown: ReplyDelta, num_kept: int, reason: str, stop: str | None) -> Read:
+        return Read(
+            shown=joined(shown, self._reply.finish()),
+            num_kept=num_kept,
+            finish_reason=self._reply.finish_reason(reason),
+            stop_reason=stop,
+            parse=self._reply.status,
+        )
+
+
+def joined(first: ReplyDelta, then: ReplyDelta) -> ReplyDelta:
+    return ReplyDelta(
+        choice_index=first.choice_index,
+        thinking=first.thinking + then.thinking,
+        text=first.text + then.text,
+        tool_calls=first.tool_calls + then.tool_calls,
+    )

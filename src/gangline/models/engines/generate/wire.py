@@ -1,0 +1,349 @@
+"""Routes that take ids and give ids, as bytes: vLLM's `/inference/v1/generate`, SGLang's `/generate`. Pure.
+
+Source: vLLM 0.32 `entrypoints/scale_out/token_in_token_out`; SGLang 0.5.23 `srt/managers`, which was read, not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import LogprobKind, VersionSpan
+from gangline.domain.conversation import ModelCall, Usage
+from gangline.domain.errors import EngineMalformed, EngineUnavailable
+from gangline.domain.experts import ExpertArray
+from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.tokens import TokenIds
+from gangline.models.engines.evidence import experts_of_file, mask_from_json, sglang_mask
+from gangline.models.engines.fields import NEUTRAL_SAMPLING
+from gangline.models.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
+from gangline.models.engines.replies import WireSpan, WireUsage, decode, usage_of, version_spans
+
+__all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
+
+Candidate = tuple[int, float]
+"""(id, log-prob)"""
+
+
+class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice to sample."""
+
+    model: str
+    prompt_ids: TokenIds
+    call: ModelCall
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    """Ids that end a turn, besides those that the engine knows."""
+    stops: tuple[str, ...] = ()
+    """Strings for the engine to stop at, where nobody does it on this side."""
+    images: tuple[str, ...] = ()
+    """`data:` URLs of the images of the prompt, which then has one placeholder id for each: the engine expands it."""
+    seed: int | None = None
+    stream: bool = False
+    experts_from: int | None = None
+    """As in `EngineRequest`; vLLM's route alone has them."""
+    with_mask: bool = False
+    """As in `EngineRequest`."""
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole reply, or the addition of one chunk of a stream."""
+
+    ids: list[int]
+    logprobs: list[float] | None
+    """One per id; NaN where the engine sent null."""
+    candidates: list[list[Candidate]] = []
+    """The likeliest ids at each position; empty unless asked for."""
+    finish_reason: str | None = None
+    stop_string: str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    prompt_ids: TokenIds | None = None
+    """Repeated by the engine, where it does."""
+    usage: Usage | None = None
+    experts: ExpertArray | None = None
+    """As in `EngineChoice`; only in a whole reply."""
+    mask: SamplingMask | None = None
+    """As in `EngineChoice`; only in a whole reply."""
+
+
+class GenerateRoute(Protocol):
+    """One engine's route. Instances read one reply."""
+
+    name: str
+    path: str
+    logprob_kind: LogprobKind | None
+    """None: to be probed."""
+    takes_images: bool
+    """Ids and images go together, and the ids stay as they are."""
+
+    def body(self, ask: GenerateAsk) -> bytes: ...
+
+    def read(self, answer: bytes, url: str) -> Sampled | None:
+        """A whole reply or a chunk; None for a chunk without news. Raises: EngineUnavailable."""
+        ...
+
+
+class _TokenLogprob(msgspec.Struct, gc=False):
+    logprob: float | None = None
+    token_id: int = -1
+    top_logprobs: list[_TokenLogprob] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[WireSpan] | None = None
+    routed_experts: bytes | None = None
+    """A NumPy file."""
+    sampling_mask: msgspec.Raw = NO_IDS
+    """[T] lists of ids."""
+
+
+class _VllmReply(msgspec.Struct):
+    choices: list[_Choice] = []
+    prompt_token_ids: msgspec.Raw = NO_IDS
+    usage: WireUsage | None = None
+    error: dict[str, Any] | str | None = None
+
+
+class VllmGenerate:
+    name = "vllm"
+    path = "/inference/v1/generate"
+    logprob_kind: LogprobKind | None = None
+    takes_images = True
+
+    def __init__(self) -> None:
+        self._sent: SentIds | None = None
+
+    def body(self, ask: GenerateAsk) -> bytes:
+        sent = self._sent = SentIds.of(ask.prompt_ids)
+        sampling = ask.call.sampling
+        constraint = _schema_of(ask.call)
+        params = {
+            "max_tokens": ask.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": ask.seed,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop": list(ask.stops) or None,
+            "stop_token_ids": list(ask.stop_ids) or None,
+            "logprobs": max(1, ask.call.num_top_logprobs or 0),
+            "structured_outputs": None if constraint is None else {"json": constraint},
+            "routed_experts_prompt_start": ask.experts_from or None,
+        }
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "token_ids": msgspec.Raw(sent.text),
+            "sampling_params": NEUTRAL_SAMPLING | _given(params),
+            "return_token_ids": True,
+            "stream": ask.stream,
+        }
+        if ask.images:
+            body["content_parts"] = [{"type": "image_url", "url": url} for url in ask.images]
+        if ask.stream:
+            body["stream_options"] = {"include_usage": True}
+        return msgspec.json.encode(body)
+
+    def read(self, answer: bytes, url: str) -> Sampled | None:
+        reply = decode(answer, _VllmReply, url)
+        if reply.error is not None:
+            raise EngineUnavailable(f"engine {url} failed: {reply.error}")
+        choice = reply.choices[0] if reply.choices else _Choice(token_ids=[])
+        content = choice.logprobs.content if choice.logprobs is not None else None
+        ids = choice.token_ids or []
+        if not ids and choice.finish_reason is None and reply.usage is None:
+            return None
+        return Sampled(
+            ids=ids,
+            logprobs=None if content is None else [_number(entry.logprob) for entry in content],
+            candidates=[_candidates(entry.top_logprobs) for entry in content or ()],
+            finish_reason=choice.finish_reason,
+            stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+            version_spans=version_spans(choice.weight_versions),
+            prompt_ids=ids_from_json(reply.prompt_token_ids, self._sent),
+            usage=usage_of(reply.usage),
+            experts=_experts(choice, url),
+            mask=_mask(choice, url),
+        )
+
+
+def _experts(choice: _Choice, url: str) -> ExpertArray | None:
+    """Raises: EngineMalformed."""
+    if choice.routed_experts is None:
+        return None
+    try:
+        return experts_of_file(choice.routed_experts)
+    except ValueError as error:
+        raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
+
+
+def _mask(choice: _Choice, url: str) -> SamplingMask | None:
+    """Raises: EngineMalformed."""
+    try:
+        return mask_from_json(choice.sampling_mask)
+    except ValueError as error:
+        raise EngineMalformed(f"engine {url} answered {error}") from error
+
+
+def _candidates(entries: list[_TokenLogprob]) -> list[Candidate]:
+    return [(entry.token_id, _number(entry.logprob)) for entry in entries]
+
+
+class _SglangFinish(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+
+
+class _SglangMeta(msgspec.Struct):
+    finish_reason: _SglangFinish | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    output_token_logprobs: list[list[Any]] | None = None
+    output_top_logprobs: list[list[list[Any]] | None] | None = None
+    output_token_sampling_mask: msgspec.Raw = NO_IDS
+    """[T] lists of ids."""
+    output_token_sampling_logprobs: list[float | None] | None = None
+    """Among the ids of the mask."""
+    prompt_token_ids: msgspec.Raw = NO_IDS
+    weight_version: str | int | None = None
+    weight_versions: list[WireSpan] | None = None
+
+
+class _SglangReply(msgspec.Struct):
+    meta_info: _SglangMeta = msgspec.field(default_factory=_SglangMeta)
+    output_ids: list[TokenId] = []
+    prompt_token_ids: msgspec.Raw = NO_IDS
+    error: dict[str, Any] | str | None = None
+
+
+class SglangGenerate:
+    """Its streams repeat all ids from the start, or, with `--incremental-streaming-output`, bring the new ones."""
+
+    name = "sglang"
+    path = "/generate"
+    logprob_kind: LogprobKind | None = "temperature_scaled"
+    takes_images = False  # it turns ids beside `image_data` into text, and that into other ids
+
+    def __init__(self) -> None:
+        self._num_read = 0
+        self._sent: SentIds | None = None
+
+    def body(self, ask: GenerateAsk) -> bytes:
+        sent = self._sent = SentIds.of(ask.prompt_ids)
+        sampling = ask.call.sampling
+        constraint = _schema_of(ask.call)
+        params = {
+            "max_new_tokens": ask.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "sampling_seed": ask.seed,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop": list(ask.stops) or None,
+            "stop_token_ids": list(ask.stop_ids) or None,
+            "json_schema": None if constraint is None else msgspec.json.encode(constraint).decode(),
+            "skip_special_tokens": False,
+        }
+        body: dict[str, Any] = {
+            "input_ids": msgspec.Raw(sent.text),
+            "sampling_params": NEUTRAL_SAMPLING | _given(params),
+            "return_logprob": True,
+            "top_logprobs_num": ask.call.num_top_logprobs or 0,
+            "return_prompt_token_ids": True,
+            "stream": ask.stream,
+        }
+        if ask.with_mask:
+            body["return_sampling_mask"] = True
+        return msgspec.json.encode(body)
+
+    def read(self, answer: bytes, url: str) -> Sampled | None:
+        reply = decode(answer, _SglangReply, url)
+        meta, finish = reply.meta_info, reply.meta_info.finish_reason
+        if reply.error is not None or (finish is not None and finish.type == "abort" and finish.message):
+            raise EngineUnavailable(f"engine {url} failed: {reply.error or (finish and finish.message)}")
+        num_new = max(meta.completion_tokens - self._num_read, 0)
+        if num_new == 0 and finish is None:
+            return None
+        self._num_read = meta.completion_tokens
+        ids = _last(reply.output_ids, num_new)
+        prompt_ids = ids_from_json(reply.prompt_token_ids, self._sent)
+        if prompt_ids is None:
+            prompt_ids = ids_from_json(meta.prompt_token_ids, self._sent)
+        try:
+            values, candidates = _sglang_logprobs(meta, ids)
+            mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise EngineMalformed(f"engine {url} answered odd log-probs or masks in meta_info: {error}") from error
+        spans = meta.weight_versions
+        if spans is None and meta.weight_version is not None:
+            spans = [WireSpan(meta.weight_version, 0, meta.completion_tokens)]
+        return Sampled(
+            ids=ids,
+            logprobs=values if mask is None else among_kept,
+            candidates=candidates,
+            finish_reason=None if finish is None else finish.type,
+            stop_string=finish.matched if finish is not None and isinstance(finish.matched, str) else None,
+            version_spans=version_spans(spans),
+            prompt_ids=prompt_ids,
+            usage=None
+            if finish is None
+            else Usage(
+                num_prompt_tokens=meta.prompt_tokens,
+                num_sampled_tokens=meta.completion_tokens,
+                num_cached_tokens=meta.cached_tokens,
+            ),
+            mask=mask,
+        )
+
+
+def _sglang_logprobs(meta: _SglangMeta, ids: list[int]) -> tuple[list[float] | None, list[list[Candidate]]]:
+    """Raises: ValueError, ValidationError when an entry is no (log-prob, id), or is another token's."""
+    if meta.output_token_logprobs is None:
+        return None, []
+    pairs = list(_pairs(_last(meta.output_token_logprobs, len(ids))))
+    if [token for token, _ in pairs] != ids[: len(pairs)]:
+        raise ValueError("they are of other tokens than output_ids")
+    tops = _last(meta.output_top_logprobs or [], len(ids))
+    return [value for _, value in pairs], [list(_pairs(entries or [])) for entries in tops]
+
+
+def _pairs(entries: list[list[Any]]) -> Iterator[Candidate]:
+    for entry in entries:
+        value, token = msgspec.convert(entry[:2], tuple[float | None, int])
+        yield token, _number(value)
+
+
+def _last(values: list[Any], count: int) -> list[Any]:
+    return values[len(values) - count :] if count else []
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _schema_of(call: ModelCall) -> dict[str, Any] | None:
+    """JSON schema of the structured output that the call asks for."""
+    asked = call.response_format or {}
+    if asked.get("type") == "json_object":
+        return {"type": "object"}
+    inner: object = asked.get("json_schema")
+    schema: object = cast("dict[str, Any]", inner).get("schema") if isinstance(inner, dict) else None
+    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else None

@@ -1,0 +1,265 @@
+"""The common part of all engine clients: one pool of HTTP connections, and names for an engine's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self, cast
+
+import aiohttp
+import msgspec
+
+from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.open_files import out_of_files
+from gangline.models.engines.replies import ModelCard, ModelList, decode
+from gangline.wire.http.event_stream import SseEvents
+
+__all__ = ["EngineHttp"]
+
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+_DONE = b"[DONE]"
+
+_PIECE_BYTES = 128 << 10
+"""Bytes of a longer body sent in one piece: a socket copies the part that it cannot take at once."""
+
+_READ_BYTES = 1 << 20
+"""Bytes of an answer read ahead: the ids of a long prompt are some hundred kilobytes."""
+
+_MAX_IDLE_S = 4.0
+"""vLLM closes connections that are idle for five seconds, perhaps at the moment of the next request."""
+
+_OVERFLOW = re.compile(
+    # vLLM, old and new; the engines that Gangline starts
+    r"maximum context length"
+    r"|maximum model length"
+    r"|max_model_len"
+    # SGLang
+    r"|longer than the model'?s context length"
+    r"|exceeds the maximum allowed length"
+    r"|exceeds the context length"
+    # llama.cpp and providers
+    r"|exceeds the available context size"
+    r"|prompt is too long",
+    re.IGNORECASE,
+)
+
+
+class EngineHttp:
+    """One engine at `url` (without `/v1`)."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 1800.0, connect_timeout_s: float = 10.0, api_key: str | None = None
+    ) -> None:
+        """timeout_s: longest silence of the engine within one call."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._timeout_s = timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str) -> bytes:
+        async with self.request("GET", path, None) as answer:
+            return await answer.read()
+
+    async def post(self, path: str, body: bytes | Sequence[bytes]) -> bytes:
+        async with self.request("POST", path, body) as answer:
+            return await answer.read()
+
+    async def events(self, path: str, body: bytes | Sequence[bytes]) -> AsyncGenerator[list[bytes]]:
+        """The data of a stream's events, as many as each read completes, until `[DONE]`.
+
+        Raises: as `request`, and EngineUnavailable where the stream ends before.
+        """
+        events = SseEvents()
+        async with self.request("POST", path, body) as response:
+            async for piece in response.content.iter_any():
+                found = events.feed(piece)
+                if _DONE in found:
+                    yield found[: found.index(_DONE)]
+                    return
+                if found:
+                    yield found
+        found = events.finish()
+        if _DONE not in found:
+            raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
+        yield found[: found.index(_DONE)]
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: bytes | Sequence[bytes] | None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """body: whole, or in pieces that are sent one after the other.
+
+        Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP,
+        TooManyFiles, and the error of `refusal` for a status."""
+        try:
+            pieces = [body] if isinstance(body, bytes) else body or []
+            data, headers = body, None
+            if (num_bytes := sum(map(len, pieces))) > _PIECE_BYTES:
+                data, headers = _sent_in_pieces(pieces), {"Content-Length": str(num_bytes)}
+            elif body is not None:
+                data = b"".join(pieces)
+            async with (
+                _Silence(self._timeout_s) as silence,
+                self._opened().request(
+                    method, self.url + path, data=data, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                silence.broken_by(response)
+                if response.status >= 300:
+                    raise self.refusal(response.status, await response.read())
+                yield response
+        except aiohttp.ClientResponseError as error:
+            why = f"engine {self.url} answered {method} {path} with malformed HTTP: {error.message}"
+            raise EngineMalformed(why) from error
+        except (aiohttp.ClientError, ValueError, TimeoutError, OSError) as error:
+            if (no_files := out_of_files(error)) is not None:  # of this process: no fault of the engine's
+                raise no_files from error
+            why = str(error) or type(error).__name__
+            raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_MAX_IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_READ_BYTES,
+                timeout=self._timeout,
+                headers=self._headers,
+            )
+        return self._session
+
+    async def check_health(self, timeout_s: float) -> None:
+        """Raises: EngineUnavailable when the engine is down, or does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await self.get("/health")
+                except EngineRefused:
+                    # Not every server has the route; all of them list their models.
+                    await self.get("/v1/models")
+        except EngineRefused as refused:
+            raise EngineUnavailable(refused.message) from refused
+        except TimeoutError as late:
+            raise EngineUnavailable(f"engine {self.url} did not answer a health check in {timeout_s:g} s") from late
+
+    async def served_model(self, wanted: str | None) -> ModelCard:
+        """The engine's description of the model `wanted`, or of the first that it lists.
+
+        Raises: EngineRefused when the engine does not serve it, or lists no models.
+        """
+        try:
+            listed = await self.get("/v1/models")
+        except EngineRefused as error:
+            if error.details.get("status") != 404:
+                raise
+            raise EngineRefused(
+                f"engine {self.url} has no /v1/models, so nobody can know which model it serves. A server of a few "
+                "routes, such as the one that NeMo RL opens over its vLLM, cannot be used: name the vLLM or SGLang "
+                "server itself.",
+                status=404,
+                lists_models=False,
+            ) from error
+        cards = decode(listed, ModelList, self.url).data
+        found = [card for card in cards if wanted in (None, card.id)]
+        if not found:
+            known = ", ".join(card.id for card in cards) or "none"
+            raise EngineRefused(f"engine {self.url} does not serve {wanted!r}; it serves: {known}.", status=404)
+        return found[0]
+
+    def refusal(self, status: int, body: bytes) -> EngineError:
+        """The error behind a body that is no reply."""
+        message, code = _error_fields(body)
+        text = f"engine {self.url} answered {status}: {message}"
+        if code == "context_length_exceeded" or _OVERFLOW.search(message):
+            return ContextOverflow(message)
+        if status >= 500 or status in (408, 425, 429):
+            return EngineUnavailable(text, status=status)
+        return EngineRefused(text, status=status)
+
+    async def close(self) -> None:
+        """Calls that are still open fail as EngineUnavailable."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+
+class _Silence:
+    """Ends a request with TimeoutError when the engine has said nothing for `limit_s` seconds, or up to an eighth more.
+
+    aiohttp's own limit (`sock_read`) sets and cancels a timer for each piece that comes, hundreds in a stream. This one
+    looks now and then whether any came.
+    """
+
+    _NUM_LOOKS = 8
+
+    def __init__(self, limit_s: float) -> None:
+        self._pause_s = limit_s / self._NUM_LOOKS
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._response: aiohttp.ClientResponse | None = None
+        self._num_bytes = 0
+        """Seen at the last look."""
+        self._num_quiet = 0
+        """Looks in a row at which nothing had come."""
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._timer = self._loop.call_later(self._pause_s, self._look)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        self._timer.cancel()
+        return await self._limit.__aexit__(*raised)
+
+    def broken_by(self, response: aiohttp.ClientResponse) -> None:
+        """The head of the answer is there."""
+        self._response = response
+        self._num_quiet = 0
+
+    def _look(self) -> None:
+        num_bytes = 0 if self._response is None else self._response.content.total_bytes
+        self._num_quiet = self._num_quiet + 1 if num_bytes == self._num_bytes else 0
+        self._num_bytes = num_bytes
+        if self._num_quiet < self._NUM_LOOKS:
+            self._timer = self._loop.call_later(self._pause_s, self._look)
+        else:
+            self._limit.reschedule(self._loop.time())
+
+
+async def _sent_in_pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes | memoryview]:
+    """Cut where they are long, joined where they are short. Others get their turn even where the socket takes all at
+    once, as those of one machine do: that copies megabytes."""
+    await asyncio.sleep(0)  # making the body was a turn's work
+    short, num_short = list[bytes](), 0
+    for piece in pieces:
+        if num_short + len(piece) <= _PIECE_BYTES:
+            short.append(piece)
+            num_short += len(piece)
+            continue
+        yield b"".join(short)
+        short, num_short = [], 0
+        view = memoryview(piece)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+            await asyncio.sleep(0)
+    yield b"".join(short)
+
+
+def _error_fields(body: bytes) -> tuple[str, str]:
+    """(message, code) of an error body in OpenAI's shape, vLLM's older flat one, or none."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return body[:500].decode("utf-8", "replace"), ""
+    inner: object = fields.get("error")
+    if isinstance(inner, dict):
+        fields = cast("dict[str, Any]", inner)
+    elif isinstance(inner, str):
+        return inner, ""
+    return str(fields.get("message") or fields.get("detail") or body[:500].decode("utf-8", "replace")), str(
+        fields.get("code") or ""
+    )

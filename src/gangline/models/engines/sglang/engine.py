@@ -1,0 +1,229 @@
+"""The client of SGLang's server.
+
+Exact prompt ids travel in `input_ids` on the chat route, so the engine still parses tools and reasoning. It reports ids
+in whole replies only, so it is never asked for a stream: the gateway synthesises one. A conversation is rendered by a
+call of one token that reports its prompt.
+
+Source: SGLang 0.5.23; the wire was read, and is tested against a server that answers as it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
+from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.node_views import TemplateFacts
+from gangline.domain.tokens import TokenIds
+from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
+from gangline.models.engines.fields import messages_in_turns, sent_ids
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.json_ids import SentIds, ids_from_json
+from gangline.models.engines.replies import decode
+from gangline.models.engines.sglang.wire import (
+    Detokenized,
+    SglangReply,
+    chat_body,
+    engine_reply,
+    num_expert_layers,
+    render_body,
+)
+from gangline.models.engines.sight import Sight, with_evidence
+from gangline.models.engines.templates.probe import probe_template
+from gangline.models.engines.vocabulary import vocabulary_size
+
+__all__ = ["SglangEngine"]
+
+_HOW_TO_START = (
+    "Start SGLang 0.5.23 or newer with `python -m sglang.launch_server`, and reach it without a router that strips "
+    "fields: stock routers drop `return_prompt_token_ids` and `return_meta_info`."
+)
+
+_PROBED = Message("user", (Text("One word."),))
+_OTHER = Message("user", (Text("Say anything you like."),))
+
+
+class SglangEngine:
+    """One engine at `url` (without `/v1`)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
+        processor: str | None = None,
+        experts_per_token: int | None = None,
+    ) -> None:
+        """
+        model: served name; None takes the first that the engine lists.
+        timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
+        processor: folder of the served vision model; None leaves calls with images untrainable.
+        experts_per_token: `num_experts_per_tok` of the served model. SGLang reports routed experts as numbers without a
+            shape, so without it they cannot be captured.
+        """
+        self._num_chosen = experts_per_token
+        self._experts_shape: tuple[int, int] | None = None
+        """Layers, and experts of each; None before the probe, and where none are reported."""
+        self._sight = Sight(processor)
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        self.url = self._http.url
+        self._model = model
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        card = await self._http.served_model(self._model)
+        self._model = card.id
+        prompt_ids = await self._render_or_none()
+        # The ids are those of another conversation than the messages: an engine that ignores them shows it.
+        sampling = SamplingParams(max_tokens=1, temperature=1.0)
+        call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
+        experts_from = None if self._num_chosen is None else 0
+        request = EngineRequest(call=call, prompt_ids=prompt_ids, experts_from=experts_from)
+        wire = await self._sampled(request)
+        self._experts_shape = self._probed_shape(wire)
+        reply = await self._read(request, wire)
+        reported = self._checked_prompt_ids(reply)
+        self._capabilities = EngineCapabilities(
+            engine="sglang",
+            version=await self._version(),
+            model=card.id,
+            max_context=card.max_model_len,
+            reports_ids=True,
+            takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
+            sees_images=self._sight.reader is not None,
+            reports_experts=self._experts_shape is not None,
+            reports_masks=await self._reports_masks(prompt_ids),
+            streams_ids=False,
+            renders=prompt_ids is not None,
+            logprob_kind="temperature_scaled",
+            num_ids=await vocabulary_size(self._http, card.id),
+            reports_versions=bool(reply.choices[0].version_spans),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
+        )
+        return self._capabilities
+
+    async def _reports_masks(self, prompt_ids: TokenIds | None) -> bool:
+        """With a call of its own: where the backend has no masks, SGLang refuses it."""
+        sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
+        call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
+        try:
+            reply = engine_reply(await self._sampled(EngineRequest(call=call, prompt_ids=prompt_ids, with_mask=True)))
+        except (EngineError, msgspec.ValidationError, ValueError):
+            return False
+        return all(choice.sampling_mask is not None for choice in reply.choices)
+
+    def _checked_prompt_ids(self, reply: EngineReply) -> TokenIds:
+        """Raises: EngineIncapable."""
+        choice = reply.choices[0]
+        if reply.prompt_ids is None or choice.sampled_ids is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids. {_HOW_TO_START}")
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.sampled_ids):
+            raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
+        return reply.prompt_ids
+
+    def _probed_shape(self, wire: SglangReply) -> tuple[int, int] | None:
+        """Raises: EngineIncapable where the option cannot be true."""
+        if self._num_chosen is None:
+            return None
+        try:
+            num_layers = num_expert_layers(wire, self._num_chosen)
+        except (ValueError, TypeError) as error:
+            raise EngineIncapable(
+                f"engine {self.url}: experts_per_token cannot be {self._num_chosen}: {error}"
+            ) from error
+        return None if num_layers is None else (num_layers, self._num_chosen)
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        return await self._read(request, *await self._asked(request))
+
+    async def _sampled(self, request: EngineRequest) -> SglangReply:
+        return (await self._asked(request))[0]
+
+    async def _asked(self, request: EngineRequest) -> tuple[SglangReply, SentIds | None]:
+        messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
+        return await self._chat(chat_body(request, await self._model_name(), messages, sent)), sent
+
+    async def _read(self, request: EngineRequest, wire: SglangReply, sent: SentIds | None = None) -> EngineReply:
+        shown = request.call.num_top_logprobs is not None
+        try:
+            reply = engine_reply(wire, sent, show_logprobs=shown, experts_shape=self._experts_shape)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise EngineMalformed(
+                f"engine {self.url} answered odd log-probs, experts or masks in meta_info: {error}"
+            ) from error
+        evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        """The whole reply, as one delta per choice."""
+        for delta in whole_deltas(await self.chat(request)):
+            yield delta
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        """Raises: EngineRefused without a generation prompt, which SGLang's chat route always adds."""
+        if not add_generation_prompt:
+            raise EngineRefused(f"engine {self.url} renders with a generation prompt only", status=400)
+        body = render_body(await self._model_name(), messages, tools, template_kwargs)
+        rendered = ids_from_json((await self._chat(body)).choices[0].prompt_token_ids)
+        if rendered is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids. {_HOW_TO_START}")
+        return rendered
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        fields = {"model": await self._model_name(), "tokens": [int(token) for token in ids]}
+        body = msgspec.json.encode(fields | {"skip_special_tokens": False})
+        text = decode(await self._http.post("/detokenize", body), Detokenized, self.url).text
+        return text if isinstance(text, str) else "".join(text)
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
+        answer = await self._http.post("/v1/chat/completions", body)
+        wire = decode(answer, SglangReply, self.url)
+        if wire.error is not None:
+            raise self._http.refusal(200, answer)
+        if not wire.choices:
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
+        return wire
+
+    async def _render_or_none(self) -> TokenIds | None:
+        try:
+            return await self.render([_PROBED])
+        except (EngineRefused, EngineIncapable):
+            return None
+
+    async def _model_name(self) -> str:
+        if self._model is None:
+            self._model = (await self._http.served_model(self._model)).id
+        return self._model
+
+    async def _version(self) -> str:
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                return str(decode(await self._http.get(path), dict[str, Any], self.url).get("version", ""))
+            except EngineError:
+                continue
+        return ""

@@ -1,0 +1,161 @@
+"""The client of any OpenAI-compatible server that reports no token ids: text in, text out.
+
+Nothing of it can be trained on, so it is taken only where the operator said so (`capture = "text"`): to evaluate a
+model, or to gather text. Its completions are recorded with empty ids, no log-probs, and marked untrainable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.tokens import TokenIds
+from gangline.models.engines.contract import (
+    EngineCapabilities,
+    EngineChoice,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    whole_deltas,
+)
+from gangline.models.engines.fields import body_of, call_fields, messages_in_turns
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.replies import (
+    WireLogprobs,
+    WireMessage,
+    WireUsage,
+    decode,
+    message_of,
+    token_logprobs,
+    usage_of,
+)
+
+__all__ = ["Capture", "OpenAITextEngine"]
+
+Capture = Literal["ids", "text"]
+"""The operator's choice for model calls: exact tokens, or text where an engine has no more."""
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    message: WireMessage | None = None
+    logprobs: WireLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: WireUsage | None = None
+    error: dict[str, Any] | str | None = None
+
+
+class OpenAITextEngine:
+    """One server at `url` (without `/v1`)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        capture: Capture = "ids",
+        model: str | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
+    ) -> None:
+        """
+        capture: `text` accepts the server; with `ids`, the default, `probe` raises with the reason why it cannot serve.
+        model: served name; None takes the first that the server lists.
+        """
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        self.url = self._http.url
+        self._capture = capture
+        self._model = model
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        """Raises: EngineIncapable unless text is all that is wanted."""
+        if self._capture != "text":
+            raise EngineIncapable(
+                f"engine {self.url} is a server that reports no token ids: nothing it samples can be trained on. "
+                "Start vLLM 0.32 or newer, SGLang 0.5.23 or newer, or `gangline engine`; or accept text without "
+                'tokens with `capture = "text"`.'
+            )
+        card = await self._http.served_model(self._model)
+        self._model = card.id
+        self._capabilities = EngineCapabilities(
+            engine="openai_text",
+            version="",
+            model=card.id,
+            max_context=card.max_model_len,
+            reports_ids=False,
+            takes_prompt_ids=False,
+            streams_ids=False,
+            renders=False,
+            logprob_kind="missing",
+        )
+        return self._capabilities
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        call = request.call
+        fields = call_fields(call) | {"model": (await self.capabilities()).model, "stream": False}
+        if call.num_top_logprobs is not None:
+            fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
+        body = body_of(fields, await messages_in_turns(call.messages))
+        answer = await self._http.post("/v1/chat/completions", body)
+        wire = decode(answer, _Reply, self.url)
+        if wire.error is not None:
+            raise self._http.refusal(200, answer)
+        if not wire.choices:
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
+        return EngineReply(
+            prompt_ids=None,
+            choices=tuple(_choice(choice, call.num_top_logprobs is not None) for choice in wire.choices),
+            usage=usage_of(wire.usage),
+        )
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        """The whole reply, as one delta per choice."""
+        for delta in whole_deltas(await self.chat(request)):
+            yield delta
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        """Raises: EngineRefused, always."""
+        raise EngineRefused(f"engine {self.url} reports no token ids, so it cannot count or render", status=501)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Raises: EngineRefused, always."""
+        raise EngineRefused(f"engine {self.url} knows no token ids", status=501)
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
+    return EngineChoice(
+        index=choice.index,
+        message=message_of(choice.message),
+        # The reason of OpenAI's form before `tool_calls`.
+        finish_reason="tool_calls" if choice.finish_reason == "function_call" else choice.finish_reason,
+        sampled_ids=None,
+        logprobs=None,
+        token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
+    )

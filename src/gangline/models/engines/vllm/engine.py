@@ -1,0 +1,230 @@
+"""The client of an engine that speaks vLLM's routes: vLLM itself, and the engines that Gangline starts.
+
+Exact prompt ids travel in `kv_transfer_params.prompt_token_ids` on the chat route, so the engine still parses tools
+and reasoning and still streams. Versions that do not know the key ignore it: the probe finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import LogprobKind
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
+from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.node_views import TemplateFacts
+from gangline.domain.tokens import TokenIds
+from gangline.models.engines.contract import (
+    EngineCapabilities,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    ReplyAccumulator,
+)
+from gangline.models.engines.fields import messages_in_turns, sent_ids
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.json_ids import SentIds
+from gangline.models.engines.sight import Sight, with_evidence
+from gangline.models.engines.templates.probe import probe_template
+from gangline.models.engines.vllm.calls import CallsOfChoices
+from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.wire import (
+    ShownReply,
+    WireReply,
+    chat_body,
+    decode,
+    read_reply,
+    render_body,
+    rendered_ids,
+    reply_type,
+)
+from gangline.models.engines.vocabulary import vocabulary_size
+
+__all__ = ["VllmEngine"]
+
+_HOW_TO_START = (
+    "Start vLLM 0.32 or newer with its OpenAI server (`--logprobs-mode processed_logprobs` is advised), reach it "
+    "without a router that strips fields, or use `gangline engine`."
+)
+
+
+class VllmEngine:
+    """One engine at `url` (without `/v1`)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
+        processor: str | None = None,
+    ) -> None:
+        """
+        model: served name; None takes the first that the engine lists.
+        timeout_s: longest silence of the engine within one call.
+        processor: folder of the served vision model; None leaves calls with images untrainable.
+        """
+        self._sight = Sight(processor)
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        self.url = self._http.url
+        self._model = model
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        card = await self._http.served_model(self._model)
+        self._model = card.id
+        prompt_ids = await self._render_or_none([_user("One word.")])
+        reply = await self.chat(_probe_request(prompt_ids))
+        values = self._probed_logprobs(reply)
+        echoed = (
+            prompt_ids is not None and reply.prompt_ids is not None and np.array_equal(reply.prompt_ids, prompt_ids)
+        )
+        streamed = await self._probe_stream()
+        self._capabilities = EngineCapabilities(
+            engine="vllm",
+            version=await self._version(),
+            model=card.id,
+            max_context=card.max_model_len,
+            reports_ids=True,
+            takes_prompt_ids=echoed,
+            sees_images=self._sight.reader is not None,
+            reports_experts=reply.choices[0].experts is not None,
+            streams_ids=streamed,
+            renders=prompt_ids is not None,
+            logprob_kind=_logprob_kind(values),
+            num_ids=await vocabulary_size(self._http, card.id),
+            reports_versions=bool(reply.choices[0].version_spans),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self, self if echoed else None),
+        )
+        return self._capabilities
+
+    def _probed_logprobs(self, reply: EngineReply) -> list[float]:
+        """Raises: EngineIncapable."""
+        choice = reply.choices[0] if reply.choices else None
+        if choice is None or reply.prompt_ids is None or choice.sampled_ids is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids (`return_token_ids`). {_HOW_TO_START}")
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.sampled_ids):
+            raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
+        return choice.logprobs.tolist()
+
+    async def _probe_stream(self) -> bool:
+        """Whether a stream reports the prompt ids and an id and a log-prob for each sampled token."""
+        folded = ReplyAccumulator()
+        async with aclosing(self.stream(_probe_request(None))) as deltas:
+            async for delta in deltas:
+                folded.feed(delta)
+        reply = folded.reply()
+        ids = reply.choices[0].sampled_ids if reply.choices else None
+        values = reply.choices[0].logprobs if reply.choices else None
+        return reply.prompt_ids is not None and ids is not None and values is not None and 0 < len(ids) == len(values)
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        messages = await messages_in_turns(request.call.messages)
+        sent = sent_ids(request.prompt_ids, request.call)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=False)
+        answer = await self._http.post("/v1/chat/completions", body)
+        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent)
+        if is_error:
+            raise self._http.refusal(200, answer)
+        if not reply.choices:
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
+        evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        messages = await messages_in_turns(request.call.messages)
+        sent = sent_ids(request.prompt_ids, request.call)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=True)
+        kind, calls = reply_type(request.call), CallsOfChoices()
+        looked = False
+        async with aclosing(self._http.events("/v1/chat/completions", body)) as reads:
+            async for events in reads:
+                for delta in self._deltas(events, kind, sent, calls):
+                    if looked or delta.prompt_ids is None:
+                        yield delta
+                        continue
+                    looked = True
+                    yield with_evidence(delta, await self._sight.look(request.call.messages, delta.prompt_ids))
+        calls.finish()
+
+    def _deltas(
+        self,
+        events: Sequence[bytes],
+        kind: type[WireReply] | type[ShownReply],
+        sent: SentIds | None,
+        calls: CallsOfChoices,
+    ) -> Iterator[EngineDelta]:
+        """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
+        chunks = decode_events(events, kind, self.url)
+        broken = next((number for number, chunk in enumerate(chunks) if chunk.is_error), None)
+        if good := chunks[:broken]:
+            yield from engine_deltas(good, calls, sent)
+        if broken is not None:
+            raise self._http.refusal(500, events[broken])
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        body = render_body(await self._model_name(), messages, tools, template_kwargs, add_generation_prompt)
+        return await rendered_ids(await self._http.post("/tokenize", body), self.url)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
+        return decode(await self._http.post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _model_name(self) -> str:
+        if self._model is None:
+            self._model = (await self._http.served_model(self._model)).id
+        return self._model
+
+    async def _version(self) -> str:
+        try:
+            return decode(await self._http.get("/version"), dict[str, str], self.url).get("version", "")
+        except EngineError:
+            return ""
+
+    async def _render_or_none(self, messages: Sequence[Message]) -> TokenIds | None:
+        try:
+            return await self.render(messages)
+        except (EngineRefused, EngineUnavailable):
+            return None
+
+
+def _user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+def _probe_request(prompt_ids: TokenIds | None) -> EngineRequest:
+    """One token. The ids, where given, are those of *another* conversation: an engine that ignores them shows it.
+
+    With `top_k = 1` the sampled distribution has one token: its log-prob is 0 if it was processed, else raw.
+    """
+    sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
+    call = ModelCall(dialect="probe", model="", messages=(_user("Say anything you like."),), sampling=sampling)
+    return EngineRequest(call=call, prompt_ids=prompt_ids)
+
+
+def _logprob_kind(values: Sequence[float]) -> LogprobKind:
+    return "processed" if all(abs(value) < 1e-6 for value in values) else "raw"

@@ -1,0 +1,240 @@
+"""vLLM's OpenAI routes as bytes: request bodies, reply bodies, server-sent events. Pure.
+
+Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.errors import EngineMalformed
+from gangline.domain.reply import TokenLogprob
+from gangline.domain.tokens import TokenIds, logprobs
+from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.models.engines.evidence import experts_of_file
+from gangline.models.engines.fields import (
+    NEUTRAL_SAMPLING,
+    body_of,
+    call_fields,
+    message_fields,
+    messages_fields,
+)
+from gangline.models.engines.json_ids import CUT_OUT, NO_IDS, SentIds, TokenId, cut_out_ids, ids_from_json
+from gangline.models.engines.replies import (
+    ModelCard,
+    ModelList,
+    WireLogprobs,
+    WireMessage,
+    WireSpan,
+    WireUsage,
+    WireValues,
+    decode,
+    ids_of,
+    logprob_values,
+    message_of,
+    token_logprobs,
+    usage_of,
+    version_spans,
+)
+from gangline.models.language.tools import tool_fields
+
+__all__ = [
+    "AnyChoice",
+    "ModelCard",
+    "ModelList",
+    "ShownReply",
+    "WireReply",
+    "chat_body",
+    "decode",
+    "decode_reply",
+    "engine_reply",
+    "message_fields",
+    "read_reply",
+    "render_body",
+    "rendered_ids",
+    "reply_type",
+]
+
+
+LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
+T = TypeVar("T")
+
+_LARGE_BYTES = 512 << 10
+
+
+class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
+    index: int = 0
+    message: WireMessage | None = None
+    delta: WireMessage | None = None
+    logprobs: LogprobsT | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[TokenId] | None = None
+    weight_versions: list[WireSpan] | None = None
+    routed_experts: bytes | None = None
+    """A NumPy file; only in whole replies."""
+
+
+class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
+    choices: list[_Choice[LogprobsT]] = []
+    usage: WireUsage | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
+    error: dict[str, Any] | str | None = None
+    message: str | None = None
+    """The error in vLLM's older form, which has no `error`."""
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None or (self.message is not None and not self.choices)
+
+
+AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
+
+
+class WireReply(_Reply[WireValues], gc=False):
+    """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
+
+
+class ShownReply(_Reply[WireLogprobs], gc=False):
+    """The same for a client that asked for log-probs of its own."""
+
+
+class _Rendered(msgspec.Struct):
+    tokens: msgspec.Raw
+
+
+def chat_body(
+    request: EngineRequest, model: str, messages: Sequence[bytes], sent: SentIds | None, *, stream: bool
+) -> list[bytes]:
+    """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
+
+    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`.
+    """
+    call = request.call
+    body = (
+        NEUTRAL_SAMPLING
+        | call_fields(call)
+        | {
+            "model": model,
+            "stream": stream,
+            "logprobs": True,
+            "top_logprobs": call.num_top_logprobs or 0,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+            # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
+            "include_reasoning": True,
+        }
+    )
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    if request.experts_from is not None:
+        body["routed_experts_prompt_start"] = request.experts_from
+    if sent is not None:
+        body["kv_transfer_params"] = {"prompt_token_ids": msgspec.Raw(sent.text)}
+    return body_of(body, messages)
+
+
+def render_body(
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolDefinition],
+    template_kwargs: dict[str, Any] | None,
+    add_generation_prompt: bool,
+) -> bytes:
+    """The body of `POST /tokenize`."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages_fields(messages),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    if tools:
+        body["tools"] = [tool_fields(tool) for tool in tools]
+    if template_kwargs:
+        body["chat_template_kwargs"] = template_kwargs
+    return msgspec.json.encode(body)
+
+
+async def rendered_ids(answer: bytes, url: str) -> TokenIds:
+    """Ids in an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
+
+    def read() -> TokenIds:
+        ids = ids_from_json(decode(answer, _Rendered, url).tokens)
+        if ids is None:
+            raise EngineMalformed(f"engine {url} answered no tokens to a request for them")
+        return ids
+
+    return await _apart(read, len(answer))
+
+
+def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
+    """The type to decode: only a client that asks for log-probs needs more of them than the numbers."""
+    return WireReply if call.num_top_logprobs is None else ShownReply
+
+
+async def read_reply(
+    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None
+) -> tuple[EngineReply, bool]:
+    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
+
+    def read() -> tuple[EngineReply, bool]:
+        wire = decode_reply(body, kind, url)
+        try:
+            return engine_reply(wire, sent), wire.is_error
+        except ValueError as error:
+            raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
+
+    return await _apart(read, len(body))
+
+
+async def _apart(read: Callable[[], T], num_bytes: int) -> T:
+    """The ids of a long prompt are read in a thread: NumPy lets the event loop go on meanwhile."""
+    return await asyncio.to_thread(read) if num_bytes > _LARGE_BYTES else read()
+
+
+def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> WireReply | ShownReply:
+    """A whole reply. Raises: EngineMalformed when the body is none."""
+    rest, ids = cut_out_ids(body, "prompt_token_ids")
+    reply = decode(rest, kind, url)
+    if not ids:
+        return reply
+    if bytes(reply.prompt_token_ids) != CUT_OUT:  # the list was something else's
+        return decode(body, kind, url)
+    reply.prompt_token_ids = msgspec.Raw(ids)
+    return reply
+
+
+def engine_reply(reply: WireReply | ShownReply, sent: SentIds | None = None) -> EngineReply:
+    """Raises: ValueError where the experts of a choice cannot be read."""
+    return EngineReply(
+        prompt_ids=ids_from_json(reply.prompt_token_ids, sent),
+        choices=tuple(_choice(choice) for choice in reply.choices),
+        usage=usage_of(reply.usage),
+    )
+
+
+def _choice(choice: AnyChoice) -> EngineChoice:
+    values = logprob_values(choice.logprobs)
+    return EngineChoice(
+        index=choice.index,
+        message=message_of(choice.message),
+        finish_reason=choice.finish_reason,
+        stop_reason=_stop_reason(choice),
+        sampled_ids=ids_of(choice.token_ids),
+        logprobs=None if values is None else logprobs(values),
+        version_spans=version_spans(choice.weight_versions),
+        token_logprobs=_shown_logprobs(choice),
+        experts=None if choice.routed_experts is None else experts_of_file(choice.routed_experts),
+    )
+
+
+def _shown_logprobs(choice: AnyChoice) -> tuple[TokenLogprob, ...]:
+    return token_logprobs(choice.logprobs) if isinstance(choice.logprobs, WireLogprobs) else ()
+
+
+def _stop_reason(choice: AnyChoice) -> str | None:
+    return None if choice.stop_reason is None else str(choice.stop_reason)

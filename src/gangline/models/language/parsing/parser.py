@@ -1,0 +1,210 @@
+"""A reply's text in any cut -> events.
+
+Laws
+- For any cuts of the text, the events add up to the same thinking, text and calls.
+- A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be parsed stays
+  text, and `status` reports it; as it does for anything else that looks like a call, see `marks`.
+- Nothing sampled is lost except the tags of parsed parts, and white space after a call and before a think block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from gangline.domain.completion import ParseStatus
+from gangline.domain.errors import InvalidRequest
+from gangline.models.language.parsing.call_bodies import GLM, HERMES, QWEN3_CODER
+from gangline.models.language.parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
+from gangline.models.language.parsing.families import SECTIONS
+from gangline.models.language.parsing.harmony import Harmony
+from gangline.models.language.parsing.llama_json import LlamaJson
+from gangline.models.language.parsing.marks import lost_calls
+from gangline.models.language.parsing.sections import SectionCalls
+from gangline.models.language.parsing.tagged_calls import TaggedCalls
+from gangline.models.language.parsing.thinking import ThinkTags
+
+__all__ = ["Parsers", "ReplyParser", "ThinkingFormat", "ToolFormat"]
+
+ThinkingFormat = Literal[
+    "qwen3",
+    "deepseek_r1",
+    "harmony",
+    "apertus",
+    "apriel",
+    "cohere",
+    "gemma4",
+    "hunyuan",
+    "kimi_k3",
+    "minimax_m3",
+    "mistral",
+    "muse",
+    "seed_oss",
+    "solar",
+]
+ToolFormat = Literal[
+    "hermes",
+    "qwen3_coder",
+    "glm",
+    "llama3_json",
+    "harmony",
+    "apertus",
+    "cohere",
+    "deepseek_v3",
+    "deepseek_v4",
+    "functionary",
+    "gemma4",
+    "gigachat",
+    "hunyuan",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "lfm2_raw",
+    "minicpm",
+    "minimax_m1",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "muse",
+    "nemotron_v2",
+    "seed_oss",
+    "solar",
+]
+
+_CALLS = {
+    "hermes": partial(TaggedCalls, HERMES),
+    "qwen3_coder": partial(TaggedCalls, QWEN3_CODER),
+    "glm": partial(TaggedCalls, GLM),
+    "llama3_json": LlamaJson,
+}
+# Their marks are tokens, but not special ones.
+_PLAIN_THINKING = frozenset({None, "qwen3", "deepseek_r1"})
+_PLAIN_TOOLS = frozenset({None, "hermes", "qwen3_coder", "glm"})
+_OFTEN_PLAIN_TOOLS = frozenset({"llama3_json", "functionary", "minicpm", "minimax_m1", "minimax_m2", "nemotron_v2"})
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """Which formats to read out of replies; None: that part stays text."""
+
+    tools: ToolFormat | None = None
+    thinking: ThinkingFormat | None = None
+
+    @classmethod
+    def named(cls, names: Mapping[str, Any]) -> Parsers:
+        """From `{"thinking": ..., "tools": ...}`; "none" is None. Raises: InvalidRequest."""
+        unknown = sorted(set(names) - {"thinking", "tools"})
+        if unknown:
+            raise InvalidRequest(f"parsers: {unknown[0]!r} is neither thinking nor tools.")
+        thinking = _one_of("thinking", names.get("thinking"), get_args(ThinkingFormat))
+        tools = _one_of("tools", names.get("tools"), get_args(ToolFormat))
+        if (thinking == "harmony") != (tools == "harmony"):
+            raise InvalidRequest("parsers: harmony is one grammar; name it for thinking and for tools.")
+        return cls(tools=tools, thinking=thinking)
+
+    def __bool__(self) -> bool:
+        return self.tools is not None or self.thinking is not None
+
+    @property
+    def need_special_tokens(self) -> bool:
+        """The marks are special tokens, which text is usually decoded without."""
+        return self.thinking not in _PLAIN_THINKING or self.tools not in _PLAIN_TOOLS
+
+    @property
+    def read_plain_text(self) -> bool:
+        """Whether the text of a chat route, which comes without special tokens, still has the marks."""
+        return self.thinking in _PLAIN_THINKING | {"apriel"} and self.tools in _PLAIN_TOOLS | _OFTEN_PLAIN_TOOLS
+
+
+def _one_of(what: str, name: object, known: tuple[str, ...]) -> Any:
+    if name in (None, "none"):
+        return None
+    if name not in known:
+        raise InvalidRequest(f"parsers: {what} must be none or one of {', '.join(known)}; got {name!r}.")
+    return name
+
+
+class ReplyParser:
+    """One reply: thinking split off first, tool calls out of the rest."""
+
+    def __init__(
+        self, parsers: Parsers, *, in_thinking: bool = False, schemas: Schemas | None = None, reads_calls: bool = True
+    ) -> None:
+        """
+        in_thinking: the prompt has opened the think block.
+        schemas: of the tools that were offered, for formats that do not say a value's type.
+        reads_calls: False leaves calls in the text, as for a caller that wants none.
+        """
+        self._num_calls = 0
+        self._thinking, self._calls = _formats(parsers, in_thinking, schemas or {}, reads_calls)
+        self._names = frozenset(schemas or {})
+        self._reads_calls = reads_calls
+        self._left_over: tuple[list[str], list[str]] = [], []
+        """Text and thinking so far, with a line break where a call was read."""
+        self._lost_calls = False
+
+    @property
+    def num_calls(self) -> int:
+        """Read so far."""
+        return self._num_calls
+
+    @property
+    def status(self) -> ParseStatus:
+        if not (self._num_broken() or self._lost_calls):
+            return "ok"
+        return "partial" if self._num_calls else "failed"
+
+    def feed(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        return self._counted(self._read(self._thinking.feed(text) if self._thinking else [TextEvent(text)]))
+
+    def finish(self) -> list[Event]:
+        """The text still withheld. Call once, after the last text."""
+        held = self._read(self._thinking.finish()) if self._thinking else []
+        events = self._counted(held + (self._calls.finish() if self._calls else []))
+        if self._reads_calls:
+            text, thinking = map("".join, self._left_over)
+            self._lost_calls = lost_calls(text, thinking, num_calls=self._num_calls, names=self._names)
+        return events
+
+    def _read(self, events: list[Event]) -> list[Event]:
+        if self._calls is None:
+            return events
+        read: list[Event] = []
+        for event in events:
+            read.extend(self._calls.feed(event.text) if isinstance(event, TextEvent) else [event])
+        return read
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        text, thinking = self._left_over
+        for event in events:
+            if isinstance(event, CallEvent):
+                self._num_calls += 1
+                text.append("\n")
+            elif self._reads_calls:
+                (text if isinstance(event, TextEvent) else thinking).append(event.text)
+        return events
+
+    def _num_broken(self) -> int:
+        of_thinking = self._thinking.num_broken if isinstance(self._thinking, Harmony) else 0
+        return of_thinking + (self._calls.num_broken if self._calls else 0)
+
+
+def _formats(
+    parsers: Parsers, in_thinking: bool, schemas: Schemas, reads_calls: bool
+) -> tuple[ThinkTags | Harmony | None, CallFormat | None]:
+    if parsers.thinking == "harmony":
+        return Harmony(reads_calls=reads_calls and parsers.tools == "harmony"), None
+    section = SECTIONS.get(parsers.tools or "")
+    begins = (*section.opens, *section.starts) if section and reads_calls else ()
+    make = _CALLS.get(parsers.tools or "") if reads_calls else None
+    calls = make(schemas) if make is not None else None
+    if section is not None:
+        calls = SectionCalls(section, schemas, reads_calls=reads_calls)
+    if parsers.thinking is None:
+        return None, calls
+    tagged = isinstance(calls, TaggedCalls)
+    return ThinkTags(parsers.thinking, opened=in_thinking, also_ends=begins, last_call_ends=tagged), calls

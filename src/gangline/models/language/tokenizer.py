@@ -1,0 +1,153 @@
+"""A model's own tokenizer and chat template, without its weights (and without torch).
+
+`tokenizer.json` is the truth where there is one. transformers' per-family classes rebuild the tokenizer by their own
+rules instead, and some give other ids than the file says (GPT-2's class drops SmolLM2's splitting of digits).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import TemplateError, UndefinedError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.models.language.models import resolve_tokenizer
+
+__all__ = ["HfChatTokenizer", "load_tokenizer"]
+
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""A template may fail in any way that Jinja's language has."""
+_PROBE = "zqx417"
+
+
+def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
+    """The tokenizer of a folder (`tokenizer.json`, `tokenizer_config.json`), of `smollm2`, or of a Hugging Face name.
+
+    Raises:
+        NotFound: there is no tokenizer of that name here.
+    """
+    folder = resolve_tokenizer(str(folder_or_name))
+    loader: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise NotFound(f"the tokenizer in {folder} cannot be read: {error}") from error
+    return HfChatTokenizer(tokenizer, _eos_ids(folder))
+
+
+def _eos_ids(folder: Path) -> frozenset[int]:
+    """Every id that ends a turn, by the generation config."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return frozenset()
+    ids: int | list[int] | None = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
+
+
+class HfChatTokenizer:
+    """`ChatTokenizer` over a transformers tokenizer."""
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int] = frozenset()) -> None:
+        self._tokenizer = tokenizer
+        self.num_ids = len(tokenizer)
+        own: int | None = tokenizer.eos_token_id
+        self.eos_ids = eos_ids | (frozenset() if own is None else frozenset([own]))
+        added = cast("dict[int, Any]", tokenizer.added_tokens_decoder)
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def vocabulary(self) -> list[bytes]:
+        """[num_ids] bytes of every id. A token of a byte-level tokenizer may be a part of a character."""
+        ids = range(self.num_ids)
+        if type(self._tokenizer.backend_tokenizer.decoder).__name__ != "ByteLevel":
+            return [self.decode([token_id]).encode() for token_id in ids]
+        tokens: list[str | None] = self._tokenizer.convert_ids_to_tokens(list(ids))
+        return [_bytes_of(token or "") for token in tokens]
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of the conversation in the model's own chat template.
+
+        Raises:
+            InvalidRequest: the model has no template, or its template refuses these messages.
+        """
+        as_wanted = _with_parts if self._wants_parts else _with_text_content
+        texts = [as_wanted(message) for message in messages]
+        arguments = dict(template_kwargs or {}, add_generation_prompt=add_generation_prompt)
+        if tools:
+            arguments["tools"] = list(tools)
+        try:
+            try:
+                text = self._apply(texts, arguments)
+            except (TypeError, UndefinedError):
+                # Simple templates join strings and choke on the null content of a tool call.
+                text = self._apply([{**text, "content": text.get("content") or ""} for text in texts], arguments)
+        except _REFUSALS as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+        return self.encode(text)
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template reads a list of parts alone, as some of vision models do: it drops or refuses a text."""
+        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
+            try:
+                if _PROBE in self._apply([{"role": "user", "content": content}], {"add_generation_prompt": True}):
+                    return content is not _PROBE
+            except _REFUSALS:
+                continue
+        return False
+
+    def _apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte, as byte-level tokenizers write bytes. Source: GPT-2, `bytes_to_unicode`."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+def _bytes_of(token: str) -> bytes:
+    """A special token is text as it stands: it may have characters that no byte is written as."""
+    if all(char in _BYTE_ALPHABET for char in token):
+        return bytes(_BYTE_ALPHABET[char] for char in token)
+    return token.encode()
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return message if isinstance(content, list) else {**message, "content": [{"type": "text", "text": content or ""}]}
+
+
+def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with text parts joined to one string, the form that text templates read."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = cast("list[dict[str, Any]]", content)
+    if any(part.get("type") not in ("text", "input_text", "output_text") for part in parts):
+        return message
+    return {**message, "content": "".join(part.get("text") or "" for part in parts)}

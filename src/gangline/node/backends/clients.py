@@ -1,0 +1,123 @@
+"""Clients of engines, made as an operator names them: with a key, options of the plug-in, and `parsers`, which any
+engine can have."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
+from gangline.models.engines.contract import Engine, EngineCapabilities
+from gangline.models.engines.text.parsed import ParsedEngine
+from gangline.models.engines.weights import engine_weights
+from gangline.models.language.parsing.parser import Parsers
+from gangline.node.backends.records import Backend, BackendSpec
+from gangline.settings import plugins
+
+__all__ = ["EngineClients", "Identity", "make_engine", "refuse_difference"]
+
+log = logging.getLogger("gangline.backends")
+
+Identity = dict[str, Any]
+"""Model, tokenizer and kind of log-probs: equal for all backends of a node."""
+
+_NAMED_ELSEWHERE = frozenset({"url", "api_key", "capture"})
+_TEXT_KINDS = ("auto", "openai_text")
+"""Engine plug-ins that can work without token ids."""
+
+_SAMPLE = (Message("system", (Text("Be brief."),)), Message("user", (Text("Größe? 12 🙂"),)))
+"""Rendered by each backend: the same ids mean the same tokenizer and template."""
+
+
+class EngineClients:
+    """Makes clients of engines, and asks engines who they are."""
+
+    def __init__(
+        self, *, capture: Literal["ids", "text"], read_secret: Callable[[str], str], probe_timeout_s: float
+    ) -> None:
+        """capture: `text` accepts servers that report no token ids. read_secret: see `BackendPool`."""
+        self._capture = capture
+        self._read_secret = read_secret
+        self._probe_timeout_s = probe_timeout_s
+
+    def make(self, url: str, spec: BackendSpec) -> Engine:
+        """Raises: UnknownPlugin; InvalidRequest when there is no key, or no such option."""
+        given: dict[str, str] = {}
+        if self._capture == "text" and spec.kind in _TEXT_KINDS:
+            given["capture"] = "text"
+        if spec.api_key_env is not None:
+            given["api_key"] = self._read_secret(spec.api_key_env)
+        return make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
+
+    async def probe(self, engine: Engine, url: str) -> tuple[EngineCapabilities, Identity]:
+        """Raises: EngineUnavailable, EngineIncapable."""
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                found = await engine.probe()
+                ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
+        tokenizer = None if ids is None else hashlib.blake2b(ids, digest_size=8).hexdigest()
+        return found, {"model": found.model, "tokenizer": tokenizer, "kind of log-probs": found.logprob_kind}
+
+    async def let_go(self, backend: Backend, timeout_s: float) -> None:
+        """Resume an engine that a trainer had paused. A failure is logged."""
+        key = backend.spec.api_key_env
+        try:
+            weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
+        except GanglineError:
+            return  # nothing can be loaded into it, so nobody held it
+        try:
+            async with asyncio.timeout(timeout_s):
+                await weights.let_go()
+        except (GanglineError, TimeoutError) as error:
+            log.warning("backend.not_let_go backend=%s url=%s error=%s", backend.backend_id, backend.url, error)
+        finally:
+            await weights.close()
+
+
+def refuse_difference(url: str, found: Identity, wanted: Identity, as_what: str) -> None:
+    """Raises: Conflict."""
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise Conflict(
+                f"backend {url} has another {name} ({found[name]}) than {as_what} ({value}): the sessions of a node "
+                "must get one model from all of its backends. Clear the others first, or start it as they are."
+            )
+
+
+def make_engine(
+    make: Callable[..., Engine], kind: str, url: str, given: Mapping[str, Any], options: Mapping[str, Any]
+) -> Engine:
+    """
+    given: the node's own options, such as a key.
+    options: the operator's. `parsers` goes to a plug-in that takes it; the text of any other is parsed in front of it.
+
+    Raises: InvalidRequest when the plug-in has no such option.
+    """
+    known = [name for name in inspect.signature(make).parameters if name not in _NAMED_ELSEWHERE]
+    wrapped = "parsers" in options and "parsers" not in known
+    own = {name: value for name, value in options.items() if not (wrapped and name == "parsers")}
+    unknown = sorted(set(own) - set(known))
+    if unknown:
+        options_known = ", ".join(sorted({*known, "parsers"}))
+        raise InvalidRequest(f"engine {kind!r} has no option {unknown[0]!r}. It has: {options_known}.")
+    if not wrapped:
+        return make(url, **given, **own)
+    names = options["parsers"]
+    if not isinstance(names, Mapping):
+        raise InvalidRequest('parsers must be an object such as {"thinking": "qwen3", "tools": "hermes"}.')
+    parsers = Parsers.named(cast("Mapping[str, Any]", names))
+    if not parsers.read_plain_text:
+        named = " and ".join(sorted({name for name in (parsers.thinking, parsers.tools) if name}))
+        raise InvalidRequest(
+            f"the marks of {named} are special tokens, which the text of a chat route comes without: use the engine's "
+            "own parsers, or its route of ids with kind generate_template."
+        )
+    engine = make(url, **given, **own)
+    return ParsedEngine(engine, parsers) if parsers else engine

@@ -1,0 +1,196 @@
+"""The engine that a session sees: its backend in the pool, and the next one when that dies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
+from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
+from gangline.domain.tokens import TokenIds
+from gangline.models.engines.contract import EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.models.engines.fields import has_media
+from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
+from gangline.node.backends.records import Assignment, Backend
+
+__all__ = ["FITTED", "PooledEngine"]
+
+FITTED = "fitted"
+"""Name in a reply's metadata, and so in a record's, of the changes to its messages that the template asked for."""
+
+ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT", EngineChoice, EngineDelta)
+
+_MAX_BACKENDS_PER_CALL = 3
+
+_OF_TEMPLATES = (400, 422, 500)
+"""Statuses that engines answer where a chat template refuses."""
+_PLAIN = (Message("user", (Text("x"),)),)
+
+
+class Backends(Protocol):
+    """The pool, as one session sees it."""
+
+    async def backend_of(self, assignment: Assignment) -> Backend: ...
+
+    async def is_lost(self, backend: Backend) -> bool: ...
+
+
+class PooledEngine:
+    """Implements `Engine`. A call whose backend dies goes to another one, unless part of its stream is out already.
+
+    The first reply of a session's new backend carries `backend_replaced` in its metadata: a list of moves. A reply to
+    messages that were fitted to the backend's template carries `fitted`: kind of change -> how often.
+    """
+
+    def __init__(self, pool: Backends, assignment: Assignment) -> None:
+        self._pool = pool
+        self._assignment = assignment
+        self.engine_ids: dict[str, str] = {}
+        """Id of a call as the client knows it -> as the engine or the model named it."""
+
+    async def probe(self) -> EngineCapabilities:
+        return await self._ask(lambda backend: backend.engine.probe())
+
+    async def capabilities(self) -> EngineCapabilities:
+        return (await self._pool.backend_of(self._assignment)).capabilities
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        reply = await self._ask(lambda backend: self._chat(backend, request))
+        return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        for attempt in range(_MAX_BACKENDS_PER_CALL):
+            backend = await self._pool.backend_of(self._assignment)
+            started = False
+            is_known = backend.weights_known
+            fitted, changes = self._fitted(backend, request)
+            try:
+                with backend.in_use() as engine:
+                    async with aclosing(engine.stream(fitted)) as deltas:
+                        async for delta in deltas:
+                            if not started:
+                                started = True
+                                metadata = delta.metadata | changes | self._take_moves()
+                                delta = msgspec.structs.replace(delta, metadata=metadata)
+                            yield delta if is_known else _of_unknown_weights(delta)
+                return
+            except EngineUnavailable as error:
+                is_lost = await self._pool.is_lost(backend)
+                if started:
+                    raise
+                if not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
+                    await _raise_if_of_template(backend, fitted.call, error)
+                    raise
+            except EngineRefused as error:
+                await _raise_if_of_template(backend, fitted.call, error)
+                raise
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        async def rendered(backend: Backend) -> TokenIds:
+            fitted, changes = fit(tuple(messages), backend.capabilities.template, self.engine_ids)
+            if RESULTS_AS_USER in changes or SPLIT_CALLS in changes:
+                # The stitcher asks with a reply that stands for another one: to it, the template refuses this.
+                raise EngineRefused("the template takes each result only after its own call", status=400)
+            return await backend.engine.render(fitted, tools, template_kwargs, add_generation_prompt)
+
+        return await self._ask(rendered)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._ask(lambda backend: backend.engine.detokenize(ids))
+
+    async def check_health(self, timeout_s: float) -> None:
+        backend = await self._pool.backend_of(self._assignment)
+        await backend.engine.check_health(timeout_s)
+
+    async def failed_since(self, at: float) -> EngineUnavailable | None:
+        """Why a call that began at `at` (Unix time, UTC, seconds) had no answer, where its backend failed meanwhile."""
+        backend = self._assignment.backend
+        if backend is None:
+            return EngineUnavailable("the agent gave up on a call for which no engine was healthy")
+        if backend.failed_at < at and backend.state == "healthy" and not await self._pool.is_lost(backend):
+            return None
+        why = "" if backend.error is None else f": {backend.error}"
+        return EngineUnavailable(
+            f"the agent gave up on a call while engine {backend.url} did not answer its health checks{why}"
+        )
+
+    async def close(self) -> None:
+        """Nothing: the pool owns the backends, and `BackendPool.release` ends the session's part."""
+
+    async def _ask(self, call: Callable[[Backend], Awaitable[ResultT]]) -> ResultT:
+        attempt = 1
+        while True:
+            backend = await self._pool.backend_of(self._assignment)
+            try:
+                with backend.in_use():
+                    return await call(backend)
+            except EngineUnavailable:
+                if not await self._pool.is_lost(backend) or attempt == _MAX_BACKENDS_PER_CALL:
+                    raise
+            attempt += 1
+
+    async def _chat(self, backend: Backend, request: EngineRequest) -> EngineReply:
+        is_known = backend.weights_known
+        fitted, changes = self._fitted(backend, request)
+        try:
+            reply = await backend.engine.chat(fitted)
+        except (EngineRefused, EngineUnavailable) as error:
+            await _raise_if_of_template(backend, fitted.call, error)
+            raise
+        if changes:
+            reply = msgspec.structs.replace(reply, metadata=reply.metadata | changes)
+        if is_known:
+            return reply
+        return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
+
+    def _fitted(self, backend: Backend, request: EngineRequest) -> tuple[EngineRequest, dict[str, Any]]:
+        """With messages that the backend's template takes; and the metadata of the reply."""
+        call = request.call
+        messages, changes = fit(call.messages, backend.capabilities.template, self.engine_ids)
+        if messages is call.messages:
+            return request, {}
+        call = msgspec.structs.replace(call, messages=messages)
+        return msgspec.structs.replace(request, call=call), {FITTED: changes} if changes else {}
+
+    def _take_moves(self) -> dict[str, Any]:
+        moves, self._assignment.moves = self._assignment.moves, []
+        return {"backend_replaced": moves} if moves else {}
+
+
+async def _raise_if_of_template(backend: Backend, call: ModelCall, error: EngineError) -> None:
+    """Raises: MessagesRefused for a refusal of the chat template's: the engine renders a plain conversation, and not
+    this one. vLLM and SGLang answer 400 or 500 to a template's error, and 400 to a mistake of the client's."""
+    if error.details.get("status") not in _OF_TEMPLATES or not backend.capabilities.renders or has_media(call.messages):
+        return
+    try:
+        await backend.engine.render(_PLAIN, (), call.template_kwargs)
+    except EngineError:
+        return
+    try:
+        await backend.engine.render(call.messages, call.tools, call.template_kwargs)
+    except EngineError as refused:
+        if refused.details.get("status") not in _OF_TEMPLATES:
+            return
+        why = refused.message
+    else:
+        return
+    raise MessagesRefused(
+        f"{why}. The model's chat template takes other messages, so neither the agent nor its request is at fault: "
+        "serve the model with another template, or use another harness. `gangline harness check HARNESS --tokenizer "
+        "DIR` shows which go together.",
+        status=400,
+    ) from error
+
+
+def _of_unknown_weights(part: PartT) -> PartT:
+    return msgspec.structs.replace(part, weights_known=False)

@@ -1,0 +1,102 @@
+"""Health checks: whether backends answer, and whether those that come back are still what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from gangline.domain.errors import EngineError, GanglineError, TooManyFiles
+from gangline.domain.node_views import BackendState
+from gangline.node.backends.clients import EngineClients, refuse_difference
+from gangline.node.backends.records import Backend
+
+__all__ = ["HealthChecks"]
+
+log = logging.getLogger("gangline.backends")
+
+
+class HealthChecks:
+    """Periodic checks of a pool's backends. The pool sets their states."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        clients: EngineClients,
+        set_state: Callable[[Backend, BackendState, str | None], None],
+        *,
+        every_s: float,
+        timeout_s: float,
+        max_failures: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """backends: the pool's own, by id. set_state: of a backend, with its error.
+
+        max_failures: failed in a row, they make a backend unhealthy; one is enough when a call failed too.
+        """
+        self._backends = backends
+        self._clients = clients
+        self._set_state = set_state
+        self._every_s = every_s
+        self._timeout_s = timeout_s
+        self._max_failures = max_failures
+        self._clock = clock
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Check periodically from now on. Idempotent."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _run(self) -> None:
+        """A round every `every_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self.round()
+            except* Exception:
+                log.exception("backend.check_broken")
+
+    async def round(self) -> None:
+        """Check all of them once."""
+        async with asyncio.TaskGroup() as group:
+            for backend in list(self._backends.values()):
+                group.create_task(self._check(backend))
+
+    async def check_now(self, backend: Backend) -> None:
+        """Check one whose call failed: it is unhealthy when this fails too."""
+        try:
+            await backend.engine.check_health(self._timeout_s)
+        except EngineError as error:
+            backend.failed_at = self._clock()
+            self._set_state(backend, "unhealthy", error.message)
+
+    async def _check(self, backend: Backend) -> None:
+        if backend.state == "draining":
+            return
+        try:
+            await backend.engine.check_health(self._timeout_s)
+            if backend.state == "unhealthy":
+                await self._welcome_back(backend)
+        except TooManyFiles:
+            return  # this node's fault: the backend may be as it was
+        except GanglineError as error:
+            backend.num_failures += 1
+            backend.failed_at = self._clock()
+            if backend.state == "unhealthy" or backend.num_failures >= self._max_failures:
+                self._set_state(backend, "unhealthy", error.message)
+        else:
+            backend.num_failures = 0
+
+    async def _welcome_back(self, backend: Backend) -> None:
+        """Raises: Conflict when it serves something else now; EngineError."""
+        capabilities, identity = await self._clients.probe(backend.engine, backend.url)
+        refuse_difference(backend.url, identity, backend.identity, "before it failed")
+        backend.capabilities = capabilities
+        self._set_state(backend, "healthy", None)

@@ -1,0 +1,300 @@
+"""The engines of the policy, or of one role: added, removed and cleared while sessions run; each session sticks to one
+of them.
+
+Laws
+- A session is assigned once, to the backend with the fewest sessions, one on this machine first, and keeps it, so that
+  its prefix stays cached; it moves only when its backend dies or is removed, and the move is recorded.
+- All backends serve one model with one tokenizer: another is refused when it is added, and one that comes back as
+  another stays out.
+- A backend is dead when a health check says so, not when a call fails: one bad request must not empty the pool.
+- A policy version that was set is that of the backends that were healthy then. One that comes or comes back later has
+  the weights that it was started with: its replies say so (`weights_known`) until a version is set again.
+- With no healthy backend calls wait, for a bounded time, so that an engine may be restarted under a running session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count
+from typing import Any, Literal
+
+from gangline.domain.errors import EngineUnavailable, NotFound
+from gangline.domain.node_views import BackendState, BackendView
+from gangline.models.engines.contract import Engine, EngineCapabilities
+from gangline.node.backends.clients import EngineClients, Identity, refuse_difference
+from gangline.node.backends.engine import PooledEngine
+from gangline.node.backends.health import HealthChecks
+from gangline.node.backends.locality import is_on_this_machine
+from gangline.node.backends.placement import Placement
+from gangline.node.backends.records import Assignment, Backend, BackendSpec
+from gangline.settings.machine import read_secret
+
+__all__ = ["BackendPool"]
+
+log = logging.getLogger("gangline.backends")
+
+
+class BackendPool:
+    def __init__(
+        self,
+        probe_interval_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        *,
+        role: str | None = None,
+        numbers: Iterator[int] | None = None,
+        node: str | None = None,
+        affinity_slack: int = 0,
+        wait_s: float = 60.0,
+        check_timeout_s: float = 5.0,
+        probe_timeout_s: float = 120.0,
+        max_failures: int = 3,
+        capture: Literal["ids", "text"] = "ids",
+        read_secret: Callable[[str], str] = read_secret,
+    ) -> None:
+        """
+        role: the role whose calls it answers; None: the policy's.
+        numbers: of the backends, in order of their arrival; None counts from 1.
+        node: backends with this label, and those without one on this machine, are chosen before all others.
+        affinity_slack: sessions of one task prefer a backend that already has one of them while it has fewer than this
+        many sessions more than the least loaded; 0: never.
+        wait_s: how long a call waits for a healthy backend.
+        max_failures: health checks failed in a row that make a backend unhealthy; one is enough when a call failed too.
+        capture: `text` accepts servers that report no token ids.
+        read_secret: the key behind the name of an environment variable; raises InvalidRequest.
+        """
+        self._clock = clock
+        self._wait_s = wait_s
+        self._check_timeout_s = check_timeout_s
+        self._backends: dict[str, Backend] = {}
+        self._clients = EngineClients(capture=capture, read_secret=read_secret, probe_timeout_s=probe_timeout_s)
+        self._health = HealthChecks(
+            self._backends,
+            self._clients,
+            self._set_state,
+            every_s=probe_interval_s,
+            timeout_s=check_timeout_s,
+            max_failures=max_failures,
+            clock=clock,
+        )
+        self._role = role
+        self._numbers = count(1) if numbers is None else numbers
+        self._placement = Placement(self._backends, affinity_slack=affinity_slack)
+        self._node = node
+        self._assignments: dict[str, Assignment] = {}
+        self._usable = asyncio.Event()
+        """Set while some backend is healthy, and for good once closed."""
+        self._closed = False
+        self._letting_go: asyncio.Task[None] | None = None
+        self._is_version_set = False
+
+    # -- the operator's side -------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        url: str,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> BackendView:
+        """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
+
+        `api_key_env`: names the environment variable with the key that the engine asks for.
+        `options`: see `make_engine`.
+
+        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key, or no such
+        option; Conflict when it serves another model, tokenizer or kind of log-probs than the others.
+        """
+        if self._closed:
+            raise EngineUnavailable("the node is stopping")
+        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}), self._role)
+        engine = self._clients.make(url, spec)
+        try:
+            capabilities, identity = await self._clients.probe(engine, url)
+            is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
+            known = self._known(url)
+            if known is None:
+                for other in self._staying():
+                    refuse_difference(url, identity, other.identity, f"as {other.url} has it")
+                return self._take_in(spec, engine, capabilities, identity, is_near).view()
+        except BaseException:
+            await engine.close()
+            raise
+        await engine.close()
+        return known.view()
+
+    async def remove(self, backend_id: str, drain: bool = True) -> None:
+        """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.
+
+        Raises: NotFound.
+        """
+        backend = self._backends.get(backend_id)
+        if backend is None:
+            raise NotFound(f"no backend {backend_id!r}. Known: {', '.join(self._backends) or 'none'}.")
+        await self._take_out(backend, drain)
+
+    async def _take_out(self, backend: Backend, drain: bool) -> None:
+        """Idempotent: two may take the same one out."""
+        self._set_state(backend, "draining", None)
+        if drain and backend.num_calls:
+            await backend.idle.wait()
+        if self._backends.pop(backend.backend_id, None) is not None:
+            await backend.engine.close()
+            log.info("backend.removed backend=%s url=%s", backend.backend_id, backend.url)
+
+    async def clear(self, drain: bool = True) -> None:
+        """Remove all, as before other weights are served elsewhere. Engines added next may serve another model."""
+        async with asyncio.TaskGroup() as group:
+            for backend in list(self._backends.values()):
+                group.create_task(self._take_out(backend, drain))
+
+    def has(self, url: str) -> bool:
+        """Whether the engine at `url` is in to stay."""
+        return self._known(url) is not None
+
+    def views(self) -> list[BackendView]:
+        return [backend.view() for backend in self._backends.values()]
+
+    def members(self) -> list[BackendSpec]:
+        """Those that are in to stay, as they were named."""
+        return [backend.spec for backend in self._staying()]
+
+    # -- the trainer's side --------------------------------------------------------------------------------------
+
+    def version_set(self, unknown: Collection[str] = ()) -> None:
+        """The gate's policy version is the weights' of all healthy backends from now on; of those at the URLs `unknown`
+        nobody knows."""
+        self._is_version_set = True
+        urls = {_base(url) for url in unknown}
+        for backend in self._backends.values():
+            backend.weights_known = backend.state == "healthy" and backend.url not in urls
+
+    def lease_expired(self) -> None:
+        """A trainer died, or was cut off, with the gate closed: its paused engines resume, with unknown weights."""
+        self.version_set(unknown=[backend.url for backend in self._backends.values()])
+        self._letting_go = asyncio.create_task(self._let_all_go())
+
+    async def _let_all_go(self) -> None:
+        backends = list(self._backends.values())
+        await asyncio.gather(*(self._clients.let_go(backend, self._check_timeout_s) for backend in backends))
+
+    async def check(self) -> None:
+        """One round of health checks; the pool makes one every `probe_interval_s`."""
+        await self._health.round()
+
+    async def close(self) -> None:
+        """Calls that wait, or are in flight, fail. Idempotent."""
+        self._closed = True
+        self._usable.set()
+        await self._health.stop()
+        if self._letting_go is not None:
+            self._letting_go.cancel()
+            await asyncio.wait({self._letting_go})
+        await self.clear(drain=False)
+
+    # -- the sessions' side --------------------------------------------------------------------------------------
+
+    def engine_for(self, session_id: str, task_id: str) -> Engine:
+        """An engine that is the session's backend, whichever that is at the time. It is assigned at the first call."""
+        assignment = self._assignments.setdefault(session_id, Assignment(session_id, task_id))
+        return PooledEngine(self, assignment)
+
+    def release(self, session_id: str) -> None:
+        """The session is over. Idempotent."""
+        assignment = self._assignments.pop(session_id, None)
+        if assignment is not None:
+            assignment.is_over = True
+            self._placement.leave(assignment)
+
+    async def backend_of(self, assignment: Assignment) -> Backend:
+        """The session's backend; another one when that is dead or gone.
+
+        Raises: EngineUnavailable, naming the backends, when none is healthy within `wait_s`.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while (backend := self._settle(assignment)) is None:
+                    await self._usable.wait()
+        except TimeoutError:
+            raise _nobody(self._backends.values(), self._role, self._wait_s) from None
+        return backend
+
+    def _settle(self, assignment: Assignment) -> Backend | None:
+        if self._closed or assignment.is_over:
+            raise EngineUnavailable("the node is stopping" if self._closed else "the session is over")
+        return self._placement.settle(assignment)
+
+    async def is_lost(self, backend: Backend) -> bool:
+        """Whether a call failed because its backend is dead or gone, rather than by itself."""
+        if backend.state == "healthy":
+            await self._health.check_now(backend)
+        return backend.state != "healthy"
+
+    def _set_state(self, backend: Backend, state: BackendState, error: str | None) -> None:
+        if backend.state == "draining":
+            return
+        if backend.state != state:
+            backend.state, backend.since = state, self._clock()
+            level = logging.WARNING if state == "unhealthy" else logging.INFO
+            log.log(level, "backend.%s backend=%s url=%s error=%s", state, backend.backend_id, backend.url, error)
+        backend.error = error
+        backend.weights_known = backend.weights_known and state == "healthy"
+        if state == "healthy":
+            self._placement.offer(backend)
+            self._usable.set()
+        else:
+            self._placement.withdraw(backend)
+            if not self._closed and not any(other.state == "healthy" for other in self._backends.values()):
+                self._usable.clear()
+
+    # -- who is in -----------------------------------------------------------------------------------------------
+
+    def _known(self, url: str) -> Backend | None:
+        return next((other for other in self._staying() if other.url == _base(url)), None)
+
+    def _staying(self) -> list[Backend]:
+        return [backend for backend in self._backends.values() if backend.state != "draining"]
+
+    def _take_in(
+        self,
+        spec: BackendSpec,
+        engine: Engine,
+        capabilities: EngineCapabilities,
+        identity: Identity,
+        is_near: bool,
+    ) -> Backend:
+        number = next(self._numbers)
+        backend_id = f"b{number}"
+        backend = Backend(
+            backend_id=backend_id,
+            number=number,
+            spec=spec,
+            engine=engine,
+            capabilities=capabilities,
+            identity=identity,
+            is_near=is_near,
+            state="unhealthy",
+            since=self._clock(),
+            weights_known=not self._is_version_set,
+        )
+        self._backends[backend_id] = backend
+        self._set_state(backend, "healthy", None)
+        self._health.start()
+        return backend
+
+
+def _nobody(backends: Collection[Backend], role: str | None, wait_s: float) -> EngineUnavailable:
+    whose = "" if role is None else f" for role {role}"
+    if not backends:
+        return EngineUnavailable(
+            f"the node has no backend{whose}, and none was added within {wait_s:g} s. Add a running engine."
+        )
+    states = "; ".join(f"{b.url} is {b.state} ({b.error or 'no error'})" for b in backends)
+    return EngineUnavailable(f"no backend{whose} was healthy within {wait_s:g} s: {states}")
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")

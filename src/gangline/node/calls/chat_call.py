@@ -1,0 +1,301 @@
+"""One model call's way: place, decide the prompt, sample, capture, commit. Its life is a `Flight`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gangline.domain.completion import EMPTY_GENERATION, OF_ENVIRONMENT
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
+from gangline.domain.errors import EngineIncapable, EngineMalformed
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.machine.event_loop import Turn
+from gangline.models.engines.contract import (
+    EngineCapabilities,
+    EngineChoice,
+    EngineReply,
+    EngineRequest,
+    ReplyAccumulator,
+)
+from gangline.models.engines.templates.words import in_template_words
+from gangline.node.calls.empty_generation import GIVEN_UP, Tries, is_empty
+from gangline.node.calls.flight import Flight, Progress
+from gangline.node.capture.capture import parse_status, tool_call_id
+from gangline.node.capture.parts import CallParts
+from gangline.node.capture.placing import Digests, Place, unknown
+from gangline.node.capture.prompts import PromptReport
+from gangline.node.capture.recorder import Recorder, Sampled
+from gangline.node.capture.references import INSTRUCTIONS
+from gangline.node.capture.renderings import Decision
+from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
+
+__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "shown_again", "whole_delta"]
+
+RETRY_KEY = "retry_key"
+"""Name in a record's metadata, of what a retry is known by."""
+
+CHECKPOINT = "checkpoint"
+"""Name in a record's metadata, of the id of the checkpoint of the files as they were when the call came."""
+
+CallInFlight: TypeAlias = Flight[Reply, ReplyDelta]
+
+
+def call_in_flight(
+    call: ModelCall,
+    parts: CallParts,
+    *,
+    wished: SamplingParams | None = None,
+    retry_key: str | None = None,
+    known: Digests = unknown,
+) -> CallInFlight:
+    """
+    wished: the harness's own parameters, where a seed or a sampling policy changed them.
+    retry_key: identifies a retry in another life of the node; None where nothing does.
+    known: see `PlaceIndex.place`.
+    """
+    progress = Progress[ReplyDelta](parts.clock())
+    sampler = _ChatSampler(call, parts, progress, wished=wished, retry_key=retry_key, known=known)
+    return Flight(sampler, progress, parts, shown_again)
+
+
+class _ChatSampler:
+    """See `Sampler`."""
+
+    def __init__(
+        self,
+        call: ModelCall,
+        parts: CallParts,
+        progress: Progress[ReplyDelta],
+        *,
+        wished: SamplingParams | None,
+        retry_key: str | None,
+        known: Digests,
+    ) -> None:
+        self.is_committing = False
+        self._call = call
+        self._parts = parts
+        self._progress = progress
+        self._wished = wished
+        self._retry_key = retry_key
+        self._known = known
+        self._recorder = Recorder(parts, progress.record_key, progress.created_at)
+        self._gathered = ReplyAccumulator()
+        self._tries = Tries(parts.empty_retries, progress.show)
+        self._sent = EngineRequest(call=call)
+        """Exact ids, experts and masks that the engine is asked for."""
+        self._place: Place | None = None
+        self._checkpoint: str | None = None
+        self._volatile: dict[str, Sequence[str]] = {}
+        """Index of a system message -> its volatile text, where the engine was sent other text."""
+        self._capabilities: EngineCapabilities | None = None
+        """Set once the engine is asked to sample."""
+
+    async def answer(self) -> Reply:
+        parts = self._parts
+        parts.share.join()
+        self._place = place = await parts.index.place_in_turns(self._call, self._known)
+        self._pin(place)
+        if parts.checkpoint is not None:  # now, while the agent waits: it acts as soon as it sees a part of the answer
+            self._checkpoint = await parts.checkpoint()
+        capabilities = await parts.engine.capabilities()
+        self._call = in_template_words(self._call, capabilities.template)
+        decision = await parts.tier.decide(self._call, place, capabilities)
+        experts_from = parts.experts_from(capabilities, place.parent_id, decision.prompt_ids)
+        with_mask = parts.asks_mask(capabilities, self._call.sampling)
+        self._sent = EngineRequest(
+            call=self._call, prompt_ids=decision.prompt_ids, experts_from=experts_from, with_mask=with_mask
+        )
+        self._capabilities = capabilities
+        report = PromptReport.of(parts, place, capabilities)
+        answer = await self._final(capabilities, report, decision)
+        self.is_committing = True
+        prompt = await report.whole(self._call, decision, answer.prompt_ids)
+        turn = Turn()
+        choices = self._recorder.own(answer.choices)
+        metadata = self._metadata() | self._tries.metadata(answer.choices, self._call.sampling.stop) | answer.metadata
+        if answer.usage is not None:
+            metadata[USAGE] = msgspec.to_builtins(answer.usage)
+        await self._recorder.commit(Sampled(self._call, place, prompt, choices, capabilities, metadata), turn=turn)
+        return self._reply(choices, answer)
+
+    async def record_aborted(self, message: str) -> None:
+        if self._place is None or self._capabilities is None:
+            return  # the engine was asked for nothing yet
+        partial = self._gathered.reply()
+        report = PromptReport.of(self._parts, self._place, self._capabilities)
+        prompt = report.so_far(self._sent.prompt_ids, partial.prompt_ids)
+        choices, metadata = self._recorder.own(partial.choices), self._metadata() | partial.metadata
+        sampled = Sampled(self._call, self._place, prompt, choices, self._capabilities, metadata)
+        await self._recorder.commit_aborted(sampled, message)
+
+    def _pin(self, place: Place) -> None:
+        """The engine is sent the system text that the conversation first had; the record keeps what the client sent."""
+        if place.pinned:
+            messages = list(self._call.messages)
+            for position, first in place.pinned:
+                self._volatile[str(position)] = self._parts.ledger.volatile.found_in(messages[position])
+                messages[position] = first
+            self._call = msgspec.structs.replace(self._call, messages=tuple(messages))
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    async def _final(self, capabilities: EngineCapabilities, report: PromptReport, decision: Decision) -> EngineReply:
+        """The reply that is delivered. Raises: EngineError."""
+        first = self._call.sampling
+        while True:
+            answer = self._checked(await self._sample(capabilities), capabilities)
+            if not is_empty(answer.choices, first.stop) or not self._tries.give_up():
+                self._tries.deliver()
+                return answer
+            prompt = await report.whole(self._call, decision, answer.prompt_ids)
+            metadata = self._metadata() | answer.metadata | {EMPTY_GENERATION: "retried"}
+            choices = self._recorder.own(answer.choices)
+            self._recorder.set_aside(
+                Sampled(self._call, report.place, prompt, choices, capabilities, metadata), GIVEN_UP
+            )
+            self._gathered = ReplyAccumulator()
+            self._sample_by(self._tries.sampling(first))
+
+    def _sample_by(self, sampling: SamplingParams) -> None:
+        """Replace the parameters of the next try; the record keeps the harness's own."""
+        if sampling != self._call.sampling:
+            self._wished = self._call.sampling if self._wished is None else self._wished
+            self._call = msgspec.structs.replace(self._call, sampling=sampling)
+
+    async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
+        asks_for_texts = self._parts.with_texts and self._call.num_top_logprobs is None
+        call = msgspec.structs.replace(self._call, num_top_logprobs=0) if asks_for_texts else self._call
+        request = msgspec.structs.replace(self._sent, call=call)
+        stamps, progress, gathered = self._recorder.stamps, self._progress, self._gathered
+        stamps.begin()
+        whole = self._sent.with_mask or self._sent.experts_from is not None
+        if whole or not (self._call.stream and capabilities.streams_ids):
+            answer = await self._parts.engine.chat(request)
+            self._note_prompt(answer)
+            if self._call.stream:
+                for choice in answer.choices:
+                    self._show(whole_delta(choice.index, choice.message, choice.token_logprobs))
+            return answer
+        async with aclosing(self._parts.engine.stream(request)) as pieces:
+            async for piece in pieces:
+                if piece.prompt_ids is None and gathered.prompt_ids is None:
+                    raise _no_ids()  # before anything was shown
+                gathered.feed(piece)
+                stamps.saw(piece.shown.choice_index, len(piece.sampled_ids or ()))
+                if progress.num_prompt_tokens is None and piece.prompt_ids is not None:
+                    progress.num_prompt_tokens = len(piece.prompt_ids)
+                if piece.sampled_ids or not piece.shown.shows_nothing:
+                    self._show(piece.shown)
+        return gathered.reply()
+
+    def _note_prompt(self, answer: EngineReply) -> None:
+        if answer.prompt_ids is not None:
+            self._progress.num_prompt_tokens = len(answer.prompt_ids)
+        elif answer.usage is not None:
+            self._progress.num_prompt_tokens = answer.usage.num_prompt_tokens
+
+    def _show(self, delta: ReplyDelta) -> None:
+        if delta.logprobs and self._call.num_top_logprobs is None:  # the record alone wants them
+            delta = msgspec.structs.replace(delta, logprobs=())
+        if delta.tool_calls:
+            pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
+            delta = msgspec.structs.replace(delta, tool_calls=pieces)
+        self._tries.show(delta)
+
+    def _own_call_id(self, choice_index: int, piece: ToolCallDelta) -> ToolCallDelta:
+        if piece.name is None:
+            return piece
+        call_id = tool_call_id(self._progress.record_key, choice_index, piece.index)
+        return msgspec.structs.replace(piece, call_id=call_id)
+
+    def _checked(self, answer: EngineReply, capabilities: EngineCapabilities) -> EngineReply:
+        """Raises: EngineIncapable, EngineMalformed when no record can be made of the answer."""
+        if len(answer.choices) != self._call.num_choices:
+            raise EngineMalformed(f"the engine answered {len(answer.choices)} of {self._call.num_choices} choices")
+        if any(choice.finish_reason is None for choice in answer.choices):
+            raise EngineMalformed("the engine ended its reply without a finish reason")
+        # An engine that never reports ids was let in by the operator, who wants the text alone.
+        has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
+        if capabilities.reports_ids and not has_ids:
+            raise _no_ids()
+        self._parts.check_evidence(answer, self._sent.experts_from, self._sent.with_mask)
+        return answer
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def _metadata(self) -> dict[str, Any]:
+        """The reply's id, and the harness's wishes that were not met."""
+        wished = self._call.sampling if self._wished is None else self._wished
+        asked = request_fields(msgspec.structs.replace(self._call, sampling=wished))
+        metadata: dict[str, Any] = {"reply_id": self._progress.record_key, REQUEST: asked}
+        if self._checkpoint is not None:
+            metadata[CHECKPOINT] = self._checkpoint
+        if self._call.leads_with_instructions:
+            metadata[INSTRUCTIONS] = True
+        if self._retry_key is not None and self._call.num_top_logprobs is None:
+            metadata[RETRY_KEY] = self._retry_key
+        if self._progress.num_replays:
+            metadata["num_replays"] = self._progress.num_replays
+        if self._call.agent_id is not None:
+            metadata["agent_id"] = self._call.agent_id
+        if self._call.agent_role is not None:
+            metadata["agent_role"] = self._call.agent_role
+        if self._call.of_environment:
+            metadata[OF_ENVIRONMENT] = True
+        if self._volatile:
+            metadata["volatile_system_text"] = self._volatile
+        if self._wished is not None:
+            metadata["sampling_wished"] = msgspec.to_builtins(self._wished)
+        if self._call.template_kwargs:
+            metadata["template_kwargs"] = self._call.template_kwargs
+        if self._call.template_wished:
+            metadata["template_kwargs_wished"] = self._call.template_wished
+        return metadata
+
+    def _reply(self, choices: list[EngineChoice], answer: EngineReply) -> Reply:
+        num_prompt = 0 if answer.prompt_ids is None else len(answer.prompt_ids)
+        num_sampled = sum(0 if choice.sampled_ids is None else len(choice.sampled_ids) for choice in choices)
+        return Reply(
+            reply_id=self._progress.record_key,
+            model=self._call.model,
+            created_at=int(self._progress.created_at),
+            choices=tuple(
+                ReplyChoice(
+                    index=choice.index,
+                    message=choice.message,
+                    finish_reason=choice.finish_reason or "",
+                    stop_reason=choice.stop_reason,
+                    logprobs=None if self._call.num_top_logprobs is None else choice.token_logprobs,
+                    parse=parse_status(self._call, choice),
+                )
+                for choice in choices
+            ),
+            usage=answer.usage or Usage(num_prompt_tokens=num_prompt, num_sampled_tokens=num_sampled),
+        )
+
+
+def shown_again(reply: Reply) -> list[ReplyDelta]:
+    """The news of a reply that is given again."""
+    return [whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in reply.choices]
+
+
+def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
+    """A reply that came in one piece, as the one delta of its stream."""
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    return ReplyDelta(
+        choice_index=index,
+        thinking="".join(part.text for part in message.parts if isinstance(part, Thinking)),
+        text="".join(part.text for part in message.parts if isinstance(part, Text)),
+        tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
+        logprobs=logprobs,
+    )
+
+
+def _no_ids() -> EngineIncapable:
+    return EngineIncapable(
+        "the engine returned no token ids for this call. Reach it without a router that strips `token_ids` and "
+        "`prompt_token_ids`."
+    )

@@ -1,0 +1,347 @@
+"""The routes that harnesses call: a session's own path, or the key alone. Answers in the provider's shapes, always.
+
+The key of a session opens that session's model calls and nothing else. A request's dialect follows from its path, then
+from its headers. An unknown route is answered in the client's format, with the list of known ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Literal
+
+import msgspec
+from aiohttp import ClientConnectionResetError, web
+
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import (
+    Conflict,
+    GanglineError,
+    LimitExceeded,
+    NodeError,
+    NotFound,
+    RequestTimeout,
+    TooMany,
+    Unauthorized,
+    UnsupportedMediaType,
+    UpgradeRefused,
+)
+from gangline.domain.open_files import out_of_files
+from gangline.machine.telemetry.logs import FewRefusals, stays_session_in_logs
+from gangline.models.engines.contract import EngineCapabilities
+from gangline.node.calls.bounds import BytesInFlight, TakenBytes, too_many_bytes
+from gangline.node.calls.dialect_routes import DialectRoutes, Match
+from gangline.node.calls.reading.body import CallRead, is_large, read_here, role_in
+from gangline.node.calls.reading.pool import Readers
+from gangline.node.calls.retries import Answering, Subscription
+from gangline.node.calls.session import ModelSession, key_digest
+from gangline.node.calls.tool_routes import ToolRoutes
+from gangline.settings import plugins
+from gangline.settings.node import CallLimits
+from gangline.wire.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
+from gangline.wire.http.listening import LIMITS, read_pieces
+
+__all__ = ["Proxy"]
+
+_APART_S = 0.1
+"""Time for a client to read the bytes sent before."""
+
+_log = logging.getLogger("gangline.proxy")
+_log.addFilter(FewRefusals("call.refused"))
+
+_SESSION_ROOTS = ("s", "sessions")
+"""A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
+
+
+class Proxy:
+    """The model routes of one node. Mount `routes()` on an application whose runner has `handler_cancellation`, behind
+    the node's own routes."""
+
+    def __init__(
+        self,
+        *,
+        dialects: Sequence[Dialect] | None = None,
+        limits: CallLimits | None = None,
+        readers: Readers | None = None,
+        keep_alive_s: float = 10.0,
+        body_idle_s: float = LIMITS.body_idle_s,
+        on_error: Callable[[GanglineError], None] | None = None,
+    ) -> None:
+        """
+        dialects: None is all that are installed.
+        limits: None is the usual ones.
+        readers: where large requests are read; None reads them on the event loop.
+        keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
+        body_idle_s: longest pause in a request's body before the client gets an error.
+        on_error: called with every error sent to a client.
+        """
+        self._on_error = on_error or _ignored
+        self._routes = DialectRoutes(_installed() if dialects is None else dialects)
+        self._limits = limits or CallLimits()
+        self._readers = readers
+        self._keep_alive_s = keep_alive_s
+        self._body_idle_s = body_idle_s
+        self._sessions: dict[str, ModelSession] = {}
+        self._by_key: dict[bytes, ModelSession] = {}
+        self._in_flight: dict[str, BytesInFlight] = {}
+
+    def add(self, session: ModelSession) -> None:
+        """Raises: Conflict when another session of this id is served: its key must go on opening that one alone."""
+        if self.serves(session.session_id):
+            raise Conflict(f"session {session.session_id!r} is open on this node already.")
+        self._sessions[session.session_id] = session
+        for digest in session.key_digests:
+            self._by_key[digest] = session
+
+    def serves(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
+    def session(self, session_id: str) -> ModelSession:
+        """Raises: NotFound."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id!r} takes no model calls here: it has not begun, or is over.")
+        return session
+
+    def remove(self, session_id: str) -> None:
+        """Its key is dead from now on. Unknown ids are no error."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            for digest in session.key_digests:
+                self._by_key.pop(digest, None)
+            self._in_flight.pop(session_id, None)
+
+    def routes(self) -> list[web.RouteDef]:
+        probes = [web.head(path, _alive) for path in ("/", "/api/hello")]
+        probes += [web.head(f"/{root}/{{session}}{end}", _alive) for root in _SESSION_ROOTS for end in ("", "/")]
+        tools = ToolRoutes(self.session)
+        return [
+            *probes,
+            *(web.route("*", f"/{root}/{{session}}/mcp/{{environment}}", tools.answer) for root in _SESSION_ROOTS),
+            *(web.route("*", f"/{root}/{{session}}{{path:(/.*)?}}", self._answer) for root in _SESSION_ROOTS),
+            *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
+        ]
+
+    def owns(self, path: str) -> bool:
+        """Whether the path is below a session or a root of a provider's API, or could not be read: most are calls."""
+        root = path.lstrip("/").partition("/")[0]
+        return not path or root in _SESSION_ROOTS or root in self._routes.roots
+
+    def shaped_error(self, method: str, path: str, error: GanglineError) -> web.Response:
+        """An error of a request that no handler saw, in the shape of the dialect of its path."""
+        self._on_error(error)
+        below = re.sub(rf"^/({'|'.join(_SESSION_ROOTS)})/[^/]*", "", path)
+        return _shaped(self._routes.find(method, below, RawRequest()).dialect, error)
+
+    # -- any request ---------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        """Finds the dialect, and answers every error in its shape."""
+        raw = RawRequest(
+            query=dict(request.query) if request.query_string else {},
+            headers={name.lower(): value for name, value in request.headers.items()},
+        )
+        path = "/" + request.match_info["path"].lstrip("/")
+        match = self._routes.find(request.method, path, raw)
+        try:
+            return await self._dispatch(request, match, path)
+        except GanglineError as error:
+            return self._refused(request, match, out_of_files(error) or error)
+        except (web.HTTPException, ClientConnectionResetError):
+            raise
+        except Exception as error:  # the boundary: a client must be told in a shape that it understands
+            no_files = out_of_files(error)
+            if no_files is None:
+                _log.exception("proxy.internal_error path=%s", request.path)
+            return self._refused(request, match, no_files or NodeError(f"{type(error).__name__}: {error}"))
+
+    def _refused(self, request: web.Request, match: Match, error: GanglineError) -> web.Response:
+        """In a frame of its own: one that the error's traceback names would keep the error and with it all that its
+        other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
+        self._on_error(error)
+        _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, str(error))
+        with suppress(Unauthorized):
+            _note_refusal(*self._authorised(request, match), match.dialect, error)
+        return _shaped(match.dialect, error)
+
+    async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
+        """Raises: GanglineError."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            raise UpgradeRefused("WebSocket is not spoken here: send the request over HTTP.")
+        route = match.route
+        if route is None:
+            raise NotFound(f"{request.method} {request.path} is not served here. Served: {self._routes.served}.")
+        session, of_environment = self._authorised(request, match)
+        if route.kind == "models" or route.kind == "model":
+            engine = session.engine_of(role_in(match.request))
+            return _json(_models(match, route, await engine.capabilities()))
+        held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
+        with held.body() as taken:
+            body = await self._body(request, taken)
+            read = await self._read(session, match, body, "count" if route.kind == "count" else "call", path)
+            if route.kind == "count":
+                return _json(match.dialect.count_body(await session.count(read.call)))
+            if of_environment:
+                read = msgspec.structs.replace(read, call=msgspec.structs.replace(read.call, of_environment=True))
+            return await self._call(request, session, match.dialect, read)
+
+    def _authorised(self, request: web.Request, match: Match) -> tuple[ModelSession, bool]:
+        """The session, and whether the key is that of its environments.
+
+        Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session.
+        """
+        given = match.dialect.key_of(match.request)
+        if given is None:
+            raise Unauthorized("You didn't provide an API key: send the session's key, as `Authorization: Bearer KEY`.")
+        key = key_digest(given)
+        session_id = request.match_info.get("session")
+        session = self._by_key.get(key) if session_id is None else self._sessions.get(session_id)
+        fits = [] if session is None else [hmac.compare_digest(one, key) for one in session.key_digests]
+        if session is None or not any(fits):
+            raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
+        return session, not fits[0]
+
+    async def _body(self, request: web.Request, taken: TakenBytes) -> Sequence[bytes | bytearray]:
+        """In pieces. Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
+        limit = self._limits.max_body_bytes
+        try:
+            return await read_pieces(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
+        except TooMany:
+            raise
+        except LimitExceeded:
+            raise too_many_bytes(self._limits) from None
+
+    async def _read(
+        self,
+        session: ModelSession,
+        match: Match,
+        pieces: Sequence[bytes | bytearray],
+        kind: Literal["call", "count"],
+        path: str,
+    ) -> CallRead:
+        """Raises: LimitExceeded, InvalidRequest, NodeError."""
+        if self._readers is not None and is_large(pieces):
+            return await self._readers.read(session, match.dialect, match.request, pieces, kind, path, self._limits)
+        request = msgspec.structs.replace(match.request, body=b"".join(pieces))
+        return read_here(match.dialect, request, kind, path, self._limits)
+
+    # -- model calls ---------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, request: web.Request, session: ModelSession, dialect: Dialect, read: CallRead
+    ) -> web.StreamResponse:
+        call = read.call
+        stays_session_in_logs(session.session_id)
+        subscription = session.subscribe(call, read.mark, read.known)
+        try:
+            if call.stream:
+                return await self._stream(request, session, dialect, call, subscription)
+            response = _json(dialect.reply_body(call, await subscription.flight.reply()))
+            await response.prepare(request)
+            await response.write_eof()
+            subscription.delivered()
+            return response
+        finally:
+            subscription.leave()
+
+    async def _stream(
+        self,
+        request: web.Request,
+        session: ModelSession,
+        dialect: Dialect,
+        call: ModelCall,
+        subscription: Subscription,
+    ) -> web.StreamResponse:
+        """Until the first byte, an error is a plain answer with its status; after it, an event of the stream."""
+        flight = subscription.flight
+        writer = dialect.event_writer(
+            call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
+        )
+        response = web.StreamResponse(
+            headers={"Content-Type": f"{writer.media_type}; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        try:
+            async with aclosing(self._events(writer, flight)) as events:
+                async for event, is_content in events:
+                    subscription.has_sent |= is_content
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(event)
+        except GanglineError as error:
+            if not response.prepared:
+                raise
+            error = out_of_files(error) or error
+            self._on_error(error)
+            _note_refusal(session, call.of_environment, dialect, error)
+            if writer.error_stands_alone:
+                await asyncio.sleep(_APART_S)
+            await response.write(writer.error(error))
+            await response.write_eof()
+            return response
+        await response.write_eof()
+        subscription.delivered()
+        return response
+
+    async def _events(self, writer: EventWriter, flight: Answering) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """Bytes to send, and whether they are of the answer, not a mere sign of life. Raises: GanglineError."""
+        has_begun = False
+        async with aclosing(flight.news(self._keep_alive_s)) as news:
+            async for deltas in news:
+                if not deltas:
+                    yield writer.keep_alive(), False
+                    continue
+                begin = b"" if has_begun else writer.start(flight.num_prompt_tokens or 0)
+                has_begun = True
+                event = begin + b"".join([writer.delta(delta) for delta in deltas])
+                if event:
+                    yield event, True
+        reply = await flight.reply()
+        begin = b"" if has_begun else writer.start(reply.usage.num_prompt_tokens)
+        yield begin + writer.finish(reply), True
+
+
+def _installed() -> list[Dialect]:
+    return [plugins.made("dialect", name) for name in plugins.usable("dialect")]
+
+
+def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities) -> bytes:
+    """Raises: NotFound."""
+    served, max_context = capabilities.model, capabilities.max_context
+    if route.kind == "models":
+        return match.dialect.model_list([served], max_context)
+    model = match.request.params.get("model", "")
+    if model != served:
+        raise NotFound(f"the model {model!r} does not exist; this session is served {served!r}.")
+    return match.dialect.model_card(model, max_context)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _note_refusal(session: ModelSession, of_environment: bool, dialect: Dialect, error: GanglineError) -> None:
+    if not of_environment:
+        session.failures.note_refusal(dialect.title, dialect.error_answer(error).status, error.message)
+
+
+def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
+    shaped = dialect.error_answer(error)
+    # Statuses of HTTP itself, that a provider's own table does not have.
+    status = error.status if isinstance(error, (RequestTimeout, UpgradeRefused)) else shaped.status
+    headers = dict(shaped.headers) | ({"Upgrade": "HTTP/1.1"} if isinstance(error, UpgradeRefused) else {})
+    response = web.Response(body=shaped.body, status=status, headers=headers, content_type="application/json")
+    if isinstance(error, (LimitExceeded, RequestTimeout, UnsupportedMediaType, UpgradeRefused)):
+        response.force_close()  # the rest of what the client sends is not read
+    return response
+
+
+def _ignored(_error: GanglineError) -> None:
+    """Nobody wants to hear of errors."""
+
+
+async def _alive(request: web.Request) -> web.StreamResponse:
+    return web.Response()

@@ -1,0 +1,326 @@
+"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, NoReturn
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.conversation import ModelCall
+from gangline.domain.environment import SessionEnvironment
+from gangline.domain.errors import ForkDiverged, InvalidRequest, SessionOver
+from gangline.domain.lifecycle import CallLimit
+from gangline.domain.task import CaptureSpec, SamplingPolicy
+from gangline.models.engines.contract import Engine
+from gangline.models.engines.templates.words import in_template_words, with_task_arguments
+from gangline.node.backends.engine import PooledEngine
+from gangline.node.backends.gate import Gate, GateMeter
+from gangline.node.calls.again.answered import answered_calls
+from gangline.node.calls.again.replayed import replayed_call
+from gangline.node.calls.chat_call import CallInFlight, call_in_flight
+from gangline.node.calls.failures import SessionFailures
+from gangline.node.calls.flight import Flight
+from gangline.node.calls.retries import MAX_FINISHED, CallMark, Retries, Subscription
+from gangline.node.calls.sampling_policy import SamplingRules
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.calls.token_call import TokenCall, TokenRequest, token_call
+from gangline.node.capture.ledger import CompletionJournal, Ledger
+from gangline.node.capture.parts import CallParts, PartsByRole
+from gangline.node.capture.placing import Digests, unknown
+from gangline.node.capture.prompt_tier import PromptTier
+from gangline.node.capture.references import resolved
+from gangline.node.capture.renderings import CheckedStitcher, Renderings
+from gangline.node.capture.stitch import Stitcher
+from gangline.node.capture.volatile import VolatileText
+from gangline.node.replay.replay import Match, Replay
+from gangline.rows.repetition import is_loop
+
+__all__ = ["ModelSession", "key_digest"]
+
+
+def _of_policy(_role: str) -> None:
+    """No role has an engine of its own."""
+
+
+def key_digest(key: str) -> bytes:
+    """What is kept of a key that must outlive the process: [32] bytes."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _tier(capture: CaptureSpec, ledger: Ledger, renderings: Renderings, engine: Engine) -> PromptTier:
+    """For one engine, which learns here the ids of the session's calls."""
+    if isinstance(engine, PooledEngine):
+        engine.engine_ids = ledger.engine_call_ids
+    stitcher = Stitcher(engine, ledger.tree, capture.thinking)
+    return PromptTier(capture.tier, CheckedStitcher(engine, ledger.tree, stitcher, capture.not_as_rendered, renderings))
+
+
+class ModelSession:
+    """Admits calls until it is fenced or its turns are used up; owns every call until that has ended."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        engine: Engine,
+        journal: CompletionJournal,
+        *,
+        completions: Iterable[Completion] = (),
+        gate: Gate | None = None,
+        renderings: Renderings | None = None,
+        sampling: SamplingPolicy | None = None,
+        checkpoint: Callable[[], Awaitable[str | None]] | None = None,
+        engine_of: Callable[[str], Engine | None] = _of_policy,
+        replay: Replay | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Long because it puts the session's parts together.
+
+        engine: the policy's.
+        completions: records that the journal already has of this attempt; their conversations go on.
+        gate: the node's; None is one of its own, open. renderings: likewise.
+        sampling: the operator's policy, applied after the task's.
+        checkpoint: see `CallParts`.
+        engine_of: a role's own engine; None where the policy's answers it.
+        replay: the recorded calls that a fork repeats.
+        """
+        self.spec = spec
+        self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
+        self.limit_reached = asyncio.Event()
+        """Set by the first call beyond a limit of the session's, or a fork's that diverged; that call was refused."""
+        self.limit: CallLimit | None = None
+        """Which one it was beyond."""
+        self.failures = SessionFailures()
+        self.replay = replay
+        self.environments: Mapping[str, SessionEnvironment] = {}
+        """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
+        capture = spec.capture
+        behind = None if replay is None else replay.engine
+        volatile = VolatileText(capture.volatile_system_text)
+        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, behind)
+        tier_of = partial(_tier, capture, ledger, renderings or Renderings())
+        parts = CallParts(
+            engine=engine,
+            ledger=ledger,
+            tier=tier_of(engine),
+            gate=gate or Gate(),
+            meter=GateMeter(),
+            clock=clock,
+            with_texts=capture.token_texts,
+            with_experts=capture.routed_experts,
+            with_masks=capture.sampling_masks,
+            empty_retries=capture.empty_generation_retries,
+            checkpoint=checkpoint,
+        )
+        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of, behind=behind)
+        self._sampling = SamplingRules(capture, spec.sample_index, sampling)
+        # Nothing that the session holds holds the session: one that is over is freed at once.
+        self._retries = Retries(
+            lambda flight: ledger.is_continued(flight.record_key),
+            window_s=spec.retry_window_s,
+            grace_s=spec.retry_grace_s,
+            answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED),
+        )
+        self._numbers, self._environment_numbers = (
+            # The choices of one call share its start.
+            _CallNumbers(len({one.started_at for one in self.tree if one.of_environment == of_environment}))
+            for of_environment in (False, True)
+        )
+        self._fence_message: str | None = None
+        self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int, Engine]] = {}
+        """With the call's number, and its engine."""
+
+    @property
+    def session_id(self) -> str:
+        return self.spec.session_id
+
+    @property
+    def key(self) -> str:
+        """Empty where only its digest is known."""
+        return self.spec.key if isinstance(self.spec.key, str) else ""
+
+    @property
+    def key_digests(self) -> tuple[bytes, ...]:
+        """The agent's key, and that of the environments where they have one."""
+        others = self.spec.environment_key
+        return (self.key_digest,) if others is None else (self.key_digest, key_digest(others))
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._parts.policy.ledger
+
+    @property
+    def meter(self) -> GateMeter:
+        """How long the gate has held this session: budgets stand still meanwhile."""
+        return self._parts.policy.meter
+
+    @property
+    def tree(self) -> CompletionTree:
+        return self._ledger.tree
+
+    def engine_of(self, role: str | None) -> Engine:
+        """The engine that answers the calls of a role; None: calls that name none."""
+        return self._parts.of(role).engine
+
+    async def committed(self, after: int, wait_s: float) -> list[Completion]:
+        """Records behind the first `after`, in commit order: at once where there are some, else when there are, else
+        none after `wait_s`. What is returned is in the journal."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ledger.beyond(after)
+        return list(islice(self.tree, after, None))
+
+    @property
+    def in_flight(self) -> Collection[Flight[Any, Any]]:
+        """Calls that have not ended."""
+        return self._in_flight.keys()
+
+    @property
+    def volatile_rules(self) -> tuple[str, ...]:
+        """See `VolatileText`."""
+        return self._ledger.volatile.rules
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls of the agent that were admitted, without those that failed and left no record."""
+        return self._numbers.num_calls
+
+    def subscribe(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Subscription:
+        """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        return self._retries.subscribe(mark, lambda: self.start_call(call, mark.retry_key, known))
+
+    def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
+        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest,
+        EngineUnavailable where a fork's other engine is gone."""
+        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
+        if not call.of_environment:
+            self._refuse_loop(call)
+        recorded = None
+        if self.replay is not None:
+            call, recorded = self._matched(call, self.replay)
+        parts = self._parts.of(call.agent_role)
+        numbers = self._environment_numbers if call.of_environment else self._numbers
+        number = self._admit(numbers)
+        used = self._sampling.used(call.sampling, number)
+        wished = None if used == call.sampling else call.sampling
+        call = call if wished is None else msgspec.structs.replace(call, sampling=used)
+        if recorded is not None and self.replay is not None:
+            flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
+        else:
+            flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
+        self._in_flight[flight] = numbers, number, parts.engine
+        flight.start(self._ended)
+        return flight
+
+    def _matched(self, call: ModelCall, replay: Replay) -> Match:
+        """Raises: SessionOver, ForkDiverged, which ends the session."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        try:
+            return replay.match(call)
+        except ForkDiverged:
+            self.limit_reached.set()
+            raise
+
+    async def count(self, call: ModelCall) -> int:
+        """Tokens of the call's prompt, as the engine renders it. Samples nothing, and is no turn.
+
+        Raises: SessionOver, InvalidRequest, EngineError.
+        """
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
+        engine = self.engine_of(call.agent_role)
+        call = in_template_words(call, (await engine.capabilities()).template)
+        return len(await engine.render(call.messages, call.tools, call.template_kwargs))
+
+    def start_tokens(self, request: TokenRequest) -> TokenCall:
+        """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""
+        if self.replay is not None:
+            raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
+        wished = request.sampling
+        number = self._admit(self._numbers)
+        used = self._sampling.used(wished, number)
+        request = msgspec.structs.replace(request, sampling=used)
+        flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
+        self._in_flight[flight] = self._numbers, number, self._parts.policy.engine
+        flight.start(self._ended)
+        return flight
+
+    def _admit(self, numbers: _CallNumbers) -> int:
+        """The call's number. The limits are the agent's. Raises: SessionOver."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        if numbers is self._environment_numbers:
+            return numbers.take()
+        max_turns, max_tokens = self.spec.max_turns, self.spec.max_sampled_tokens
+        if max_turns is not None and numbers.num_calls >= max_turns:
+            self._refuse("turn_limit", f"{max_turns} model calls")
+        if max_tokens is not None and self._ledger.num_sampled_tokens >= max_tokens:
+            self._refuse("token_limit", f"{max_tokens} sampled tokens")
+        return numbers.take()
+
+    def _refuse_loop(self, call: ModelCall) -> None:
+        """Raises: SessionOver."""
+        most = self.spec.max_repeated_actions
+        if most is not None and self._fence_message is None and is_loop(call.messages, most):
+            self._refuse("agent_loop", f"{most} times the same actions with the same results")
+
+    def _refuse(self, limit: CallLimit, what: str) -> NoReturn:
+        self.limit = self.limit or limit
+        self.limit_reached.set()
+        raise SessionOver(f"the session's limit of {what} is reached")
+
+    async def fence(self, message: str) -> None:
+        """Take no more calls, of the model or an environment, and abort those in flight. Returns when all have ended
+        and are recorded. Idempotent."""
+        self._fence_message = self._fence_message or message
+        for environment in self.environments.values():
+            await environment.fence()
+        flights = list(self._in_flight)
+        for flight in flights:
+            flight.abort(message)
+        for flight in flights:
+            await flight.ended()
+
+    def _ended(self, flight: Flight[Any, Any]) -> None:
+        numbers, number, engine = self._in_flight.pop(flight)
+        error = flight.error
+        if flight.answered:
+            self.failures.clear()
+        elif error is not None and not isinstance(error, SessionOver):
+            numbers.give_back(number)
+            self.failures.note(error)
+        elif self.failures.given_up is None:
+            self.failures.given_up = engine, flight.created_at
+
+
+class _CallNumbers:
+    """Numbers of a session's calls, from 0."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+        """Calls that have a number."""
+        self._free: list[int] = []
+        """A heap. Of calls that failed: with the numbers in use they are all those up to the highest."""
+
+    def take(self) -> int:
+        """The lowest that no call has, so that a call after a failed one is sampled as that was to be."""
+        number = heapq.heappop(self._free) if self._free else self.num_calls
+        self.num_calls += 1
+        return number
+
+    def give_back(self, number: int) -> None:
+        self.num_calls -= 1
+        heapq.heappush(self._free, number)

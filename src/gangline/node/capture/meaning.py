@@ -1,0 +1,78 @@
+"""The meaning of a message, for comparing histories: arguments as parsed JSON, white space of sampled text normalised,
+thinking and tool-call ids left out, volatile system text left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gangline.domain.conversation import Document, Image, Message, Text, ToolCall, ToolResult
+from gangline.node.capture.volatile import VolatileText
+
+__all__ = ["calls_of", "is_echo", "normal_form", "said_by"]
+
+
+def normal_form(message: Message, volatile: VolatileText) -> bytes:
+    """Equal for messages of one meaning."""
+    role = "system" if message.role == "developer" else message.role
+    if role == "assistant":
+        return msgspec.json.encode((role, said_by(message), calls_of(message)))
+    text = "\n".join(_piece(part) for part in message.parts if isinstance(part, (Text, Image, Document)))
+    results = [_joined(part.content) for part in message.parts if isinstance(part, ToolResult)]
+    text = volatile.without(text) if role == "system" else text
+    return msgspec.json.encode((role, message.name, text.strip(), results))
+
+
+def said_by(message: Message) -> str:
+    """An assistant's text, its white space normalised."""
+    return " ".join("".join(part.text for part in message.parts if isinstance(part, Text)).split())
+
+
+def calls_of(message: Message) -> list[tuple[str, str]]:
+    """Name and normalised arguments of each tool call."""
+    return [(part.name, _normal_json(part.arguments)) for part in message.parts if isinstance(part, ToolCall)]
+
+
+def is_echo(calls: list[tuple[str, str]], sampled: list[tuple[str, str]]) -> bool:
+    """Whether `calls` are `sampled`, as far as a wire could carry them that knows no arguments but JSON objects."""
+    return len(calls) == len(sampled) and all(
+        name == own_name and (arguments == own or (arguments == "{}" and not _is_object(own)))
+        for (name, arguments), (own_name, own) in zip(calls, sampled, strict=True)
+    )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(_json.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _joined(pieces: Iterable[Text | Image | Document]) -> str:
+    return "\n".join(map(_piece, pieces)).strip()
+
+
+def _piece(piece: Text | Image | Document) -> str:
+    """Its text, or a stand-in for its media."""
+    return piece.text if isinstance(piece, Text) else f"\0{type(piece).__name__}\0{piece.url}"
+
+
+def _normal_json(text: str) -> str:
+    """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is no JSON as it is."""
+    try:
+        return _sorted_json.encode(_json.decode(text or "{}"))
+    except (ValueError, RecursionError):
+        return " ".join(text.split())
+
+
+def _number(text: str) -> Any:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+# Made once: the module's functions make a new one per call when they are given options.
+_json = json.JSONDecoder(parse_float=_number)
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,309 @@
+"""The place of a call in its session: the completion whose context it continues, and the messages since then.
+
+A history is compared by meaning, not by bytes (see `meaning`); record keys that harnesses echo (tool-call ids,
+signatures of thinking) decide between equals. Each prefix of a history that ends with a sampled turn has a rolling
+digest, so placing costs one pass over the request, however many completions there are; where a request continues an
+earlier one, word by word, only its new part is digested. The deepest match wins; unsampled content (an edited turn, a
+compaction) simply is new.
+
+Where a call echoes turns after its match, a reader would have expected a longer match: the lineage names the completion
+that it would have continued, and the client's change. That decides no ids.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ThinkingWish, ToolCall
+from gangline.machine.event_loop import Turn
+from gangline.node.capture.lineage_index import HistoryDigest, LineageIndex, Step
+from gangline.node.capture.meaning import calls_of, is_echo, normal_form, said_by
+from gangline.node.capture.volatile import VolatileText
+
+__all__ = ["Digests", "Place", "PlaceIndex", "branch_key", "history_of_key", "meaning_of", "signed_reply_id", "unknown"]
+
+
+_MAX_WALKS = 3
+"""Conversations that take turns without being digested anew."""
+
+_TURN_MESSAGES = 256
+"""Digested before others get their turn."""
+
+_MAX_ECHO_CHARS = 64 << 10
+"""A longer message of the assistant, with its arguments, is compared as it is only."""
+
+Digests = Callable[[Message], bytes | None]
+"""Known digests of messages' meanings."""
+
+
+def unknown(_message: Message) -> bytes | None:
+    """Nothing."""
+    return None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """`messages[:num_shared]` are the parent's messages and its response; the rest is new."""
+
+    branch_key: str
+    parent_id: str | None
+    num_shared: int
+    new_messages: tuple[Message, ...]
+    digest: HistoryDigest
+    """Digest of the whole history."""
+    lineage: Lineage = Lineage()
+    """Lineage as far as the history shows it; the ledger adds siblings, retries and branches when the call is
+    committed."""
+    pinned: tuple[tuple[int, Message], ...] = ()
+    """System messages, with their places, as the conversation first had them: the call's differ in volatile text."""
+
+
+def branch_key(call: ModelCall) -> str:
+    """Digest of everything before the messages: calls of different keys share no prefix."""
+    said = () if call.thinking == ThinkingWish() else (call.thinking,)
+    material = msgspec.json.encode((call.model, call.tools, call.template_kwargs, *said), order="deterministic")
+    return hashlib.blake2b(material, digest_size=12).hexdigest()
+
+
+def history_of_key(key: str) -> HistoryDigest:
+    """Digest of a history without messages. `key`: of its branch."""
+    return HistoryDigest(key.encode(), b"")
+
+
+class _Walk(NamedTuple):
+    """One pass over a history, kept so that the next request of the same conversation passes over its new part only."""
+
+    key: str
+    messages: tuple[Message, ...]
+    steps: tuple[Step, ...]
+
+
+class PlaceIndex:
+    """Finds parents among the completions of one session that were answered whole."""
+
+    def __init__(self, tree: CompletionTree, volatile: VolatileText | None = None) -> None:
+        """`tree`: a completion is in it before it is added here."""
+        self._tree = tree
+        self.volatile = VolatileText() if volatile is None else volatile
+        # No method of ours: what refers to itself is not freed with the session.
+        self._meaning = partial(meaning_of, self.volatile)
+        self._lineage_index = LineageIndex(tree, self._meaning)
+        self._ends: dict[str, HistoryDigest] = {}
+        """completion id -> digest of its history and response"""
+        self._by_end: dict[bytes, list[str]] = {}
+        self._by_prompt: dict[bytes, list[str]] = {}
+        """Completion ids by prompt, including aborted calls."""
+        self._by_call_id: dict[str, str] = {}
+        self._by_reply_id: dict[str, list[str]] = {}
+        self._walks: list[_Walk] = []
+        """The latest, newest last."""
+
+    async def place_in_turns(self, call: ModelCall, known: Digests) -> Place:
+        """The same as `place`, for a long history: others get their turn again and again."""
+        turn = Turn()
+        key = branch_key(call)
+        for end in range(_TURN_MESSAGES, len(call.messages), _TURN_MESSAGES):
+            self._walk(key, call.messages[:end], known)
+            await turn.give()
+        await turn.give()
+        place = self.place(call, known, key)
+        await turn.give()
+        return place
+
+    def place(self, call: ModelCall, known: Digests = unknown, key: str | None = None) -> Place:
+        """
+        known: the digests of messages that were computed in advance, by `meaning_of` and the same rules.
+        key: the call's `branch_key`; None computes it.
+        """
+        key = branch_key(call) if key is None else key
+        steps = self._walk(key, call.messages, known).steps
+        keyed: set[str] = set()
+        parent_id, num_shared = None, 0
+        for position, (message, step) in enumerate(zip(call.messages, steps, strict=True), start=1):
+            if message.role == "assistant":
+                keyed.update(step.owners)
+                if (candidates := self._by_end.get(step.digest.strict)) is not None:
+                    parent_id, num_shared = self._choose(candidates, message, keyed), position
+        return Place(
+            key,
+            parent_id,
+            num_shared,
+            call.messages[num_shared:],
+            steps[-1].digest if steps else history_of_key(key),
+            self._lineage_index.lineage(key, call, steps, num_shared) or _of_parent(parent_id),
+            self._pinned(parent_id, call.messages[:num_shared]),
+        )
+
+    def lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
+        """Lineage of a completion that is about to be committed."""
+        same = self._by_prompt.get(history.strict) if history.loose else None
+        if same is None:
+            return draft.lineage
+        answered = [earlier for earlier in same if self._tree[earlier].status == "complete"]
+        if answered:
+            return Lineage(relation="sibling", origin_id=answered[-1])
+        return Lineage(relation="retry", origin_id=same[-1])
+
+    def add(self, completion: Completion, history: HistoryDigest) -> None:
+        """`history`: the digest of the call that it answers, as `place` gave it."""
+        completion_id = completion.completion_id
+        self._by_prompt.setdefault(history.strict, []).append(completion_id)
+        self._lineage_index.add_prompt(completion, history)
+        if completion.status != "complete":
+            return
+        meaning = self._meaning(completion.response)
+        self._ends[completion_id] = end = _rolled(history, completion.response, meaning)
+        self._by_end.setdefault(end.strict, []).append(completion_id)
+        self._lineage_index.add_response(completion, Step(meaning, end, ()))
+        reply_id = completion.metadata.get("reply_id")
+        if isinstance(reply_id, str):
+            self._by_reply_id.setdefault(reply_id, []).append(completion_id)
+        for part in completion.response.parts:
+            if isinstance(part, ToolCall):
+                self._by_call_id[part.call_id] = completion_id
+
+    def restore(self, completion: Completion) -> None:
+        """Add a completion read from the journal. Its parent must have been added before."""
+        digest = history_of_key(completion.branch_key)
+        if completion.messages_shared and completion.parent_id is not None:
+            digest = self._ends[completion.parent_id]
+        for message in completion.new_messages:
+            digest = _rolled(digest, message, self._meaning(self._as_sampled(message, self._named_by(message))))
+        self.add(completion, digest)
+
+    # -- passing over a history ----------------------------------------------------------------------------------
+
+    def _walk(self, key: str, messages: tuple[Message, ...], digests: Digests) -> _Walk:
+        known = max(reversed(self._walks), key=lambda walk: _num_equal(walk.messages, messages), default=None)
+        digest = history_of_key(key)
+        num_known = 0
+        steps: list[Step] = []
+        if known is not None and known.key == key:
+            num_known = _num_equal(known.messages, messages)
+            steps = list(known.steps[:num_known])
+            digest = steps[-1].digest if steps else digest
+        for position in range(num_known, len(messages)):
+            message = messages[position]
+            if known is not None and position < len(known.messages) and known.messages[position] == message:
+                # The same message after another beginning: only the rolling digests are new.
+                meaning, _, owners = known.steps[position]
+            else:
+                owners = self._named_by(message)
+                said = self._as_sampled(message, owners)
+                meaning = digests(said) or self._meaning(said)
+            digest = _rolled(digest, message, meaning)
+            steps.append(Step(meaning, digest, owners))
+        walk = _Walk(key, messages, tuple(steps))
+        if known is not None and known.key == key and num_known == len(known.messages):
+            self._walks.remove(known)
+        self._walks = [*self._walks, walk][-_MAX_WALKS:]
+        return walk
+
+    def _named_by(self, message: Message) -> tuple[str, ...]:
+        """The completions whose record keys `message` carries: in tool-call ids, in the signatures of thinking."""
+        if message.role != "assistant":
+            return ()
+        named: list[str] = []
+        for part in message.parts:
+            if isinstance(part, ToolCall) and (owner := self._by_call_id.get(part.call_id)) is not None:
+                named.append(owner)
+            elif isinstance(part, Thinking) and part.signature:
+                named += self._by_reply_id.get(signed_reply_id(part.signature), ())
+        return tuple(dict.fromkeys(named))
+
+    def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
+        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them, or
+        arguments that were no JSON object: dialects and clients that cannot send those send `{}`."""
+        if not named or _num_chars(message) > _MAX_ECHO_CHARS:
+            return message
+        owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
+        owner = owners.pop() if len(owners) == 1 else None
+        if owner is None:
+            return message
+        sampled = self._tree[owner].response
+        says_same = said_by(message) in ("", said_by(sampled))
+        return sampled if says_same and is_echo(calls_of(message), calls_of(sampled)) else message
+
+    # -- the parent ----------------------------------------------------------------------------------------------
+
+    def _choose(self, candidates: Sequence[str], echo: Message, keyed: set[str]) -> str:
+        """Among histories of one meaning: named by record key, else echoed to the letter, else the latest."""
+        if len(candidates) == 1:
+            return candidates[0]
+        ranks = [
+            (
+                candidate in keyed or self._nearest_keyed(candidate) in keyed,
+                self._tree[candidate].response == echo,
+                number,
+            )
+            for number, candidate in enumerate(candidates)
+        ]
+        return candidates[max(ranks)[2]]
+
+    def _nearest_keyed(self, completion_id: str) -> str | None:
+        """The completion itself or its nearest ancestor whose response carries record keys."""
+        at: str | None = completion_id
+        while at is not None:
+            completion = self._tree[at]
+            if any(isinstance(part, ToolCall) for part in completion.response.parts):
+                return at
+            at = completion.parent_id
+        return None
+
+    def _pinned(self, parent_id: str | None, shared: Sequence[Message]) -> tuple[tuple[int, Message], ...]:
+        systems = [(place, now) for place, now in enumerate(shared) if now.role in ("system", "developer")]
+        if parent_id is None or not systems:
+            return ()
+        recorded = self._tree.messages(self._tree[parent_id])
+        return tuple((place, recorded[place]) for place, now in systems if recorded[place] != now)
+
+
+def _of_parent(parent_id: str | None) -> Lineage:
+    return Lineage() if parent_id is None else Lineage(relation="continuation", origin_id=parent_id)
+
+
+def _num_chars(message: Message) -> int:
+    """Characters of its text and the arguments of its calls."""
+    texts = (
+        part.text if isinstance(part, Text) else part.arguments
+        for part in message.parts
+        if isinstance(part, Text | ToolCall)
+    )
+    return sum(map(len, texts))
+
+
+def meaning_of(volatile: VolatileText, message: Message) -> bytes:
+    """Digest of the message alone."""
+    # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
+    return hashlib.sha256(normal_form(message, volatile)).digest()
+
+
+def _rolled(digest: HistoryDigest, message: Message, meaning: bytes) -> HistoryDigest:
+    strict = hashlib.sha256(digest.strict + meaning).digest()
+    if message.role in ("system", "developer"):
+        return HistoryDigest(strict, digest.loose)
+    return HistoryDigest(strict, hashlib.sha256(digest.loose + meaning).digest())
+
+
+def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
+    """Length of the longest common front."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])
+
+
+def signed_reply_id(signature: str) -> str:
+    """The reply id in a signature that is ours; empty in others'."""
+    try:
+        text = base64.b64decode(signature, validate=True).decode()
+    except ValueError:
+        text = signature
+    owner, _, reply_id = text.partition(":")
+    return reply_id if owner == "gangline" else ""

@@ -1,0 +1,133 @@
+"""Records of one call: made of the engine's choices, and committed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import GanglineError
+from gangline.domain.tokens import token_ids
+from gangline.machine.event_loop import Turn
+from gangline.models.engines.contract import EngineCapabilities, EngineChoice, assistant_message
+from gangline.models.engines.evidence import cuts
+from gangline.node.capture.capture import (
+    ENGINE_CALL_IDS,
+    Prompt,
+    completion_of,
+    engine_call_ids,
+    with_own_call_ids,
+)
+from gangline.node.capture.lineage_index import HistoryDigest
+from gangline.node.capture.parts import CallParts
+from gangline.node.capture.placing import Place
+from gangline.node.capture.versions import VersionStamps
+
+__all__ = ["Recorder", "Sampled"]
+
+_log = logging.getLogger("gangline.calls")
+
+
+class Sampled(NamedTuple):
+    """Everything of a call that goes into its records."""
+
+    call: ModelCall
+    """As the client sent it, with the messages that the engine was sent."""
+    place: Place
+    prompt: Prompt
+    choices: Sequence[EngineChoice]
+    """With the node's tool-call ids and policy versions: see `Recorder.own`."""
+    capabilities: EngineCapabilities
+    metadata: Mapping[str, Any]
+
+
+class Recorder:
+    """Commits one call: in the journal, then in the tree, before the last byte can reach the harness."""
+
+    def __init__(self, parts: CallParts, record_key: str, started_at: float) -> None:
+        self.stamps = VersionStamps(parts.gate)
+        self._parts = parts
+        self._record_key = record_key
+        self._started_at = started_at
+        self._engine_ids: dict[str, str] = {}
+        """Own id of a call -> the engine's."""
+        self._set_aside: list[tuple[list[Completion], HistoryDigest]] = []
+        """Records of replies that were given up, committed with the call's own."""
+
+    def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
+        """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
+        own: list[EngineChoice] = []
+        for choice in choices:
+            message = with_own_call_ids(choice.message, self._record_key, choice.index)
+            self._engine_ids |= engine_call_ids(choice.message, message)
+            own.append(
+                msgspec.structs.replace(choice, message=message, version_spans=self.stamps.spans(choice)),
+            )
+        return own
+
+    async def commit(self, sampled: Sampled, *, turn: Turn | None = None) -> list[Completion]:
+        """Record a call that was answered. `turn`: given back before the journal is asked. Raises: StoreError."""
+        drafts = self._drafts(sampled, None)
+        if turn is not None:
+            await turn.give()
+        await self._commit_set_aside()
+        return await self._parts.ledger.commit(drafts, sampled.place.digest)
+
+    async def commit_aborted(self, sampled: Sampled, message: str) -> None:
+        """Record a call that was cut off. Its loss must not hide why the call ended."""
+        try:
+            await self._commit_set_aside()
+            await self._parts.ledger.commit(self._drafts(sampled, message), sampled.place.digest)
+        except GanglineError as error:
+            _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
+
+    def set_aside(self, sampled: Sampled, message: str) -> None:
+        """Keep a reply that was given up, and is sampled again: as an aborted record, before the call's own.
+
+        message: why it was given up.
+        """
+        self._set_aside.append((self._drafts(sampled, message), sampled.place.digest))
+
+    async def _commit_set_aside(self) -> None:
+        """Raises: StoreError."""
+        while self._set_aside:
+            await self._parts.ledger.commit(*self._set_aside[0])
+            del self._set_aside[0]
+
+    def _drafts(self, sampled: Sampled, aborted: str | None) -> list[Completion]:
+        finished_at, metadata = self._parts.clock(), dict(sampled.metadata)
+        if self._engine_ids and sampled.capabilities.template.prints_call_ids:
+            metadata[ENGINE_CALL_IDS] = dict(self._engine_ids)
+        parent_id, tree = sampled.prompt.parent_id, self._parts.ledger.tree
+        experts_before = None if parent_id is None else tree[parent_id].certificate.routed_experts
+        return [
+            completion_of(
+                sampled.call,
+                sampled.place,
+                sampled.prompt,
+                choice,
+                sampled.capabilities,
+                session_id=self._parts.ledger.session_id,
+                attempt=self._parts.ledger.attempt,
+                started_at=self._started_at,
+                finished_at=finished_at,
+                aborted=aborted,
+                metadata=metadata,
+                with_texts=self._parts.with_texts,
+                with_experts=self._parts.with_experts,
+                experts_before=experts_before,
+                with_mask=self._parts.with_masks and cuts(sampled.call.sampling),
+                engine_role=self._parts.engine_role,
+            )
+            for choice in sampled.choices or self.own([_nothing_sampled()])
+        ]
+
+
+def _nothing_sampled() -> EngineChoice:
+    return EngineChoice(
+        index=0, message=assistant_message("", ""), finish_reason=None, sampled_ids=token_ids(), logprobs=None
+    )

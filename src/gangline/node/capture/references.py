@@ -1,0 +1,129 @@
+"""References in a call: to the reply that it continues, and to turns of earlier replies. Resolved before the call is
+placed, from the session's own records, so that the engine is asked with the whole conversation.
+
+A field that the dialect does not know and that names a reply of the session would have changed the conversation, in a
+way that nobody here knows: such a call is refused, for without the field it would be another conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.conversation import (
+    Message,
+    ModelCall,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+)
+from gangline.domain.errors import InvalidRequest, ReplyNotFound
+from gangline.domain.ids import RECORD_KEY
+from gangline.node.capture.ledger import Ledger
+from gangline.node.capture.placing import signed_reply_id
+
+__all__ = ["INSTRUCTIONS", "resolved"]
+
+INSTRUCTIONS = "instructions"
+"""In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
+
+
+def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
+    """The call with its whole conversation. Raises: InvalidRequest when it refers to a reply of another session."""
+    _refuse_unknown_references(call, ledger)
+    messages = call.messages
+    # Few calls have any, and of a conversation of thousands of messages the loop below takes milliseconds.
+    if any(type(part) is Thinking for message in messages for part in message.parts):
+        messages = tuple(_whole(message, ledger) for message in messages)
+    if call.previous_reply_id is None:
+        return msgspec.structs.replace(call, messages=messages)
+    earlier = ledger.reply(call.previous_reply_id)
+    if earlier is None:
+        raise ReplyNotFound(f"Previous response with id '{call.previous_reply_id}' not found.")
+    own = 1 if call.leads_with_instructions else 0
+    call = msgspec.structs.replace(
+        call, messages=(*messages[:own], *_history(earlier, ledger), *messages[own:]), previous_reply_id=None
+    )
+    if not call.keeps_tools:
+        return call
+    tools = ledger.tree.tools(earlier)
+    return msgspec.structs.replace(call, tools=tools, tool_choice=_choice_among(tools, call.tool_choice))
+
+
+def _refuse_unknown_references(call: ModelCall, ledger: Ledger) -> None:
+    for field, text in call.undeclared.items():
+        if ledger.names_reply(RECORD_KEY.findall(text)):
+            raise InvalidRequest(
+                f"{field!r} is not known here, but refers to an earlier reply of the session: without it this would be "
+                "another conversation. Send the whole conversation instead.",
+                param=field,
+            )
+
+
+def _choice_among(tools: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolChoice | None:
+    """A choice whose tools were not known when the request was read. Raises: InvalidRequest."""
+    if choice is None or (not tools and choice.mode in ("auto", "none")):
+        return None
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest("tool_choice: the conversation that goes on has no tools.", param="tool_choice")
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise InvalidRequest(f"tool_choice.name: Tool {choice.name!r} is not offered", param="tool_choice.name")
+    return choice
+
+
+def _history(earlier: Completion, ledger: Ledger) -> tuple[Message, ...]:
+    """Everything up to the reply and with it, but not the instructions: those are each call's own."""
+    said = ledger.tree.messages(earlier)
+    return (*(said[1:] if earlier.metadata.get(INSTRUCTIONS) else said), earlier.response)
+
+
+def _whole(message: Message, ledger: Ledger) -> Message:
+    """A turn whose thinking is only our record key, from clients that store items at the provider or keep only the
+    encrypted part.
+
+    Where its other content is of that one reply, the reply stands for it, as it was sampled. Else the thinking comes
+    back in its place. Raises: InvalidRequest when the turn is only a reference, to nothing of this session.
+    """
+    keys = {key for part in message.parts if (key := _reference(part))}
+    if not keys:
+        return message
+    replies = {key: ledger.reply(key) for key in keys}
+    said = [part for part in message.parts if not _reference(part)]
+    if not said and None in replies.values():
+        missing = next(key for key in keys if replies[key] is None)
+        raise InvalidRequest(f"A message refers to the reply {missing!r}, which is none of this session.")
+    only = next(iter(replies.values())) if len(replies) == 1 else None
+    if only is not None and _is_part_of(said, only.response.parts):
+        return only.response
+    parts = [whole for part in message.parts for whole in _thinking_of(part, replies)]
+    return Message(message.role, tuple(parts), message.name)
+
+
+def _reference(part: Part) -> str:
+    """The id of the reply that the part refers to; empty where it says something itself."""
+    if not isinstance(part, Thinking) or part.text or not part.signature:
+        return ""
+    return signed_reply_id(part.signature)
+
+
+def _is_part_of(said: Sequence[Part], sampled: Sequence[Part]) -> bool:
+    """Calls are compared by their ids, which are ours; other parts by their content."""
+    known = {_words(part) for part in sampled}
+    return all(_words(part) in known for part in said)
+
+
+def _words(part: Part) -> tuple[str, str]:
+    """The values by which a part is compared; media and results are in no reply."""
+    if isinstance(part, ToolCall):
+        return "call", part.call_id
+    return (type(part).__name__, part.text) if isinstance(part, (Text, Thinking)) else ("", "")
+
+
+def _thinking_of(part: Part, replies: dict[str, Completion | None]) -> list[Part]:
+    reply = replies.get(_reference(part))
+    return [part] if reply is None else [whole for whole in reply.response.parts if isinstance(whole, Thinking)]

@@ -1,0 +1,105 @@
+"""Routes of the engines behind a node: added, removed and cleared while sessions run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import NotFound
+from gangline.domain.ids import ROLE_PATTERN
+from gangline.domain.node_views import BackendView
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.records import BackendSpec
+from gangline.wire.http.audit import SUBJECT
+from gangline.wire.http.negotiation import answer, path_id, read_record
+from gangline.wire.http.query import Flag, Text
+from gangline.wire.http.routes import Route
+
+__all__ = ["BackendRequest", "BackendRoutes"]
+
+
+class BackendRequest(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    url: str = Field(pattern=r"^https?://[^\s/]+")
+    """URL of a running engine."""
+    kind: str = "auto"
+    """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
+    label: str | None = None
+    """Where it runs, by host name: a node prefers backends that carry its own. None: by the addresses of `url`."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
+    options: dict[str, Any] = {}
+    """Options of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools":
+    "hermes"}`."""
+    role: str | None = Field(default=None, pattern=ROLE_PATTERN)
+    """The role whose calls it answers from now on; None: it serves the policy."""
+
+
+class BackendRoutes:
+    """`keep`: called after each change with the engines that are left."""
+
+    def __init__(self, backends: BackendsByRole, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
+        self._backends = backends
+        self._keep = keep
+
+    def routes(self) -> list[Route]:
+        one = "/v1/backends/{backend}"
+        return [
+            Route("GET", "/v1/backends", self.all, "The engines behind the node, and their state.",
+                  answer=list[BackendView]),
+            Route("POST", "/v1/backends", self.add, "Probe a running engine and add it.", body=BackendRequest,
+                  answer=BackendView, errors=(400, 401, 409, 502, 503)),
+            Route("DELETE", "/v1/backends", self.clear, "Take away all of the policy, or of a role; calls wait.",
+                  query=(_DRAIN, _ROLE), errors=(400, 401, 404)),
+            Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
+            Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
+        ]  # fmt: skip
+
+    async def all(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._backends.views())
+
+    async def view(self, request: web.Request) -> web.StreamResponse:
+        wanted = path_id(request, "backend")
+        found = next((view for view in self._backends.views() if view.backend_id == wanted), None)
+        if found is None:
+            raise NotFound(f"no backend {wanted!r}; GET /v1/backends lists them.")
+        return answer(request, found)
+
+    async def add(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, BackendRequest)
+        SUBJECT.set(wanted.url)
+        spec = BackendSpec(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options, wanted.role)
+        added = await self._backends.add(spec)
+        await self._keep(self._backends.members())
+        return answer(request, added)
+
+    async def remove(self, request: web.Request) -> web.StreamResponse:
+        drain = _DRAIN.read(request)
+        async with self._kept_whatever_becomes_of_it():
+            await self._backends.remove(path_id(request, "backend"), drain=drain)
+        return answer(request, {})
+
+    async def clear(self, request: web.Request) -> web.StreamResponse:
+        drain, role = _DRAIN.read(request), _ROLE.read(request)
+        async with self._kept_whatever_becomes_of_it():
+            await self._backends.clear(role or None, drain=drain)
+        return answer(request, {})
+
+    @asynccontextmanager
+    async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
+        """A drain may outlast its client: a draining engine is no member any more, even if its client disconnects."""
+        try:
+            yield
+        finally:
+            await self._keep(self._backends.members())
+
+
+_ROLE = Text("role", "The role whose engines are taken away; left out: those of the policy.")
+_DRAIN = Flag("drain", "0: at once; 1: once its calls have ended.", default=True)

@@ -1,0 +1,77 @@
+"""Routes of the gate: a trainer's requests to a node around a weight update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.node_views import GateState
+from gangline.node.backends.gate import Gate
+from gangline.wire.http.negotiation import answer, read_record
+from gangline.wire.http.query import MAX_WAIT_S
+from gangline.wire.http.routes import Route
+
+__all__ = ["GateRoutes", "PauseRequest", "VersionRequest"]
+
+
+class PauseRequest(BaseModel):
+    """Body of `POST /v1/gate/pause`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    mode: Literal["drain", "keep"] = "drain"
+    """drain: answered once no call is in flight (`is_drained`), or after `wait_s`. keep: at once; calls in flight stay
+    as they are."""
+    lease_s: float = Field(default=600.0, gt=0, le=86_400)
+    """The gate opens by itself after this many seconds; pausing again renews it."""
+    wait_s: float = Field(default=30.0, ge=0, le=MAX_WAIT_S)
+    """A drain that takes longer is answered then, with `num_in_flight`; ask again to go on waiting. Who leaves before
+    an answer has 30 s to ask again: then the gate opens."""
+
+
+class VersionRequest(BaseModel):
+    """Body of `POST /v1/gate/version`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: int = Field(ge=0)
+    """Policy version of tokens sampled from now on; it never decreases."""
+    unknown: list[str] = []
+    """URLs of engines that may have other weights: their tokens are of unknown version, unless they report it."""
+
+
+class GateRoutes:
+    """`on_version`: called with a version's `unknown` when it has been set."""
+
+    def __init__(self, gate: Gate, on_version: Callable[[Sequence[str]], None]) -> None:
+        self._gate = gate
+        self._on_version = on_version
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version.", answer=GateState),
+            Route("POST", "/v1/gate/pause", self.pause, "Hold model calls (`drain` or `keep`, with a lease).",
+                  body=PauseRequest, answer=GateState),
+            Route("POST", "/v1/gate/resume", self.resume, "Resume them.", answer=GateState),
+            Route("POST", "/v1/gate/version", self.set_version, "The policy version from now on.",
+                  body=VersionRequest, answer=GateState),
+        ]  # fmt: skip
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.state)
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, PauseRequest)
+        return answer(request, await self._gate.pause(wanted.mode, wanted.lease_s, wanted.wait_s))
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.resume())
+
+    async def set_version(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, VersionRequest)
+        state = self._gate.set_version(wanted.version)
+        self._on_version(wanted.unknown)
+        return answer(request, state)

@@ -1,0 +1,280 @@
+"""A node's numbers for Prometheus: stages, model calls, tokens, drift, gate, errors, backends.
+
+Counters grow with events (completions when they are durable, attempts when they end, errors when they are sent to an
+agent); gauges are read at the scrape. Labels are of small fixed sets and backends, never sessions or tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gangline.domain.completion import EMPTY_GENERATION, Completion
+from gangline.domain.errors import GanglineError
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.node_numbers import NodeNumbers
+from gangline.domain.node_views import BackendView, BreakerView, DiskState
+from gangline.domain.session import SessionResult
+from gangline.domain.usage import Usage
+from gangline.machine.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
+from gangline.node.backends.gate import Gate
+from gangline.rows.forks.calls import REPLAYED
+
+__all__ = ["NodeMetrics", "NodeNow"]
+
+_POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
+_STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_MEMORY_BUCKETS_BYTES = [float(1 << power) for power in range(24, 37)]  # 16 MiB to 64 GiB
+_CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+_DISK_FIGURES = ("free_bytes", "reserve_bytes", "free_files", "reserve_files")
+
+
+class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of a node's gauges."""
+
+    stages: Mapping[str, int]
+    """stage -> sessions in it."""
+    sizes: Mapping[str, int]
+    """pool -> its size."""
+    num_stuck: int = 0
+    """Sessions that stay longer than their budgets."""
+    breaker: BreakerView = BreakerView(state="closed")
+    disk: DiskState | None = None
+    """None where it is not watched."""
+    num_external: int
+    """Open sessions of agents that run elsewhere."""
+    num_checkpoints: int = 0
+    """Checkpoints of sessions that are kept."""
+    checkpoint_bytes: int = 0
+    """Their disk usage."""
+    num_warm: int = 0
+    """Sandboxes that wait for a session."""
+    backends: Sequence[BackendView]
+    gate: Gate
+
+    def troubles(self) -> dict[str, float]:
+        """For the heartbeat: how many sessions hang, at which boundary the breaker is open, and a disk that is low."""
+        broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
+        return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk()
+
+    def _low_disk(self) -> dict[str, float]:
+        if self.disk is None or not self.disk.is_low:
+            return {}
+        return {f"disk_low_{name}": float(getattr(self.disk, name)) for name in _DISK_FIGURES}
+
+
+class _Totals(msgspec.Struct):
+    """The heartbeat's totals of the counters below."""
+
+    model_calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    contexts: int = 0
+    contexts_diverged: int = 0
+    untrainable: int = 0
+
+
+class _AttemptMetrics:
+    """Counters of attempts that ended, and of their resources."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._attempts = Counter(
+            "gangline_attempts", "Attempts that ended on this node.", ["outcome"], registry=registry
+        )
+        self._stage_s = Histogram(
+            "gangline_stage_seconds",
+            "Seconds that attempts spent in a stage.",
+            ["stage"],
+            buckets=_STAGE_BUCKETS_S,
+            registry=registry,
+        )
+        self._failures = Counter(
+            "gangline_failures", "Failed attempts, by boundary and code.", ["boundary", "code"], registry=registry
+        )
+        self._cpu_s = Counter(
+            "gangline_sandbox_cpu_seconds",
+            "Processor time in sandboxes of attempts that ended, where it is known.",
+            ["part"],
+            registry=registry,
+        )
+        self._peak_bytes = Histogram(
+            "gangline_sandbox_peak_memory_bytes",
+            "Highest memory of attempts' sandboxes, where it is known.",
+            ["part"],
+            buckets=_MEMORY_BUCKETS_BYTES,
+            registry=registry,
+        )
+        self._written_bytes = Counter(
+            "gangline_sandbox_written_bytes",
+            "Bytes that sandboxes of attempts that ended have written to disks, where it is known.",
+            ["part"],
+            registry=registry,
+        )
+        self._network_bytes = Counter(
+            "gangline_sandbox_network_bytes",
+            "Bytes between sandboxes of attempts that ended and the node's proxy, or hosts of network lists.",
+            ["part", "way", "direction"],
+            registry=registry,
+        )
+
+    def ended(self, result: SessionResult) -> None:
+        self._attempts.labels(result.outcome).inc()
+        if result.failure is not None:
+            self._failures.labels(result.failure.boundary, result.failure.code).inc()
+        for timing in result.timings:
+            self._stage_s.labels(timing.stage).observe(max(0.0, timing.ended_at - timing.started_at))
+        if result.usage is not None:
+            self._used("agent", result.usage.agent)
+            if result.usage.grading is not None:
+                self._used("grading", result.usage.grading)
+
+    def _used(self, part: str, usage: Usage) -> None:
+        self._cpu_s.labels(part).inc(usage.cpu_s or 0.0)
+        self._written_bytes.labels(part).inc(usage.written_bytes or 0)
+        if usage.peak_memory_bytes is not None:
+            self._peak_bytes.labels(part).observe(usage.peak_memory_bytes)
+        for way in ("proxy", "list"):
+            for direction in ("sent", "received"):
+                num_bytes = getattr(usage, f"{way}_{direction}_bytes")
+                self._network_bytes.labels(part, way, direction).inc(num_bytes or 0)
+
+
+class NodeMetrics:
+    """One for each node; all methods belong to its event loop."""
+
+    def __init__(self) -> None:
+        self._now: NodeNow | None = None
+        self._totals = _Totals()
+        self._registry = registry = new_registry(self._read)
+        self.loop_lag = LoopLag(registry)
+        self._attempts = _AttemptMetrics(registry)
+        self._errors = Counter(
+            "gangline_call_errors",
+            "Errors returned to agents, by boundary and code.",
+            ["boundary", "code"],
+            registry=registry,
+        )
+        self._calls = Counter("gangline_model_calls", "Recorded model calls.", ["dialect", "status"], registry=registry)
+        self._call_s = Histogram(
+            "gangline_model_call_seconds",
+            "Seconds from a call's arrival to its record.",
+            buckets=_CALL_BUCKETS_S,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter("gangline_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._sampled_tokens = Counter("gangline_sampled_tokens", "Sampled tokens.", registry=registry)
+        self._contexts = Counter(
+            "gangline_contexts",
+            "Completions by the context of their prompt and the source of its ids.",
+            ["context", "prompt_source"],
+            registry=registry,
+        )
+        self._drift = Counter("gangline_drift", "Contexts that diverged, by cause.", ["cause"], registry=registry)
+        self._empty = Counter(
+            "gangline_empty_generations",
+            "Replies without text, thinking or tool call, by whether they were delivered or sampled again.",
+            ["fate"],
+            registry=registry,
+        )
+        self._untrainable = Counter("gangline_untrainable", "Completions that no row may use.", registry=registry)
+
+    def kept(self, completions: Sequence[Completion]) -> None:
+        """Completions of one call are durable."""
+        totals = self._totals
+        for completion in completions:
+            if REPLAYED in completion.metadata:
+                continue  # its parent's node has counted it
+            certificate = completion.certificate
+            if completion.choice_index == 0:
+                num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)
+                self._calls.labels(completion.dialect, completion.status).inc()
+                self._call_s.observe(max(0.0, completion.finished_at - completion.started_at))
+                self._prompt_tokens.inc(num_prompt)
+                if (fate := completion.metadata.get(EMPTY_GENERATION)) is not None:
+                    self._empty.labels(fate).inc()
+                totals.model_calls += 1
+                totals.prompt_tokens += num_prompt
+            self._sampled_tokens.inc(len(completion.sampled_ids))
+            totals.sampled_tokens += len(completion.sampled_ids)
+            self._contexts.labels(certificate.context, certificate.prompt_source).inc()
+            totals.contexts += 1
+            if certificate.context == "diverged":
+                self._drift.labels(certificate.cause or "unknown").inc()
+                totals.contexts_diverged += 1
+            if certificate.untrainable is not None:
+                self._untrainable.inc()
+                totals.untrainable += 1
+
+    def attempt_ended(self, result: SessionResult) -> None:
+        self._attempts.ended(result)
+
+    def error_told(self, error: GanglineError) -> None:
+        """An agent's call was answered with an error."""
+        self._errors.labels(error.boundary, error.code).inc()
+
+    def numbers(self, now: NodeNow) -> NodeNumbers:
+        """For the heartbeat."""
+        gate = now.gate.state
+        return NodeNumbers(
+            **{stage: now.stages[stage] for stage in STAGES},
+            **{pool: int(now.sizes[pool]) for pool in _POOLS},
+            external_sessions=now.num_external,
+            gate_closed=int(gate.is_paused),
+            gate_calls_waiting=gate.num_waiting,
+            calls_in_flight=gate.num_in_flight,
+            policy_version=gate.version,
+            checkpoints=now.num_checkpoints,
+            checkpoint_bytes=now.checkpoint_bytes,
+            warm_sandboxes=now.num_warm,
+            **msgspec.structs.asdict(self._totals),
+        )
+
+    def exposition(self, now: NodeNow) -> bytes:
+        self._now = now
+        return exposition(self._registry)
+
+    def _read(self) -> Iterable[Metric]:
+        if (now := self._now) is None:
+            return
+        gate = now.gate.state
+        yield gauge("gangline_sessions", "Sessions on this node, by stage.", "stage", now.stages)
+        yield gauge("gangline_pool_size", "Sizes of the stages' pools.", "pool", now.sizes)
+        yield GaugeMetricFamily("gangline_stuck_sessions", "Sessions that have exceeded their budgets.", now.num_stuck)
+        yield GaugeMetricFamily(
+            "gangline_breaker_open",
+            "1 while the node pauses leasing after faults of its own.",
+            now.breaker.state != "closed",
+        )
+        low = now.disk is not None and now.disk.is_low
+        yield GaugeMetricFamily("gangline_disk_low", "1 while the disk is below its reserve: no leases.", low)
+        yield GaugeMetricFamily("gangline_external_sessions", "Open external sessions.", now.num_external)
+        yield GaugeMetricFamily("gangline_checkpoints", "Checkpoints of sessions.", now.num_checkpoints)
+        yield GaugeMetricFamily("gangline_checkpoint_bytes", "Disk usage of checkpoints.", now.checkpoint_bytes)
+        yield GaugeMetricFamily("gangline_warm_sandboxes", "Sandboxes that wait for a session.", now.num_warm)
+        yield GaugeMetricFamily("gangline_gate_closed", "1 while calls are held for a weight update.", gate.is_paused)
+        yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls waiting at the gate.", gate.num_waiting)
+        yield GaugeMetricFamily("gangline_calls_in_flight", "Calls in flight at an engine.", gate.num_in_flight)
+        yield counted("gangline_gate_closed_seconds", "Total seconds for which the gate was closed.", now.gate.closed_s)
+        yield counted("gangline_gate_waited_seconds", "Total seconds that calls waited at the gate.", now.gate.waited_s)
+        yield counted("gangline_gate_expired", "Gates opened because their lease expired.", gate.num_expired_leases)
+        if gate.version is not None:
+            yield GaugeMetricFamily("gangline_policy_version", "Policy version of tokens sampled now.", gate.version)
+        yield from _of_backends(now.backends)
+
+
+def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:
+    names = ["backend", "engine"]
+    up = GaugeMetricFamily("gangline_backend_up", "1 while the engine is healthy.", labels=names)
+    sessions = GaugeMetricFamily("gangline_backend_sessions", "Sessions assigned to the engine.", labels=names)
+    calls = GaugeMetricFamily("gangline_backend_calls", "Calls in flight.", labels=names)
+    for view in backends:
+        labels = [view.backend_id, view.engine]
+        up.add_metric(labels, view.state == "healthy")
+        sessions.add_metric(labels, view.num_sessions)
+        calls.add_metric(labels, view.num_calls)
+    return up, sessions, calls

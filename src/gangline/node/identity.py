@@ -1,0 +1,27 @@
+"""A random name of a node's data folder, by which the server distinguishes two nodes with the same id."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+from gangline.domain.errors import StoreError
+from gangline.machine.durable import write_whole
+
+__all__ = ["node_identity"]
+
+_FORM = re.compile(r"[0-9a-f]{32}")
+
+
+def node_identity(folder: Path) -> str:
+    """The folder's own, made on first use. Blocking; call it while the folder's lock is held. Raises: StoreError."""
+    path = folder / "identity"
+    try:
+        kept = path.read_text(errors="replace").strip() if path.exists() else ""
+        if not _FORM.fullmatch(kept):
+            kept = secrets.token_hex(16)
+            write_whole(path, kept.encode())
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read or written: {error.strerror}. Check the data folder.") from error
+    return kept

@@ -1,0 +1,514 @@
+"""One running node: the proxy that harnesses talk to, the pipeline of sessions, the journal, the reaper."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import resource
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from aiohttp import web
+
+from gangline.agents.tools.search.shipped import shipped_sources
+from gangline.domain.completion import Completion
+from gangline.domain.contracts import GraderEngine
+from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
+from gangline.domain.mcp_source import McpSource
+from gangline.domain.node_views import NodeStatus
+from gangline.domain.placement import Allowed
+from gangline.domain.search_source import SearchSource
+from gangline.domain.session import SessionResult
+from gangline.domain.task import SamplingPolicy
+from gangline.grading.untrusted.isolated import ForkServers
+from gangline.machine.private import close_to_others, make_private_folder, open_data_folder
+from gangline.machine.telemetry.exposition import CONTENT_TYPE
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.member_file import MemberFile
+from gangline.node.backends.pool import BackendPool
+from gangline.node.backends.records import BackendSpec
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.reading.pool import Readers
+from gangline.node.control.backends import BackendRoutes
+from gangline.node.control.calls import CallRoutes
+from gangline.node.control.gate import GateRoutes
+from gangline.node.control.gradings import GradingRoutes
+from gangline.node.control.polar_gate import PolarGateRoutes
+from gangline.node.control.sessions import SessionRoutes
+from gangline.node.external.sessions import ExternalSessions
+from gangline.node.external.store import ExternalStore
+from gangline.node.health.breaker import Breaker
+from gangline.node.health.disk_guard import DiskGuard
+from gangline.node.health.interpreter import collect_forever, settle_interpreter
+from gangline.node.health.metrics import NodeMetrics
+from gangline.node.health.offers import Offers
+from gangline.node.health.watchdog import Watchdog
+from gangline.node.identity import node_identity
+from gangline.node.sessions.adoption import adoptable
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.leases.delivery import Delivery
+from gangline.node.sessions.leases.hooks import Hooks
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.pipeline import Pipeline, one_error
+from gangline.node.sessions.pools import Pools, PoolSizes
+from gangline.node.sessions.recorded.regrading import regrade
+from gangline.node.sessions.sandboxes import start_prepared
+from gangline.node.sessions.stock.checkpoints import Checkpoints
+from gangline.node.sessions.stock.turns import TurnSender
+from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
+from gangline.sandbox.keeping.kept import Keeper, reap_keeper
+from gangline.settings import plugins
+from gangline.settings.addresses import local_url, reachable_url
+from gangline.settings.machine import Settings
+from gangline.settings.node import CallLimits, RoleEngines
+from gangline.store.audit import ActionLog
+from gangline.store.journal.log import AttemptKey, Journal
+from gangline.wire.client.server import ServerClient
+from gangline.wire.http.listening import listening, port_unavailable
+from gangline.wire.http.negotiation import answer
+from gangline.wire.http.openapi import described
+from gangline.wire.http.problems import problem_response
+from gangline.wire.http.routes import HEALTH, Door, Route
+from gangline.wire.http.same_origin import OwnNames, refuse_open_door
+
+__all__ = ["TITLE", "control_routes", "reap", "serve"]
+
+log = logging.getLogger("gangline.node")
+
+TITLE = "Gangline node"
+
+_EXPIRE_EVERY_S = 30.0
+
+
+async def serve(
+    *,
+    data_dir: Path,
+    node_id: str,
+    server_url: str,
+    control_token: str | None,
+    engine_urls: Sequence[str],
+    engine_kind: str = "auto",
+    engine_wait_s: float = 60.0,
+    engine_key_env: str | None = None,
+    engine_options: Mapping[str, Any] | None = None,
+    role_engines: Mapping[str, RoleEngines] | None = None,
+    affinity_slack: int = 0,
+    capture: Literal["ids", "text"] = "ids",
+    sampling: SamplingPolicy | None = None,
+    grader_engines: Mapping[str, GraderEngine] | None = None,
+    search_sources: Mapping[str, SearchSource] | None = None,
+    mcp_sources: Mapping[str, McpSource] | None = None,
+    reward_functions: Sequence[str] = (),
+    call_limits: CallLimits | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    public_url: str | None = None,
+    allowed_hosts: Sequence[str] = (),
+    sizes: PoolSizes | None = None,
+    breaker: Breaker | None = None,
+    stuck_after_s: float = 60.0,
+    labels: Sequence[str] = (),
+    allowed: Allowed | None = None,
+    disk_reserve_bytes: int | None = None,
+    checkpoint_bytes: int = 8 << 30,
+    checkpoint_hold_s: float = 600.0,
+    warm: WarmSizes | None = None,
+    hooks: Sequence[str] = (),
+    hook_budget_s: float = 60.0,
+    adopt_grace_s: float = 60.0,
+    on_ready: Callable[[str], None] | None = None,
+    on_result: Callable[[SessionResult], None] | None = None,
+) -> None:
+    """Run a node until cancelled, or until it is drained; its state is in `data_dir/nodes/<node_id>`.
+
+    Long because it lists the node's parts in the order of their begin, the reverse of the order of their end.
+
+    engine_urls: its initial backends; none where they come later. Changes while it runs are remembered over restarts
+        with these.
+    engine_key_env: names the environment variable with the key that those engines ask for.
+    engine_options: of their plug-in, and `parsers`.
+    role_engines: engines that answer the calls of a role instead; others answer for the policy.
+    affinity_slack: see `BackendPool`.
+    public_url: how others reach the node; None is the address that it listens on, or the machine's name.
+    allowed_hosts: more names under which the control routes are reached.
+    capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
+    sampling: the operator's policy, applied after a task's own.
+    grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
+    search_sources: places that tools of agents may search, beside those that are part of the package.
+    mcp_sources: MCP servers over HTTP that agents in the node may use.
+    call_limits: limits of one model call; None is the usual ones.
+    stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
+    labels: that tasks may ask for, beside the machine's architecture.
+    allowed: runtimes and networks that tasks may use; None: all.
+    disk_reserve_bytes: see `DiskGuard`.
+    checkpoint_bytes, checkpoint_hold_s: see `Checkpoints`.
+    warm: bounds of warm sandboxes; None: there are none.
+    hooks, hook_budget_s: see `Hooks`.
+    adopt_grace_s: seconds that sandboxes outlive this process if it dies, so that its next start can adopt them; 0 is
+    not at all.
+    on_result: called with each attempt that ended, on the event loop.
+
+    Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
+    token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
+    InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment, NodeIdTaken
+    when a node of another data folder has the id, also later, where that one took it while this one was not heard.
+    """
+    refuse_open_door(host, control_token)
+    names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
+    wanted, max_files = sizes or PoolSizes(), _allow_many_files()
+    sizes = wanted.fitted(max_files)
+    if sizes != wanted:
+        log.warning(
+            "node.slots_fitted run=%d ready=%d wanted_run=%d wanted_ready=%d max_files=%d: raise LimitNOFILE for more",
+            *(sizes.run_slots, sizes.ready_slots, wanted.run_slots, wanted.ready_slots, max_files),
+        )
+    await asyncio.to_thread(plugins.log_refusals)
+    folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
+    owner = _owner_of(folder)
+    async with AsyncExitStack() as stack:
+        # First, for its lock: no other process of this node is at work from here on.
+        journal = await asyncio.to_thread(Journal.open, folder / "journal")
+        stack.push_async_callback(journal.close)
+        runtimes_folder = folder / "runtimes"
+        await asyncio.to_thread(make_private_folder, runtimes_folder)
+        keeper = Keeper(folder / "keeper", owner=owner, runtimes_folder=runtimes_folder, grace_s=adopt_grace_s)
+        stack.push_async_exit(partial(_end_runtimes, keeper, owner, runtimes_folder))
+        for_agents = await keeper.join(lambda: _bind("127.0.0.1", 0))
+        stack.callback(for_agents.close)
+        backends = BackendsByRole(
+            partial(BackendPool, node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
+        )
+        stack.push_async_callback(backends.close)
+        options = dict(engine_options or {})
+        named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
+        named += _of_roles(role_engines or {})
+        memory = MemberFile(folder / "backends.json", named)
+        await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
+        client = await stack.enter_async_context(ServerClient(server_url, control_token))
+
+        listener = _bind(host, port)
+        stack.callback(listener.close)
+        bound_port = int(listener.getsockname()[1])
+        url = reachable_url(host, bound_port, public_url)
+        metrics = NodeMetrics()
+        turns = TurnSender(node_id, client)
+
+        def counted(completions: Sequence[Completion], _entry: bytes) -> None:
+            metrics.kept(completions)
+
+        journal.on_kept += (counted, turns.kept)
+        readers = Readers()
+        stack.push_async_callback(readers.close)
+        child_work = ForkServers()
+        stack.push_async_callback(child_work.close)
+        checkpoints = Checkpoints(
+            keeper.release, max_bytes=checkpoint_bytes, hold_s=checkpoint_hold_s, found=keeper.checkpoints
+        )
+        stack.push_async_callback(checkpoints.close)
+        spares = WarmPool(lambda spec, runtime_id: start_prepared(parts, spec, runtime_id), warm or WarmSizes())
+        stack.push_async_callback(spares.close)
+        proxy = Proxy(limits=call_limits, readers=readers, on_error=metrics.error_told)
+        parts = NodeParts(
+            node_id=node_id,
+            owner=owner,
+            runtimes_folder=runtimes_folder,
+            hidden=await asyncio.to_thread(_hidden, data_dir),
+            prepare_folders=tuple(path.absolute() for path in Settings.from_environ().prepare_folders),
+            backends=backends,
+            first_model=next((view.model for view in backends.policy.views()), ""),
+            proxy=proxy,
+            proxy_port=int(for_agents.getsockname()[1]),
+            journal=journal,
+            pools=Pools(sizes),
+            sampling=sampling,
+            grader_engines=grader_engines or {},
+            search_sources={**shipped_sources(), **(search_sources or {})},
+            mcp_sources=mcp_sources or {},
+            reward_functions=frozenset(reward_functions),
+            allowed=allowed or Allowed(),
+            child_work=child_work,
+            metrics=metrics,
+            on_result=on_result,
+            recorded=client.session_result,
+            turns=turns,
+            checkpoints=checkpoints,
+            warm=spares,
+            keeper=keeper,
+        )
+        parts.gate.on_expired = backends.policy.lease_expired
+        after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
+        delivery = Delivery(folder / "outgoing", client, journal, after)
+        adopted = await _adopted(keeper, delivery, parts)
+        checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
+        external = await _external_sessions(stack, folder, parts)
+        offers = await asyncio.to_thread(partial(Offers, labels=labels, allowed=parts.allowed))
+        pipeline = Pipeline(
+            parts,
+            client,
+            delivery,
+            url=url,
+            identity=await asyncio.to_thread(node_identity, folder),
+            breaker=breaker,
+            watchdog=Watchdog(stuck_after_s),
+            disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
+            offers=offers,
+            num_external=external.num_open,
+        )
+        await offers.look_at_images()
+        await pipeline.join()
+        routes = control_routes(parts, external, pipeline, memory.keep, public_url)
+        actions = ActionLog(folder / "actions", where=node_id)
+        await _listen(stack, proxy, listener, routes, Door(control_token, names, actions))
+        # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
+        await _listen(stack, proxy, for_agents)
+        stack.push_async_callback(pipeline.close)
+        stack.callback(keeper.stopping)
+        pipeline.adopt(adopted)
+        settle_interpreter()
+        log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
+        if on_ready is not None:
+            on_ready(local_url(host, bound_port))
+        async with one_error(), asyncio.TaskGroup() as group:
+            background = (_expire(external), metrics.loop_lag.watch(), turns.run(), collect_forever())
+            keeping = [group.create_task(work) for work in background]
+            await pipeline.run()
+            await external.all_ended()
+            for task in keeping:
+                task.cancel()
+
+
+async def reap(data_dir: Path, node_id: str) -> None:
+    """Remove leftovers of a killed node; a node that ends by itself, or starts, does so too."""
+    folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
+    owner = _owner_of(folder)
+    await asyncio.to_thread(reap_keeper, owner)
+    await _reap(owner, folder / "runtimes")
+
+
+async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list[Attempt]:
+    """Attempts from before the restart that this node continues; all other leftovers are removed."""
+    unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
+    found = await adoptable(keeper.kept, unclosed, delivery.leftover())
+    lasting = {handle.runtime_id for _, handle in found} | {one.checkpoint_id for one in keeper.checkpoints}
+    await _reap(parts.owner, parts.runtimes_folder, frozenset(lasting))
+    attempts: list[Attempt] = []
+    for note, handle in found:
+        try:
+            attempts.append(await Attempt.adopted(note, handle, parts))
+        except (GanglineError, ValueError) as error:  # or of another version, with a task that is none any more
+            log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
+            await handle.stop()
+    return attempts
+
+
+async def _end_runtimes(
+    keeper: Keeper,
+    owner: str,
+    folder: Path,
+    _kind: type[BaseException] | None,
+    error: BaseException | None,
+    _trace: TracebackType | None,
+) -> None:
+    """A node that could not start leaves sandboxes to its next try; one that is shut down leaves none."""
+    if keeper.kept and isinstance(error, GanglineError):
+        await keeper.leave()
+        return
+    await keeper.close()
+    await _reap(owner, folder)
+
+
+def _allow_many_files() -> int:
+    """How many may be open. The usual soft limit of 1024 is for programs that wait by `select`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def _folder_of(data_dir: Path, node_id: str) -> Path:
+    return (data_dir / "nodes" / node_id).resolve()
+
+
+def _hidden(data_dir: Path) -> tuple[Path, ...]:
+    """Absolute paths, for a keeper has another working folder."""
+    settings = Settings.from_environ()
+    return tuple(dict.fromkeys(path.resolve() for path in (data_dir, settings.data_dir, *settings.hide)))
+
+
+def _open_folder(data_dir: Path, node_id: str) -> Path:
+    """The node's folder, closed to other users. The part of it that sandboxes see is their own. Raises: StoreError."""
+    folder = _folder_of(data_dir, node_id)
+    try:
+        open_data_folder(data_dir)
+        close_to_others(folder, leave=("runtimes",))
+    except OSError as error:
+        raise StoreError(f"the data folder {data_dir} cannot be used: {error.strerror}.") from error
+    return folder
+
+
+def _owner_of(folder: Path) -> str:
+    """The label of the node's sandboxes: the same over its restarts."""
+    return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+
+
+def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:
+    return [
+        BackendSpec(url, of_role.kind, None, of_role.key_env, of_role.options, role)
+        for role, of_role in engines.items()
+        for url in of_role.urls
+    ]
+
+
+async def _add_all(
+    backends: BackendsByRole, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
+) -> None:
+    """Those that are named must all be there; of the policy's that were in at the end of an earlier life, one must.
+    Where none was named, none must. Calls of a role that has lost its engines fail."""
+    for spec in (*named, *(changed or ())):
+        if spec.role is not None:
+            backends.name_role(spec.role)
+    failures: list[GanglineError] = []
+    wait_s = wait_s if named else 0.0
+    for spec in named if changed is None else changed:
+        try:
+            await _add(backends, spec, wait_s)
+        except GanglineError as error:
+            if changed is None:
+                raise
+            log.error("backend.left_out url=%s message=%s", spec.url, error)
+            failures.append(error)
+    if failures and named and not backends.policy.views():
+        raise failures[0]
+
+
+async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> None:
+    """Take an engine in; one that is still starting gets `wait_s` seconds."""
+    deadline = asyncio.get_running_loop().time() + wait_s
+    while True:
+        try:
+            await backends.add(spec)
+        except EngineUnavailable as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineUnavailable(
+                    f"the engine at {spec.url} did not answer within {wait_s:g} s ({error}). "
+                    f"Start it, or name another with {'--engine' if spec.role is None else '--role-engines'}."
+                ) from error
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def _reap(owner: str, folder: Path, keep: frozenset[str] = frozenset()) -> None:
+    """Remove leftovers from before the restart, except those that this node continues."""
+    for name in plugins.usable("runtime"):
+        try:
+            removed = await plugins.make_runtime(name).reap(owner, folder, keep)
+        except Exception as error:  # a plug-in's: the node starts without it
+            log.warning("reaper.failed runtime=%s message=%s", name, str(error) or type(error).__name__)
+        else:
+            if removed:
+                log.warning("reaper.removed runtime=%s count=%d", name, removed)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise port_unavailable(error, host, port) from error
+
+
+async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
+    """Those of an earlier life of this node go on."""
+    external = ExternalSessions(
+        node_id=parts.node_id,
+        store=await asyncio.to_thread(ExternalStore, folder / "sessions"),
+        journal=parts.journal,
+        host=parts,
+        allowed=parts.allowed,
+    )
+    stack.push_async_callback(external.close)
+    await external.restore()
+    return external
+
+
+async def _expire(external: ExternalSessions) -> None:
+    while True:
+        await asyncio.sleep(_EXPIRE_EVERY_S)
+        try:
+            await external.expire()
+        except GanglineError as error:
+            log.error("external.not_expired message=%s", error)
+
+
+def control_routes(
+    parts: NodeParts,
+    external: ExternalSessions,
+    pipeline: Pipeline,
+    keep_backends: Callable[[Sequence[BackendSpec]], Awaitable[None]],
+    public_url: str | None = None,
+) -> list[Route]:
+    """All of the node's own routes, in the order of their description."""
+
+    async def model() -> str:
+        return parts.model
+
+    def version_set(unknown: Sequence[str]) -> None:
+        parts.backends.policy.version_set(unknown)
+
+    async def show_status(request: web.Request) -> web.StreamResponse:
+        return answer(request, pipeline.status())
+
+    async def start_drain(request: web.Request) -> web.StreamResponse:
+        external.close_door()
+        pipeline.drain()
+        return await show_status(request)
+
+    async def show_metrics(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=parts.metrics.exposition(pipeline.now()), headers={"Content-Type": CONTENT_TYPE})
+
+    routes = [
+        HEALTH,
+        Route("GET", "/v1/status", show_status, "The node's state.", answer=NodeStatus),
+        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and exit when the current ones have ended.",
+              answer=NodeStatus),
+        Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
+        *SessionRoutes(external, model, public_url).routes(),
+        *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
+        *GradingRoutes(lambda wanted: regrade(wanted, parts)).routes(),
+        *GateRoutes(parts.gate, version_set).routes(),
+        *PolarGateRoutes(parts.gate, parts.backends).routes(),
+        *BackendRoutes(parts.backends, keep_backends).routes(),
+    ]  # fmt: skip
+    return described(routes, TITLE)
+
+
+def _root(path: str) -> str:
+    """`/v1/sessions` of `/v1/sessions/{session}/reward`."""
+    return "/".join(path.split("/")[:3])
+
+
+async def _listen(
+    stack: AsyncExitStack, proxy: Proxy, listener: socket.socket, routes: Sequence[Route] = (), door: Door | None = None
+) -> None:
+    """The node's own routes come first, with all below their first two segments; then the proxy's.
+
+    Errors outside of a route have the shape of the path's other answers.
+    """
+    own_roots = dict.fromkeys(_root(route.path) for route in routes if route.opened_by != "session")
+
+    def shape(method: str, path: str, error: GanglineError) -> web.Response:
+        is_own = _root(path) in own_roots or (door is not None and not proxy.owns(path))
+        return problem_response(error) if is_own else proxy.shaped_error(method, path, error)
+
+    app = web.Application()
+    if door is None:
+        app.add_routes([web.get(HEALTH.path, HEALTH.handler), *proxy.routes()])
+    else:
+        app.add_routes([*door.served(routes), *map(door.beyond, own_roots), *proxy.routes(), door.beyond()])
+    await stack.enter_async_context(listening(app, shutdown_s=1.0, shape=shape, sock=listener))

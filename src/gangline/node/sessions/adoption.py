@@ -1,0 +1,186 @@
+"""The note that an attempt leaves with its sandbox for the node's next start, and the continuation of the attempt.
+
+Laws
+- An attempt is adopted from the begin of its harness to the begin of an evaluation that works in the agent's own
+  sandbox: a second evaluation there could see the files of the first. In a clean runtime it is simply repeated.
+- The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
+  key; calls that the journal has are not in it.
+- The token streams are the journal's: a session's records were durable before they were answered.
+- An agent that runs in the node dies with it, and so do a session's environments: there is no note, and the session is
+  retried.
+- RUN's budget continues from its last report, without the time that the node was away.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from gangline.domain.contracts import AgentRun, ExecResult, Launch, RuntimeHandle
+from gangline.domain.errors import Failure
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import HarnessExit, Lease, StageTiming
+from gangline.domain.usage import Usage
+from gangline.node.backends.gate import GateMeter
+from gangline.store.journal.log import AttemptKey
+
+__all__ = [
+    "RESTARTED",
+    "AttemptNote",
+    "LastingHandle",
+    "RunClock",
+    "RunEnd",
+    "adoptable",
+    "annotate",
+    "rejoin",
+    "run_harness",
+    "tell_spent",
+]
+
+log = logging.getLogger("gangline.node")
+
+RESTARTED = Failure(
+    boundary="node",
+    code="node_restarted",
+    message="the node died while the session ran; its completed calls are kept",
+    retryable=True,
+)
+
+
+@runtime_checkable
+class LastingHandle(RuntimeHandle, Protocol):
+    """A sandbox that can outlive the node's process, with a note for the node's next life."""
+
+    note: bytes | None
+    """The earlier life's; None without one."""
+    spent_s: float
+    """Seconds of RUN's budget that the earlier life used, as it last reported them."""
+
+    async def exec_lasting(
+        self,
+        command: str | Sequence[str],
+        *,
+        note: bytes,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command that outlives the node's process. Raises: RuntimeFailed."""
+        ...
+
+    async def rejoin(self) -> ExecResult:
+        """Wait for that command in the node's next life. Raises: RuntimeFailed."""
+        ...
+
+    async def annotate(self, note: bytes | None) -> None:
+        """Replace the note; with None the sandbox ends with the node. Raises: RuntimeFailed."""
+        ...
+
+    def tell_spent(self, spent_s: float) -> None: ...
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How RUN ended, and was judged."""
+
+    outcome: Outcome
+    failure: Failure | None
+    harness_exit: HarnessExit | None
+    artifacts: dict[str, bytes]
+    ended_at: float
+    """Unix time, UTC, seconds."""
+    usage: Usage | None = None
+    """Resources of the agent's sandbox until then; None where it had none."""
+
+
+class RunClock:
+    """How much of RUN's budget is used: without the time that the gate held the session, or that the node was away."""
+
+    def __init__(self, meter: GateMeter, spent_before_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._began = clock() - spent_before_s - meter.held_s
+
+    @property
+    def spent_s(self) -> float:
+        return self._clock() - self._began - self._meter.held_s
+
+
+class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the journal does not know of an attempt in RUN, or in POSTRUN."""
+
+    lease: Lease
+    key_digest: bytes
+    timings: tuple[StageTiming, ...]
+    """Timings of the stages that are over."""
+    entered_at: float
+    """When its stage began; Unix time, UTC, seconds."""
+    ended: RunEnd | None = None
+    """None while it is in RUN."""
+
+
+async def adoptable(
+    kept: Iterable[LastingHandle], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
+) -> list[tuple[AttemptNote, LastingHandle]]:
+    """Attempts of the node's earlier life that can go on; any other kept sandbox is stopped.
+
+    unclosed: attempts whose end the journal does not have. finished: those whose result is on its way.
+    """
+    found: list[tuple[AttemptNote, LastingHandle]] = []
+    for handle in kept:
+        note = _read(handle)
+        key = None if note is None else AttemptKey(note.lease.session_id, note.lease.attempt)
+        if note is not None and key in unclosed and key not in finished:
+            found.append((note, handle))
+        else:
+            await handle.stop()
+    return found
+
+
+def _read(handle: LastingHandle) -> AttemptNote | None:
+    try:
+        return msgspec.msgpack.decode(handle.note or b"", type=AttemptNote)
+    except msgspec.MsgspecError as error:
+        log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
+        return None
+
+
+async def run_harness(
+    handle: RuntimeHandle, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
+) -> ExecResult:
+    """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node.
+
+    note: None where the session cannot go on in the node's next life.
+    """
+    if not isinstance(launch, Launch):
+        return await launch()
+    if note is None or not isinstance(handle, LastingHandle):
+        return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
+    return await handle.exec_lasting(
+        launch.command,
+        env=launch.env,
+        stdin=launch.stdin,
+        max_output_bytes=max_output_bytes,
+        note=msgspec.msgpack.encode(note),
+    )
+
+
+async def rejoin(handle: RuntimeHandle) -> ExecResult:
+    """The end of a harness that an earlier life of the node began. Raises: RuntimeFailed."""
+    assert isinstance(handle, LastingHandle)
+    return await handle.rejoin()
+
+
+async def annotate(handle: RuntimeHandle, note: AttemptNote | None) -> None:
+    """Change the note for the node's next start; with None there is none. Raises: RuntimeFailed."""
+    if isinstance(handle, LastingHandle):
+        await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
+
+
+def tell_spent(handle: RuntimeHandle, spent_s: float) -> None:
+    """Pass on to the node's next life how much of RUN's budget is used."""
+    if isinstance(handle, LastingHandle):
+        handle.tell_spent(spent_s)

@@ -1,0 +1,403 @@
+"""One attempt at one session: the runtime starts, the harness runs, traces are built, the outcome is graded.
+
+Laws
+- In every case the runtime is stopped, the session's key is dead and the result names the boundary of a failure.
+- Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
+- When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness.run`.
+- A reward is given by the evaluator or not at all: see `grading.postrun`.
+- An attempt with steps goes through all stages once for each, in one sandbox, with another key each time: see
+  `grading.steps`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.contracts import HarnessContext, RuntimeHandle
+from gangline.domain.errors import NodeError, RuntimeFailed
+from gangline.domain.ids import new_secret
+from gangline.domain.lifecycle import UNGRADED, Stage
+from gangline.domain.session import Lease, SessionResult, StageTiming
+from gangline.domain.task import TaskRequest
+from gangline.domain.usage import Usage
+from gangline.machine.event_loop import is_fault, to_end
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.environments.worlds import Worlds
+from gangline.node.replay.replay import Replay
+from gangline.node.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
+from gangline.node.sessions.evaluation import within
+from gangline.node.sessions.failures import failure_of, log_failed, unfinished
+from gangline.node.sessions.grading.postrun import Graded, Postrun
+from gangline.node.sessions.grading.steps import Steps
+from gangline.node.sessions.harness.run import HarnessRun, Prepared, over_limit
+from gangline.node.sessions.harness.shown_tools import check_tools_are_shown
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.recorded.files import keep_files
+from gangline.node.sessions.recorded.forks import is_durable, replay_of
+from gangline.node.sessions.sandboxes import Sandboxes
+from gangline.node.sessions.stages import StageClock
+from gangline.settings import plugins
+from gangline.store.journal.log import AttemptKey, AttemptOpened
+
+__all__ = ["Attempt", "session_spec"]
+
+log = logging.getLogger("gangline.node")
+
+_STOP_S = 30.0
+"""Seconds that tearing a runtime down should take."""
+
+
+class Attempt:
+    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind.
+
+    Long because it has every stage of an attempt.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        parts: NodeParts,
+        *,
+        adopted: tuple[AttemptNote, LastingHandle] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`adopted`: the attempt's state from before the restart; see `Attempt.adopted`."""
+        self.lease = lease
+        self.key = AttemptKey(lease.session_id, lease.attempt)
+        self.stages = StageClock(self.key, clock)
+        self.is_done = False
+        """Whether it has a result, which is on its way."""
+        self._parts = parts
+        self._steps = Steps(TaskRequest.model_validate(lease.task))
+        self._task = self._steps.task
+        """The present step's, in a task with steps."""
+        self._adopted = adopted
+        self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
+        self._worlds = Worlds(self._task, self._sandboxes.start_beside)
+        self._session: ModelSession | None = None
+        self._run: HarnessRun | None = None
+        self.has_run = adopted is not None
+        """Whether its agent has started: then it is not given back before its start."""
+
+    @classmethod
+    async def adopted(cls, note: AttemptNote, handle: LastingHandle, parts: NodeParts) -> Attempt:
+        """An attempt of an earlier life of this node; its session answers calls when this returns."""
+        attempt = cls(note.lease, parts, adopted=(note, handle))
+        attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
+        if note.ended is None:
+            completions = await parts.journal.read(attempt.key)
+            replay = await replay_of(note.lease, attempt._task, parts, completions)
+            session = attempt._open_session(note.key_digest, replay, *completions)
+            session.failures.node = RESTARTED
+        log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
+        return attempt
+
+    async def live(self) -> SessionResult:
+        """All four stages, once for each step. Raises only what nobody expects: see `broken`."""
+        try:
+            end, graded = await self._graded_run()
+            while self._steps.goes_on(graded):
+                self._task = self._steps.task
+                end, graded = await self._graded_run()
+            return await self._result(end, self._steps.combined(graded))
+        finally:
+            await self._end()
+
+    async def broken(self, error: BaseException) -> SessionResult:
+        """The result of an attempt that an unexpected error ended: its cause, and the calls that were answered."""
+        failure = failure_of(error, self.lease.session_id)
+        log_failed(self.key, self.stage, failure)
+        try:
+            completions = await self._parts.journal.read(self.key)
+        except Exception as unread:
+            log.error("session.calls_not_read session=%s attempt=%d message=%s", *self.key, unread)
+            completions = ()
+        held_out = self._task.held_out
+        return unfinished(self.lease, self._parts.node_id, failure, completions, held_out=held_out)
+
+    async def _graded_run(self) -> tuple[RunEnd, Graded]:
+        """All four stages, once. Raises only CancelledError."""
+        end = await self._reach_end()
+        self.stages.move("postrun")
+        if end.outcome in UNGRADED:
+            await self._sandboxes.drop_grader()
+        else:
+            await self._sandboxes.settle()
+        async with self._parts.pools.postrun:
+            with self.stages.within("postrun", self._task.evaluation_timeout_seconds):
+                return end, await self.grade(end)
+
+    # -- the node's view -----------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages.stage
+
+    @property
+    def since(self) -> float:
+        """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
+        return self.stages.since
+
+    @property
+    def _opened(self) -> AttemptOpened:
+        return AttemptOpened(*self.key, self.lease.task_id, self.lease.fence, self._task.held_out)
+
+    def overdue_s(self) -> float | None:
+        """Seconds since its present work should have ended, by its budget; None while it waits."""
+        return self.stages.overdue_s(0.0 if self._session is None else self._session.meter.held_s)
+
+    def tell_spent(self) -> None:
+        """Pass on to the node's next life how much of RUN's budget is used."""
+        if self._run is not None:
+            self._run.tell_spent()
+
+    async def evict(self, why: str) -> bool:
+        """End an agent that took too much of the machine. Returns whether it was running."""
+        return self.stage == "run" and self._run is not None and await self._run.evict(why)
+
+    async def usage(self) -> Usage:
+        """Resource use of the agent's sandbox. Raises: RuntimeFailed when it is gone."""
+        agent = self._sandboxes.agent
+        return Usage(disk_bytes=None) if agent is None else await agent.usage()
+
+    def exceeds(self, usage: Usage) -> str | None:
+        """Why the agent's own limit ends it, if it does."""
+        return over_limit(usage, self._task.runtime.limits)
+
+    # -- INIT and RUN --------------------------------------------------------------------------------------------
+
+    async def _reach_end(self) -> RunEnd:
+        """The end of RUN. An error is one too. Raises only CancelledError."""
+        if self._adopted is not None and (ended := self._adopted[0].ended) is not None:
+            self.stages.add(StageTiming("run", self._adopted[0].entered_at, ended.ended_at))
+            return ended
+        try:
+            prepared = await self.prepare()
+            async with self._place_in_run(prepared):
+                end = await self.run(prepared)
+        except Exception as error:
+            failure = failure_of(error, self.lease.session_id)
+            end = RunEnd(
+                outcome="infra_error", failure=failure, harness_exit=None, artifacts={}, ended_at=self.stages.now()
+            )
+        if end.outcome == "infra_error" and end.failure is not None:
+            log_failed(self.key, self.stage, end.failure)
+        return end
+
+    async def prepare(self) -> Prepared:
+        """INIT: the agent's sandbox, its session and its harness, begun here or by an earlier life of the node.
+
+        Raises: NodeError, RuntimeFailed, StoreError, and errors of plug-ins.
+        """
+        if self._adopted is not None:
+            assert self._session is not None
+            note, handle = self._adopted
+            harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
+            return Prepared(
+                handle=handle,
+                session=self._session,
+                harness=harness,
+                launch=None,
+                spent_s=handle.spent_s,
+                since=note.entered_at,
+            )
+        if self._session is None:
+            if self._parts.serves(self.lease.session_id):  # another node may still take the lease
+                raise NodeError(
+                    f"a session of its caller's own has the id {self.lease.session_id!r} open on this node."
+                )
+            await self._parts.journal.open_attempt(self._opened)
+        budget_s = self._task.init_timeout_seconds
+        async with self._parts.pools.init:
+            with self.stages.within("init", budget_s):
+                out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
+                return await within(budget_s, self._prepared(), out_of_time)
+
+    async def run(self, prepared: Prepared) -> RunEnd:
+        """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
+        budget_s = self._task.timeout_seconds - prepared.spent_s
+        with self.stages.within("run", budget_s, prepared.since):
+            self._sandboxes.prewarm()
+            self.has_run = True
+            self._run = HarnessRun(prepared, self._task, self._note, self.stages.now)
+            try:
+                end = await self._run.ended()
+            except Exception:
+                self.has_run = bool(prepared.session.tree)  # else its command may not have begun
+                raise
+        await self._worlds.fence()
+        record = self._worlds.record(list(prepared.session.tree))
+        return msgspec.structs.replace(end, artifacts=end.artifacts | record)
+
+    @asynccontextmanager
+    async def _place_in_run(self, prepared: Prepared) -> AsyncGenerator[None]:
+        """Wait in READY for a place in RUN, and keep it. A harness that runs already had one, and waits for none."""
+        places = self._parts.pools.run
+        async with AsyncExitStack() as place:
+            if prepared.launch is not None:
+                with self.stages.within("ready"):
+                    await place.enter_async_context(places)
+            elif places.num_free > 0:
+                await place.enter_async_context(places)
+            yield
+
+    def _note(self, ended: RunEnd | None) -> AttemptNote | None:
+        """State for the node's next life; None where that cannot go on: environments and steps die with the node."""
+        assert self._session is not None
+        if self._task.environments or self._steps.are_several:
+            return None
+        return AttemptNote(
+            lease=self.lease,
+            key_digest=self._session.key_digest,
+            timings=self.stages.timings,
+            entered_at=self.since,
+            ended=ended,
+        )
+
+    async def _prepared(self) -> Prepared:
+        task, parts = self._task, self._parts
+        handle = await self._prepared_sandbox()
+        session = await self._new_session()
+        harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        parts.allowed.check_template(task.capture.template_kwargs)
+        check_tools_are_shown(harness, task, parts.backends.policy.views())
+        await self._worlds.start(handle, session.session_id, session.spec.environment_key)
+        session.environments = self._worlds.offered
+        base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"
+        context = HarnessContext(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            instruction=self._worlds.instruction,
+            model=task.agent.model_name or parts.model,
+            base_url=base_url,
+            node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
+            api_key=session.key,
+            runtime=handle,
+            env=task.agent.env,
+            max_turns=task.agent.max_turns,
+            mcp_servers=task.agent.mcp_servers | self._worlds.servers(handle.proxy_url and base_url, session.key),
+            skills=task.agent.skills,
+            network=task.runtime.network,
+            search_sources=parts.search_sources,
+            mcp_sources=parts.mcp_sources,
+            environments=self._worlds.offered,
+        )
+        return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
+
+    async def _prepared_sandbox(self) -> RuntimeHandle:
+        if self._steps.number > 1:
+            await self._sandboxes.next_step(self._steps.number, self._task)
+            self._worlds = Worlds(self._task, self._sandboxes.start_beside)
+        else:
+            await self._sandboxes.start("agent")
+            await self._sandboxes.begin_checkpoints()
+        await self._sandboxes.prepare_step(self._steps.prepare)
+        assert self._sandboxes.agent is not None
+        return self._sandboxes.agent
+
+    async def _new_session(self) -> ModelSession:
+        """The step's, with a key of its own. Its conversations may go on from those of earlier steps."""
+        completions: list[Completion] = []
+        if self._session is not None:
+            self._parts.close_session(self.lease.session_id)
+            completions = list(await self._parts.journal.read(self.key))
+        replay = await replay_of(self.lease, self._task, self._parts)
+        return self._open_session(new_secret("gls"), replay, *completions)
+
+    def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
+        if self._parts.turns is not None and is_durable(self._task):
+            self._parts.turns.follow(self.key, self.lease.fence, completions)
+        spec = session_spec(self.lease, self._task, key, () if self._adopted is not None else completions)
+        self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
+        return self._session
+
+    # -- POSTRUN -------------------------------------------------------------------------------------------------
+
+    async def grade(self, end: RunEnd) -> Graded:
+        """POSTRUN: the traces, and the reward. Raises only CancelledError."""
+        agent = self._sandboxes.agent
+        if self._task.evaluator.keep_files and end.outcome not in UNGRADED and agent is not None:
+            end = msgspec.structs.replace(end, artifacts=end.artifacts | await keep_files(agent))
+        postrun = Postrun(
+            self.key,
+            self._task,
+            self._parts,
+            self._sandboxes,
+            self.stages,
+            task_id=self.lease.task_id,
+            worlds=self._worlds.all,
+        )
+        return await postrun.graded(end)
+
+    async def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
+        agent = self._sandboxes.agent
+        return SessionResult(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            node_id=self._parts.node_id,
+            attempt=self.lease.attempt,
+            fence=self.lease.fence,
+            outcome=graded.outcome,
+            run_outcome=None if end.outcome == graded.outcome else end.outcome,
+            failure=graded.failure,
+            reward=graded.reward,
+            reward_details=graded.details,
+            harness_exit=end.harness_exit,
+            trajectory=graded.trajectory,
+            completions=graded.completions,
+            timings=self.stages.timings,
+            artifacts=graded.artifacts,
+            limits={} if agent is None else agent.limits(),
+            usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome not in UNGRADED),
+            held_out=self._task.held_out,
+        )
+
+    async def _end(self) -> None:
+        """Leave nothing behind. A failure here takes no result away. Raises only CancelledError."""
+        try:
+            self.stages.move("postrun", _STOP_S)
+            await to_end(self._clean())
+            self.stages.move("postrun")
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            log.error("session.not_cleaned session=%s attempt=%d", *self.key, exc_info=error)
+
+    async def _clean(self) -> None:
+        """All of it, whichever part fails."""
+        self._run = None  # it knows this attempt: a cycle that would keep all of the session in memory
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self._sandboxes.stop)
+            parts.push_async_callback(self._worlds.close)
+            if self._parts.turns is not None:
+                parts.callback(self._parts.turns.leave, self.key)
+            if self._session is not None:
+                parts.callback(self._parts.close_session, self.lease.session_id)
+                await self._session.fence("the session has ended")
+
+
+def session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:
+    """before: records of earlier steps, which count against none of this step's limits."""
+    agent = task.agent
+    own = [completion for completion in before if not completion.of_environment]
+    num_calls = len({completion.started_at for completion in own})
+    num_tokens = sum(len(completion.sampled_ids) for completion in own)
+    return SessionSpec(
+        session_id=lease.session_id,
+        task_id=lease.task_id,
+        attempt=lease.attempt,
+        key=key,
+        environment_key=new_secret("gle") if task.environments else None,
+        capture=task.capture,
+        sample_index=lease.sample_index,
+        max_turns=None if agent.max_turns is None else agent.max_turns + num_calls,
+        max_sampled_tokens=None if agent.max_sampled_tokens is None else agent.max_sampled_tokens + num_tokens,
+        max_repeated_actions=agent.max_repeated_actions,
+    )

@@ -1,0 +1,256 @@
+"""RUN of one attempt: the harness at work, until it ends or its budget, a limit or the node's disk ends it.
+
+When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed, after a
+grace where the task grants one. So nothing is sampled or written while a session is graded, and tokens sampled before
+are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle
+from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.plain import plain_text
+from gangline.domain.session import HarnessExit
+from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.domain.usage import Usage
+from gangline.node.calls.session import ModelSession
+from gangline.node.health.watchdog import session_task
+from gangline.node.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
+from gangline.node.sessions.failures import failure_of
+from gangline.node.sessions.harness.logs import collect_logs
+from gangline.node.sessions.sandboxes import describe_end, usage_of
+
+__all__ = ["HarnessRun", "Prepared", "over_limit"]
+
+MAX_LOG_BYTES = 256 << 10
+_KILL_GRACE_S = 15.0
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that is ready for RUN."""
+
+    handle: RuntimeHandle
+    """The agent's sandbox."""
+    session: ModelSession
+    harness: Harness
+    launch: Launch | AgentRun | None
+    """None: the harness runs already, begun by an earlier life of the node."""
+    spent_s: float = 0.0
+    """Seconds of RUN's budget that the earlier life used."""
+    since: float | None = None
+    """When the earlier life entered RUN; Unix time, UTC, seconds."""
+
+
+class HarnessRun:
+    """Run with `ended()`, once."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        task: TaskRequest,
+        note: Callable[[RunEnd | None], AttemptNote | None],
+        now: Callable[[], float],
+    ) -> None:
+        """
+        note: makes the note for the node's next life; given None while the harness runs.
+        now: Unix time, UTC, seconds.
+        """
+        self._prepared = prepared
+        self._task = task
+        self._note = note
+        self._now = now
+        self._clock = RunClock(prepared.session.meter, prepared.spent_s)
+        self._num_before = 0 if prepared.launch is None else len(prepared.session.tree)
+        """Records of the attempt's earlier steps."""
+        self._evicted: Failure | None = None
+        """Why the harness was ended for its use of the machine."""
+
+    async def ended(self) -> RunEnd:
+        """Run the harness to its end. Raises: RuntimeFailed, and errors of an agent in the node's process."""
+        handle, harness = self._prepared.handle, self._prepared.harness
+        result = await self._executed()
+        usage = await usage_of(handle)
+        self._note_excess(usage)
+        logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
+        replay = self._prepared.session.replay
+        lineage = {} if replay is None else replay.record()
+        verdict = self._verdict(result, await self._prepared.session.failures.found())
+        end = RunEnd(
+            outcome=verdict.outcome,
+            failure=verdict.failure,
+            harness_exit=verdict.exit,
+            artifacts=logs | lineage | {"harness.stdout": result.stdout, "harness.stderr": result.stderr},
+            ended_at=self._now(),
+            usage=usage,
+        )
+        try:
+            await annotate(handle, self._note(end))
+        except GanglineError as error:
+            return msgspec.structs.replace(end, outcome="infra_error", failure=error.failure())
+        return end
+
+    async def evict(self, why: str) -> bool:
+        """End a harness that took too much of the machine. It is the agent's failure, and is graded like others.
+
+        Returns whether this ended it.
+        """
+        if self._evicted is not None:
+            return False
+        self._evicted = _disk_limit(why)
+        with suppress(RuntimeFailed):  # gone already
+            await self._prepared.handle.kill()
+        return True
+
+    def tell_spent(self) -> None:
+        """Pass on to the node's next life how much of RUN's budget is used."""
+        tell_spent(self._prepared.handle, self._clock.spent_s)
+
+    async def _executed(self) -> ExecResult:
+        """The command's result; its output until then, where something else ended it."""
+        handle, session = self._prepared.handle, self._prepared.session
+        execution = session_task(session.session_id, "command", self._execute())
+        limit = asyncio.create_task(session.limit_reached.wait())
+        budget = asyncio.create_task(session.meter.elapse(self._task.timeout_seconds - self._prepared.spent_s))
+        is_over = False
+        try:
+            await asyncio.wait({execution, limit, budget}, return_when=asyncio.FIRST_COMPLETED)
+            result = execution.result() if execution.done() else None
+            is_over = not execution.done() and (budget.done() or limit.done())
+        finally:
+            limit.cancel()
+            budget.cancel()
+            grace_s = self._task.agent.grace_seconds if self._has_processes else 0.0
+            if not is_over and not grace_s:
+                execution.cancel()
+            await session.fence("the session has ended")
+            if not execution.done():  # what the kill makes of it would be mistaken for its own end
+                await annotate(handle, None)
+            await handle.kill(grace_s=grace_s if not execution.done() else 0.0)
+            # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
+            await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
+            execution.cancel()
+            await asyncio.wait({execution, limit, budget})
+        return result or _cut_short(execution)
+
+    @property
+    def _has_processes(self) -> bool:
+        """Whether the agent is a program in the sandbox; one in the node is cancelled."""
+        return self._prepared.launch is None or isinstance(self._prepared.launch, Launch)
+
+    async def _execute(self) -> ExecResult:
+        if self._prepared.launch is None:
+            return await rejoin(self._prepared.handle)
+        return await run_harness(self._prepared.handle, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
+
+    def _note_excess(self, usage: Usage) -> None:
+        """Whether the runtime itself ended the harness for its use of the disk."""
+        if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
+            self._evicted = _disk_limit(why)
+
+    def _verdict(self, result: ExecResult, broken: Failure | None) -> _Verdict:
+        """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call.
+
+        broken: our failure, where the last calls met one.
+        """
+        if self._evicted is not None:
+            ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
+            return _Verdict("agent_error", self._evicted, ended)
+        replay = self._prepared.session.replay
+        if replay is not None and replay.diverged is not None:
+            return _Verdict("infra_error", replay.diverged, HarnessExit(exit_code=None))
+        if self._prepared.session.limit is not None:
+            return _Verdict(self._prepared.session.limit, None, HarnessExit(exit_code=None))
+        outcome, failure = self._judged(result, broken)
+        ended = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
+        return _Verdict(outcome, failure, ended)
+
+    def _judged(self, result: ExecResult, broken: Failure | None) -> tuple[Outcome, Failure | None]:
+        session = self._prepared.session
+        if result.memory_kill:
+            message = f"the agent was {result.memory_kill} (limits.memory_bytes)"
+            return "memory_limit", Failure(boundary="harness", code="memory_limit", message=message, retryable=False)
+        try:
+            verdict = self._prepared.harness.judge(result)
+        except Exception as error:  # a plug-in's
+            return "infra_error", failure_of(error, session.session_id)
+        never_fitted = verdict.ok and self._lacks_a_call and not self._num_before
+        if session.failures.context is not None and broken is None and not result.timed_out and not never_fitted:
+            return "token_limit", session.failures.context
+        if broken is not None:
+            return "infra_error", broken  # the harness could not work: we failed it
+        if verdict.ok and not result.timed_out:
+            return self._ended_well()
+        if result.timed_out:
+            return "agent_timeout", None
+        if session.failures.node is not None:
+            return "infra_error", session.failures.node  # it gave up on the call that died with us
+        if not session.tree and _did_not_begin(result):
+            return "infra_error", _unbegun(result)
+        reason = verdict.reason or f"the harness {describe_end(result)}"
+        if refused := session.failures.refusals:
+            reason = f"{reason}; its last requests to the model were refused: {refused}"
+        failure = Failure(boundary="harness", code="harness_failed", message=plain_text(reason), retryable=False)
+        return "agent_error", failure
+
+    def _ended_well(self) -> tuple[Outcome, Failure | None]:
+        if not self._lacks_a_call:
+            return "completed", None
+        return "no_model_call", self._prepared.session.failures.no_model_call()
+
+    @property
+    def _lacks_a_call(self) -> bool:
+        """Whether no call of the agent's was answered, and it needs one."""
+        made = islice(self._prepared.session.tree, self._num_before, None)
+        return not self._task.agent.allow_no_model_call and all(one.of_environment for one in made)
+
+
+class _Verdict(NamedTuple):
+    outcome: Outcome
+    failure: Failure | None
+    exit: HarnessExit
+
+
+def over_limit(usage: Usage, limits: LimitsSpec) -> str | None:
+    """Why the agent's own limit ends it, if it does."""
+    if usage.exceeded is None:
+        return None
+    limit = getattr(limits, usage.exceeded)
+    return f"the agent's files took more than limits.{usage.exceeded} ({limit}) allows"
+
+
+def _disk_limit(why: str) -> Failure:
+    return Failure(boundary="harness", code="disk_limit", message=why, retryable=False)
+
+
+def _did_not_begin(result: ExecResult) -> bool:
+    """Whether the runtime's own helper said so. A program could say it, too, and so this is asked only of a session
+    without a model call: until then no model has acted."""
+    return result.exit_code in (126, 127) and result.stderr.startswith(b"gangline: ")
+
+
+def _unbegun(result: ExecResult) -> Failure:
+    """A mistake of the task, such as a PATH without the program, or of the node, where the program is not there."""
+    said = result.stderr[:1000].decode(errors="replace").removeprefix("gangline: ").strip()
+    message = (
+        f"the agent's program could not be started: {said}. Compare its command, runtime.env, runtime.limits, "
+        "runtime.workdir and the programs of the image"
+    )
+    return Failure(boundary="runtime", code="command_not_started", message=message, retryable=False)
+
+
+def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:
+    """Result of a command that was killed when its budget had ended, or a limit was reached."""
+    said = ExecResult(exit_code=None, timed_out=True)
+    if execution.cancelled() or execution.exception() is not None:
+        return said
+    result = execution.result()
+    return msgspec.structs.replace(said, stdout=result.stdout, stderr=result.stderr, duration_s=result.duration_s)

@@ -1,0 +1,94 @@
+"""A node's place at its server: leases taken and given back, heartbeats sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound
+from gangline.domain.lifecycle import Stage
+from gangline.domain.placement import Offer
+from gangline.domain.session import Heartbeat, Lease
+from gangline.node.health.metrics import NodeNow
+from gangline.node.sessions.leases.renewals import Renewals
+from gangline.node.sessions.leases.rollout_server import LeaseGiver
+from gangline.node.sessions.parts import NodeParts
+
+__all__ = ["ServerLink"]
+
+log = logging.getLogger("gangline.node")
+
+
+class ServerLink:
+    """`renewals` run beside the event loop while the node leases."""
+
+    def __init__(self, parts: NodeParts, server: LeaseGiver, *, url: str, identity: str, every_s: float) -> None:
+        """
+        url: where others reach the node.
+        identity: of the node's data folder.
+        every_s: how often a heartbeat is sent, where the server does not ask for fewer.
+        """
+        self.renewals = Renewals(server, every_s=every_s)
+        self._own_every_s = every_s
+        self._parts = parts
+        self._server = server
+        self._url = url
+        self._identity = identity
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between heartbeats."""
+        return self.renewals.every_s
+
+    async def lease(self, max_sessions: int, wait_s: float) -> list[Lease]:
+        """Raises: NodeIdTaken, and as a connection does."""
+        node_id = self._parts.node_id
+        return await self._server.lease(
+            node_id, url=self._url, max_sessions=max_sessions, wait_s=wait_s, identity=self._identity
+        )
+
+    async def release(self, lease: Lease, *, has_run: bool = False) -> bool:
+        """Give a session back. Returns whether this node does not hold it any more.
+
+        has_run: whether its agent has started.
+        """
+        session_id, fence = lease.session_id, lease.fence
+        try:
+            await self._server.release(self._parts.node_id, session_id=session_id, fence=fence, has_run=has_run)
+        except (LeaseLost, NotFound):
+            return True
+        except GanglineError as error:  # then the lease runs out by itself
+            log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
+            return False
+        return True
+
+    async def beat(
+        self, held: Mapping[str, tuple[int, Stage]], now: NodeNow, *, draining: bool, offer: Offer | None = None
+    ) -> tuple[str, ...] | None:
+        """Report the sessions held: id -> fence and stage. Returns the ids of those that are lost; None: no answer.
+
+        Raises: NodeIdTaken, for whoever has the id runs sessions under it.
+        """
+        beat = Heartbeat(
+            node_id=self._parts.node_id,
+            url=self._url,
+            sessions=dict(held),
+            capacity=self._parts.pools.sizes.capacity,
+            draining=draining,
+            backends=tuple(msgspec.to_builtins(view) for view in now.backends),
+            metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
+            identity=self._identity,
+            offer=offer,
+        )
+        self.renewals.sending(beat)
+        try:
+            reply = await self._server.heartbeat(beat)
+        except NodeIdTaken:
+            raise
+        except GanglineError as error:
+            log.warning("heartbeat.failed message=%s", error)
+            return None
+        self.renewals.every_s = max(self._own_every_s, reply.every_s)
+        return tuple(reply.lost)

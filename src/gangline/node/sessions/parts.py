@@ -1,0 +1,143 @@
+"""The objects that all attempts of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gangline.domain.child_work import ChildWork
+from gangline.domain.completion import Completion
+from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
+from gangline.domain.mcp_source import McpSource
+from gangline.domain.placement import Allowed
+from gangline.domain.search_source import SearchSource
+from gangline.domain.session import SessionResult
+from gangline.domain.task import SamplingPolicy
+from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.gate import Gate
+from gangline.node.calls.proxy import Proxy
+from gangline.node.calls.session import ModelSession
+from gangline.node.calls.session_spec import SessionSpec
+from gangline.node.capture.renderings import Renderings
+from gangline.node.health.metrics import NodeMetrics
+from gangline.node.replay.replay import Replay
+from gangline.node.sessions.pools import Pools
+from gangline.node.sessions.stock.checkpoints import Checkpoints
+from gangline.node.sessions.stock.turns import TurnSender
+from gangline.node.sessions.stock.warm import WarmPool
+from gangline.node.sessions.verdicts import Verdicts
+from gangline.sandbox.keeping.kept import Keeper
+from gangline.settings import plugins
+from gangline.store.journal.log import Journal
+
+__all__ = ["NodeParts"]
+
+
+class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a node that its attempts share."""
+
+    node_id: str
+    owner: str
+    """Label of everything this node starts."""
+    runtimes_folder: Path
+    hidden: tuple[Path, ...] = ()
+    prepare_folders: tuple[Path, ...] = ()
+    """Absolute host folders that only prepare actions may see."""
+    """Host folders that no sandbox sees."""
+    backends: BackendsByRole
+    first_model: str
+    """Served when the node started."""
+    proxy: Proxy
+    proxy_port: int
+    journal: Journal
+    pools: Pools
+    gate: Gate = msgspec.field(default_factory=Gate)
+    sampling: SamplingPolicy | None = None
+    """The operator's, applied after a task's own."""
+    grader_engines: Mapping[str, GraderEngine] = {}
+    """Models that evaluators may name."""
+    search_sources: Mapping[str, SearchSource] = {}
+    """Places that tools of agents may search."""
+    mcp_sources: Mapping[str, McpSource] = {}
+    """MCP servers over HTTP that agents in the node may use."""
+    reward_functions: frozenset[str] = frozenset()
+    """Functions that evaluators may name, as `module:function`."""
+    allowed: Allowed = Allowed()
+    """Runtimes and networks that tasks may use, by the operator's word."""
+    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
+    graded_before: Verdicts = msgspec.field(default_factory=Verdicts)
+    """See `EvaluationContext.graded_before`."""
+    child_work: ChildWork | None = None
+    """Where graders read what agents wrote; None: each in processes of its own."""
+    renderings: Renderings = msgspec.field(default_factory=Renderings)
+    """Which stitched prompts are compared with their rendering."""
+    metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
+    on_result: Callable[[SessionResult], None] | None = None
+    """Called with the result of each attempt that ended."""
+    recorded: Callable[[str, int], Awaitable[SessionResult]] | None = None
+    """The server's record of a session's attempt, for its forks; None: there is no server."""
+    turns: TurnSender | None = None
+    """The way of records off the node, for tasks that ask for that; None: there is no server."""
+    checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
+    """Checkpoints of the sessions whose tasks ask for them."""
+    warm: WarmPool | None = None
+    """None: every sandbox is started when its session asks for it."""
+    keeper: Keeper | None = None
+    """Where sandboxes live that are to outlive the node's process; None: none is."""
+
+    def engines_for_graders(self) -> dict[str, GraderEngine]:
+        """The operator's, and `policy` while an engine is healthy."""
+        healthy = [view for view in self.backends.policy.views() if view.state == "healthy"]
+        if not healthy:
+            return dict(self.grader_engines)
+        view = min(healthy, key=lambda view: view.num_calls)
+        policy = GraderEngine(url=view.url, model=view.model, key_env=view.api_key_env)
+        return {**self.grader_engines, "policy": policy}
+
+    @property
+    def model(self) -> str:
+        """The policy's model; the default for tasks that name none."""
+        return next((view.model for view in self.backends.policy.views()), self.first_model)
+
+    def serves(self, session_id: str) -> bool:
+        """Whether a session of that id is open, whoever opened it."""
+        return self.proxy.serves(session_id)
+
+    def open_session(
+        self,
+        spec: SessionSpec,
+        completions: Sequence[Completion] = (),
+        checkpoint: Callable[[], Awaitable[str | None]] | None = None,
+        replay: Replay | None = None,
+    ) -> ModelSession:
+        """Answer a session's calls from here on. `completions`, `checkpoint`, `replay`: see `ModelSession`.
+
+        Raises: Conflict when its id is taken.
+        """
+        session = ModelSession(
+            spec,
+            self.backends.policy.engine_for(spec.session_id, spec.task_id),
+            self.journal,
+            completions=completions,
+            gate=self.gate,
+            renderings=self.renderings,
+            sampling=self.sampling,
+            checkpoint=checkpoint,
+            replay=replay,
+            engine_of=lambda role: self.backends.engine_for(role, spec.session_id, spec.task_id),
+        )
+        self.proxy.add(session)
+        return session
+
+    def close_session(self, session_id: str) -> None:
+        """Forget a session that is over."""
+        self.proxy.remove(session_id)
+        self.backends.release(session_id)
+
+    async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: UnknownPlugin, InvalidRequest when the operator refuses it, and the runtime's errors."""
+        self.allowed.check(name, start.spec.network)
+        starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
+        return await starter

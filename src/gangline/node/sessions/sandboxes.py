@@ -1,0 +1,277 @@
+"""Sandboxes of one attempt: the agent's, and the clean ones that its grader asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gangline.domain.contracts import ExecResult, GivesGpus, RuntimeHandle, RuntimeStart, Tidies
+from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed, RuntimeFailed
+from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
+from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
+from gangline.node.health.watchdog import session_task
+from gangline.node.sessions.evaluation import within
+from gangline.node.sessions.parts import NodeParts
+from gangline.settings import plugins
+from gangline.store.journal.log import AttemptKey
+
+__all__ = ["Sandboxes", "describe_end", "start_prepared", "usage_of"]
+
+log = logging.getLogger("gangline.node")
+
+
+class Sandboxes:
+    """Start them as they are needed; `stop` ends them all."""
+
+    def __init__(
+        self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: RuntimeHandle | None = None
+    ) -> None:
+        """
+        key: names the sandboxes.
+        agent: the agent's, where an earlier life of the node started it.
+        """
+        self._key = key
+        self._task = task
+        self._parts = parts
+        self._started = [] if agent is None else [agent]
+        self._beside: list[RuntimeHandle] = []
+        self._fresh: asyncio.Task[RuntimeHandle] | None = None
+        self._num_clean = 0
+        self._step = ""
+        """Part of a grader's name; empty in an attempt's only or first step."""
+
+    async def next_step(self, number: int, task: TaskRequest) -> None:
+        """Go on with another step in the agent's sandbox, after everything there and in clean sandboxes is dead.
+
+        number: 2 for the second step.
+        Clean sandboxes of earlier steps stay until the attempt's end: their usage is its own.
+        Raises: RuntimeFailed, and errors of a plug-in.
+        """
+        agent, *graders = self._started
+        await agent.kill()
+        for handle in graders:
+            with suppress(GanglineError):  # gone already
+                await handle.kill()
+        before = self._task.evaluator
+        evaluator = plugins.make_evaluator(before.strategy, before.config)
+        if not before.refresh_runtime and isinstance(evaluator, Tidies):
+            await evaluator.tidy(agent)
+        self._task, self._fresh, self._num_clean, self._step = task, None, 0, f"step{number}."
+
+    async def prepare_step(self, actions: Sequence[PrepareAction]) -> None:
+        """Run a step's actions in the agent's sandbox. Raises: PrepareFailed, and the runtime's errors."""
+        assert self.agent is not None
+        await _run_actions(self.agent, actions)
+
+    @property
+    def agent(self) -> RuntimeHandle | None:
+        """The agent's sandbox; None before it has started."""
+        return self._started[0] if self._started else None
+
+    async def start(self, role: str, spec: RuntimeSpec | None = None) -> RuntimeHandle:
+        """Start a sandbox and run its prepare actions there, or take a warm one. The agent's comes first.
+
+        spec: None is that of the agent's.
+        Raises: PrepareFailed, and the runtime's errors.
+        """
+        spec, warm = spec or self._task.runtime, self._parts.warm
+        handle = None if warm is None else await warm.take(spec, self._task.submitter)
+        if handle is not None:
+            self._started.append(handle)
+            return handle
+        handle = await self._begun(role, spec)
+        self._started.append(handle)
+        await _prepare_all(handle, spec, self._parts)
+        return handle
+
+    async def start_beside(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+        """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
+        handle = await self._begun(role, spec)
+        self._beside.append(handle)
+        await _prepare_all(handle, spec, self._parts)
+        return handle
+
+    async def _begun(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+        """Raises: the runtime's errors."""
+        attempt = f"{self._key.session_id}.{self._key.attempt}"
+        return await _started(self._parts, spec, f"{attempt}.{role}", sharing=attempt)
+
+    async def begin_checkpoints(self) -> None:
+        """Freeze the agent's prepared files, where the task asks for checkpoints. Before the agent starts.
+
+        Raises: RuntimeUnavailable where there are none; RuntimeFailed.
+        """
+        if self._task.capture.checkpoints == "turn":
+            assert self.agent is not None
+            await self._parts.checkpoints.begin(self._key.session_id, self.agent)
+
+    @property
+    def checkpoint(self) -> Callable[[], Awaitable[str | None]] | None:
+        """See `CallParts.checkpoint`."""
+        agent = self.agent
+        if self._task.capture.checkpoints == "none" or agent is None:
+            return None
+        return lambda: self._parts.checkpoints.take(self._key.session_id, agent)
+
+    async def start_grader(self, role: str) -> RuntimeHandle:
+        """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and as `start`."""
+        return await self._in_time(self.start(f"{self._step}{role}", self._task.evaluator.runtime))
+
+    async def start_untouched(self, role: str) -> RuntimeHandle:
+        """The same, of the agent's specification."""
+        return await self._in_time(self.start(f"{self._step}{role}"))
+
+    async def start_control(self) -> tuple[RuntimeHandle, RuntimeHandle]:
+        """Clean sandboxes in the place of the agent's and of the grader's: one, unless they differ."""
+        agents = await self.start_untouched("control")
+        return agents, agents if self._task.evaluator.runtime is None else await self.start_grader("control.grader")
+
+    async def _in_time(self, start: Coroutine[Any, Any, RuntimeHandle]) -> RuntimeHandle:
+        budget_s = self._task.init_timeout_seconds
+        out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
+        return await within(budget_s, start, out_of_time)
+
+    async def usage(self, run: Usage | None, *, was_graded: bool) -> SessionUsage | None:
+        """Resources of the attempt so far, before `stop`; None where no sandbox was started.
+
+        run: of the agent's sandbox at the end of RUN; None where RUN did not end.
+        """
+        if self.agent is None:
+            return None
+        total, *graders = [await usage_of(handle) for handle in self._started]
+        if run is None:
+            return SessionUsage(agent=total)
+        grading = summed([*graders, since(run, total)]) if was_graded else None
+        return SessionUsage(agent=run, grading=grading)
+
+    def prewarm(self) -> None:
+        """Start the grader's sandbox while the agent runs, where the evaluator wants one and the node has the room."""
+        if self._task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
+            self._fresh = self._begin(self._prewarmed())
+
+    async def _prewarmed(self) -> RuntimeHandle:
+        """A start that fails is retried: the agent's work depends on it."""
+        async with self._parts.pools.prewarm:
+            try:
+                return await self.start_grader("grader")
+            except GanglineError as error:
+                log.warning("grader.failed session=%s attempt=%d message=%s", *self._key, error)
+                return await self.start_grader("grader.again")
+
+    def fresh(self) -> asyncio.Task[RuntimeHandle]:
+        """The grader's clean sandbox, started once; awaiting it gives the handle."""
+        if self._fresh is None:
+            self._fresh = self._begin(self.start_grader("grader"))
+        return self._fresh
+
+    async def clean(self) -> RuntimeHandle:
+        """A clean sandbox for each call: the prewarmed one comes first. Raises: as `start_grader`."""
+        self._num_clean += 1
+        return await (self.fresh() if self._num_clean == 1 else self.start_grader(f"grader.{self._num_clean}"))
+
+    def _begin(self, work: Coroutine[Any, Any, RuntimeHandle]) -> asyncio.Task[RuntimeHandle]:
+        return session_task(self._key.session_id, "grader", work)
+
+    async def settle(self) -> None:
+        """Wait until a prewarmed sandbox has started or failed; the evaluator gets the error when it asks for it."""
+        if self._fresh is not None:
+            await asyncio.wait({self._fresh})
+
+    async def drop_grader(self) -> None:
+        """Stop the grader's sandbox, also while it starts. Idempotent."""
+        if self._fresh is None:
+            return
+        self._fresh.cancel()
+        await asyncio.wait({self._fresh})
+        if not self._fresh.cancelled() and self._fresh.exception() is None:
+            with suppress(GanglineError):  # it is stopped again with the others
+                await self._fresh.result().stop()
+
+    async def stop(self) -> None:
+        await self.drop_grader()
+        self._parts.checkpoints.ended(self._key.session_id)
+        for handle in (*self._started, *self._beside):
+            try:
+                await handle.stop()
+            except Exception as error:  # the others are stopped all the same
+                log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+
+
+async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+    """Start a sandbox that no session has asked for; one that fails leaves nothing. Raises: as `Sandboxes.start`."""
+    handle = await _started(parts, spec, runtime_id)
+    try:
+        await _prepare_all(handle, spec, parts)
+    except BaseException:
+        await asyncio.shield(handle.stop())
+        raise
+    return handle
+
+
+async def _started(
+    parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None
+) -> RuntimeHandle:
+    """Raises: InvalidRequest where GPUs are asked of a runtime that gives none, and the runtime's errors."""
+    if spec.gpus and not isinstance(plugins.make_runtime(spec.backend), GivesGpus):
+        raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
+    seen = _named_folders(spec, parts)
+    start = RuntimeStart(
+        runtime_id=runtime_id,
+        owner=parts.owner,
+        spec=spec,
+        folder=parts.runtimes_folder / runtime_id,
+        proxy_port=parts.proxy_port,
+        hidden=(*parts.hidden, *(folder for folder in parts.prepare_folders if folder not in seen)),
+        prepare_folders=seen,
+        sharing=sharing,
+    )
+    return await parts.start_runtime(spec.backend, start)
+
+
+def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
+    """The operator's folders for prepare actions that this specification's actions name."""
+    commands = [str(action.command) for action in spec.prepare if isinstance(action, ExecAction)]
+    return tuple(folder for folder in parts.prepare_folders if any(str(folder) in command for command in commands))
+
+
+async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec, parts: NodeParts) -> None:
+    """A sandbox that saw folders for its prepare actions is killed after them: in its next life it sees none."""
+    await _run_actions(handle, spec.prepare)
+    if _named_folders(spec, parts):
+        await handle.kill()
+
+
+async def _run_actions(handle: RuntimeHandle, actions: Sequence[PrepareAction]) -> None:
+    for action in actions:
+        if isinstance(action, ExecAction):
+            await _prepare(handle, action)
+        else:
+            await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+
+
+async def usage_of(handle: RuntimeHandle) -> Usage:
+    """Also of a sandbox that is gone: then nothing is known."""
+    try:
+        return await handle.usage()
+    except GanglineError as error:
+        return unmeasured(error.message)
+
+
+async def _prepare(handle: RuntimeHandle, action: ExecAction) -> None:
+    result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
+    if not result.ok:
+        said = result.stderr[-1000:].decode(errors="replace")
+        raise PrepareFailed(f"prepare action {action.command[:200]!r} {describe_end(result)}: {said}")
+
+
+def describe_end(result: ExecResult) -> str:
+    """How a command ended, for a message."""
+    if result.timed_out:
+        return "ran out of time"
+    if result.memory_kill:
+        return f"was {result.memory_kill}"
+    return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"

@@ -1,0 +1,1 @@
+"""Sessions as conversations: their main one as messages, and files of them. Start with `conversation`."""

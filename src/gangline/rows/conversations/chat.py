@@ -1,0 +1,46 @@
+"""A conversation as OpenAI's `messages` and `tools`, as text: the form that trainers' chat templates take."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.models.engines.fields import messages_fields
+from gangline.models.language.tools import tool_fields
+
+__all__ = ["chat_messages", "chat_tools", "conversation_digest"]
+
+_MESSAGE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Content is always a text, empty beside tool calls; arguments are JSON text. Fields without a value are None.
+
+    As an engine reads them: text parts joined by newlines, `developer` as `system`, an error of a tool as its text.
+    """
+    return [_message(fields) for fields in messages_fields(messages)]
+
+
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
+    content = fields["content"]
+    if not isinstance(content, str):
+        parts = cast("list[dict[str, Any]]", content or [])
+        content = "\n".join(part["text"] for part in parts)
+    return {name: content if name == "content" else fields.get(name) for name in _MESSAGE}
+
+
+def chat_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
+    return [tool_fields(tool) for tool in tools]
+
+
+def conversation_digest(messages: Sequence[dict[str, Any]]) -> bytes:
+    """Equal for conversations that say the same: ids of tool calls, which are random, do not count."""
+    said: list[object] = []
+    for message in messages:
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or ()]
+        said.append((message["role"], message["content"], message["reasoning_content"], calls))
+    return hashlib.sha256(msgspec.msgpack.encode(said)).digest()

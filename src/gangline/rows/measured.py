@@ -1,0 +1,41 @@
+"""Whether a session says how good its policy is, or why it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gangline.domain.lifecycle import UNGRADED, Outcome, is_infrastructure_fault
+from gangline.domain.session import SessionResult, made_no_call
+
+__all__ = ["needs_model", "why_not_measured", "why_without_reward"]
+
+_FAILED: tuple[Outcome, ...] = ("agent_error", "agent_timeout", "memory_limit")
+
+
+def needs_model(task: Mapping[str, Any]) -> bool:
+    """Whether a session of the task without a model call says nothing. task: the body of `POST /v1/tasks`."""
+    agent = task.get("agent")
+    return not (isinstance(agent, Mapping) and cast("Mapping[str, Any]", agent).get("allow_no_model_call"))
+
+
+def why_without_reward(session: SessionResult) -> str | None:
+    """Why a session says nothing of how good its policy is; None when it does."""
+    failure = session.failure
+    if session.outcome in UNGRADED:
+        return f"it ended as {session.outcome}" + ("" if failure is None else f": {failure.message}")
+    if failure is not None and is_infrastructure_fault(failure) and session.reward is None:
+        return f"{failure.boundary} failed: {failure.message}"
+    if session.reward is None:
+        return "it has no reward"
+    return None
+
+
+def why_not_measured(session: SessionResult, *, needs_model: bool = True) -> str | None:
+    """As `why_without_reward`; a session whose agent failed before a model call was answered says nothing, either.
+
+    needs_model: False for an agent with `allow_no_model_call`."""
+    if needs_model and session.outcome in _FAILED and made_no_call(session):
+        why = session.outcome if session.failure is None else session.failure.message
+        return f"its agent failed before a model call was answered: {why}"
+    return why_without_reward(session)

@@ -1,0 +1,163 @@
+"""Rows as Parquet: token arrays as lists of numbers, spans and splices as structs, deeper values as JSON text.
+
+Importing this module needs the extra `parquet`; nothing else in the package imports it.
+"""
+
+# pyarrow has no type stubs.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.errors import InvalidRequest
+from gangline.machine.durable import replacing
+from gangline.rows.rows import Row
+from gangline.settings.installation import extra_command
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise InvalidRequest(
+        "Parquet needs the Python package pyarrow, which is not installed. The formats jsonl and msgpack need nothing. "
+        f"Run: {extra_command('parquet')}"
+    ) from error
+
+__all__ = ["SCHEMA", "read_parquet", "write_parquet"]
+
+_ROWS_IN_A_GROUP = 256
+_IDS_IN_A_GROUP = 1 << 21
+"""A group ends with the row that reaches it."""
+
+_ARRAYS: dict[str, Any] = {
+    "prompt_ids": pa.int32(),
+    "response_ids": pa.int32(),
+    "loss_mask": pa.int8(),
+    "response_logprobs": pa.float32(),
+    "response_versions": pa.int32(),
+}
+_JSON = ("lineage", "certificates", "prompt_messages", "response_messages", "tools", "metadata")
+_STRUCTS: dict[str, Any] = {
+    "spans": pa.struct(
+        [
+            ("completion_id", pa.string()),
+            ("start", pa.int32()),
+            ("end", pa.int32()),
+            ("role", pa.string()),
+            ("score", pa.float64()),
+            ("agent_role", pa.string()),
+            ("model", pa.string()),
+        ]
+    ),
+    "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
+}
+_STRUCT = {
+    "shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())]),
+    "routed_experts": pa.struct(
+        [
+            ("num_tokens", pa.int32()),
+            ("num_layers", pa.int32()),
+            ("num_chosen", pa.int32()),
+            ("number", pa.string()),
+            ("data", pa.large_binary()),
+            ("missing", pa.string()),
+        ]
+    ),
+    "sampling_mask": pa.struct(
+        [("num_tokens", pa.int32()), ("data", pa.large_binary()), ("missing", pa.string())],
+    ),
+}
+_TEXTS = ("response_texts",)
+_NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
+
+
+def _type(name: str) -> Any:
+    if name in _ARRAYS:
+        return pa.list_(_ARRAYS[name])
+    if name in _STRUCTS:
+        return pa.list_(_STRUCTS[name])
+    if name in _TEXTS:
+        return pa.list_(pa.string())
+    return _STRUCT.get(name) or _NUMBERS.get(name, pa.string())
+
+
+SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
+
+
+def write_parquet(rows: Iterable[Row], path: Path) -> int:
+    """Returns how many. Memory is bounded by one group of rows."""
+    num = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+        for batch in map(_batch, _groups(rows)):
+            writer.write_batch(batch)
+            num += batch.num_rows
+    return num
+
+
+def _batch(group: Sequence[Row]) -> Any:
+    columns = [_column(name, [getattr(row, name) for row in group]) for name in Row.__struct_fields__]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    num_ids = 0
+    for row in rows:
+        group.append(row)
+        num_ids += len(row.prompt_ids) + len(row.response_ids)
+        if len(group) == _ROWS_IN_A_GROUP or num_ids >= _IDS_IN_A_GROUP:
+            yield group
+            group, num_ids = [], 0
+    if group:
+        yield group
+
+
+def _column(name: str, values: Sequence[Any]) -> Any:
+    if name in _ARRAYS:
+        offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+        return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values), _ARRAYS[name]))
+    if name in _JSON:
+        return pa.array([msgspec.json.encode(value).decode() for value in values], pa.string())
+    if name in _STRUCTS:
+        values = [[msgspec.structs.asdict(item) for item in items] for items in values]
+    if name in _STRUCT:
+        values = [None if item is None else msgspec.structs.asdict(item) for item in values]
+    return pa.array(values, _type(name))
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """One group of rows at a time in memory. Raises: InvalidRequest when the file holds no rows."""
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest(f"{path} is not a Parquet file: {error}") from error
+    if file.schema_arrow.names != SCHEMA.names:
+        raise InvalidRequest(f"{path} holds no rows of ours: its columns are {', '.join(file.schema_arrow.names)}")
+    with file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group).combine_chunks()
+            columns = {name: table.column(name) for name in SCHEMA.names}
+            for index in range(table.num_rows):
+                yield msgspec.convert(
+                    {name: _value(name, column, index) for name, column in columns.items()}, Row, dec_hook=_as_it_is
+                )
+
+
+def _value(name: str, column: Any, index: int) -> Any:
+    if name in _ARRAYS:
+        return column[index].values.to_numpy()
+    value = column[index].as_py()
+    return json.loads(value) if name in _JSON else value
+
+
+def _as_it_is(_kind: Any, value: Any) -> Any:
+    return value

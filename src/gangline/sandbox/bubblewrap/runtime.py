@@ -1,0 +1,173 @@
+"""The `sandbox` runtime: namespaces made by bubblewrap, as root or as an ordinary user, without a daemon.
+
+Laws:
+- The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
+  nothing on the host; started by a user, it is that user in a user namespace without privileges.
+- It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
+  (network `proxy`) one TCP port: the node's proxy; under `list` one more, of a forward proxy of its own. The folders
+  lie under `RuntimeStart.folder`.
+- Its system calls are filtered (`system_calls`), and the keyring of whoever started the node is not its own.
+- `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
+- Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
+
+How it is held and entered is in `namespaced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import GanglineError, RuntimeUnavailable
+from gangline.domain.task import RuntimeSpec
+from gangline.sandbox.bubblewrap.command_line import (
+    HOST_NAME,
+    RESERVED,
+    BubblewrapLaunch,
+    View,
+    arguments,
+    private_files,
+)
+from gangline.sandbox.bubblewrap.obstacles import obstacle
+from gangline.sandbox.commands.holder import PATH, Launch
+from gangline.sandbox.commands.sandbox import begun
+from gangline.sandbox.confinement.cgroups import remove_owned
+from gangline.sandbox.confinement.masks import FirstLife
+from gangline.sandbox.images.listing import images_in
+from gangline.sandbox.layers.records import release
+from gangline.sandbox.namespaced import (
+    HOME,
+    can_give_users,
+    check_spec,
+    checked_folders,
+    grader_folder,
+    held_user,
+    inner_uid,
+    namespaced,
+    try_out,
+)
+from gangline.sandbox.shared.environment import PythonEnvironment, clean_environment, exposed_folders
+from gangline.sandbox.shared.leftovers import reap
+from gangline.sandbox.shared.mounts import granted
+from gangline.sandbox.shared.services import refuse_services
+from gangline.sandbox.shared.threads import run_to_end
+from gangline.settings.machine import Settings
+
+__all__ = ["SandboxRuntime"]
+
+
+class SandboxRuntime:
+    """Starts sandboxes with `bwrap`."""
+
+    name: ClassVar[str] = "sandbox"
+    is_keepable: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings.from_environ()
+        self._expose = exposed_folders(self._settings.expose)
+        self._privileged = can_give_users()
+
+    def missing(self) -> str | None:
+        return None if shutil.which("bwrap", path=PATH) else obstacle("", path=PATH)
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        return await images_in(self._settings)
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Raises: InvalidRequest."""
+        check_spec(spec, RESERVED)
+
+    async def check(self) -> None:
+        """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""
+        try:
+            result = await try_out(self)
+        except GanglineError as error:
+            raise RuntimeUnavailable(obstacle(error.message)) from error
+        if not result.ok:
+            raise RuntimeUnavailable(obstacle(result.stderr.decode(errors="replace")))
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: RuntimeFailed, InvalidRequest."""
+        refuse_services(start.spec, self.name)
+        shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
+        python = PythonEnvironment(start.spec.python)
+        user = held_user(start) if self._privileged else None
+        uid = None if user is None else user.uid
+        mounts = granted(start.spec, self._settings.expose)
+        enclosure = _Bubblewrap(start, shared, self._expose, mounts, python, uid)
+        return await begun(namespaced(start, self.name, enclosure, shared, user))
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        await run_to_end(release, checkpoint)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
+        await remove_owned(owner, keep)
+        return len(removed)
+
+
+class _Bubblewrap:
+    """See `namespaced.Enclosure`."""
+
+    agent_is_root = False
+    has_private_mounts = True
+
+    def __init__(
+        self,
+        start: RuntimeStart,
+        shared: Mapping[str, Path],
+        expose: Sequence[Path],
+        mounts: Mapping[str, Path],
+        python: PythonEnvironment,
+        uid: int | None,
+    ) -> None:
+        self._start = start
+        self._shared = shared
+        self._python = python
+        self._expose = python.beside(expose)
+        self._mounts = mounts
+        self._uid = uid
+        self._reading = FirstLife(start)
+
+    def make_folders(self) -> None:
+        known = Path(self._start.spec.image or "/", "etc/hosts")
+        others = known.read_text(errors="replace") if known.is_file() and not known.is_symlink() else ""
+        (self._start.folder / "hosts").write_text(f"127.0.0.1 localhost {HOST_NAME}\n{others}")
+
+    def reset_others(self) -> None:
+        """Other folders are in memory, and end with each start."""
+
+    def launch(self, entering: Sequence[str]) -> Launch:
+        spec = self._start.spec
+        seen, hidden = self._reading.next()
+        as_root = os.geteuid() == 0 and self._uid is None
+        view = View(
+            image=Path(spec.image) if spec.image is not None else None,
+            shared=self._shared,
+            expose=[*self._expose, *seen],
+            mounts=self._mounts,
+            masked=private_files() if as_root and spec.image is None else (),
+            hidden=hidden,
+            passwd=self._start.folder / "passwd",
+            group=self._start.folder / "group",
+            hosts=self._start.folder / "hosts",
+            host_network=spec.network == "full",
+            user_namespace=self._uid is None,
+        )
+        uid = str(inner_uid(self._uid))
+        return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
+
+    async def entered(self, proc_fd: int) -> None:
+        """Files inside are the host's."""
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        return self._python.first_in(clean_environment(self._expose, HOME, extra))
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,19 @@
+"""Become another program, with an empty session keyring of its own. Usage: `main(argv)`; `argv[0]` is looked for."""
+
+from __future__ import annotations
+
+import os
+
+from gangline.sandbox.commands.helpers.namespaces import leave_session_keyring
+
+TYPE_CHECKING = False  # see `zygote`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    leave_session_keyring()
+    os.execvp(argv[0], list(argv))

@@ -1,0 +1,207 @@
+"""Docker and podman, asked by their command line: both understand the same few commands.
+
+Nothing is asked of them between a sandbox's start and its end, so that a process of theirs for each question costs
+little; and podman needs no service then. Their error messages are passed on unchanged, with a remedy where one is
+known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.machine.programs import program
+from gangline.sandbox.shared.leftovers import LABEL
+
+__all__ = ["Engine", "Inspected", "checked_image", "container_name"]
+
+_PATIENCE_S = 180.0
+_NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
+_NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)
+_IMAGE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII
+)
+_NAME = re.compile(r"gangline(?:_(?:service|network)-\d+)?-(.+)")
+_MAX_LOG_LINES = 20
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """The queried facts about a running container."""
+
+    pid: int
+    """Id of its first process, on this machine."""
+    env: dict[str, str]
+    """Environment set by its image, and by us at its start."""
+    folders: list[Path]
+    """Folders on this machine with the files that the container has written: its layer and its volumes; none where they
+    are unknown."""
+
+
+class Engine:
+    """One container engine."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        """`name`: `docker` or `podman`; `command`: its program, with global options."""
+        self.name = name
+        self._command = tuple(command)
+
+    @property
+    def is_installed(self) -> bool:
+        return shutil.which(self._command[0]) is not None
+
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """Command line before one that enters the namespaces of its containers."""
+        return (*self._command, "unshare") if os.geteuid() != 0 else ()
+
+    def network_of(self, name: str, pid: int, names: Sequence[str]) -> list[str]:
+        """Options of a container in another one's network. `pid`: of the other's first process; `names`: options for
+        the names that the other one has: Docker's containers have them with the network, podman's have none."""
+        if self.name == "docker":
+            return ["--network", f"container:{name}"]
+        return ["--network", f"ns:/proc/{pid}/ns/net", *names]
+
+    async def run(self, name: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
+        """Start a container in the background; `argv`: the arguments of its entry point.
+
+        Never pulls. `folder`: where podman's monitor runs, which leaves a file there when memory ran out.
+        Raises: InvalidRequest when the image is not there, RuntimeFailed, RuntimeUnavailable.
+        """
+        given = ("--detach", "--pull", "never", "--name", name)
+        code, _, complaint = await self._said("run", *given, *options, image, *argv, folder=folder)
+        if code != 0 and _NO_IMAGE.search(complaint):
+            raise InvalidRequest(
+                f"the image {image!r} is not on this machine, and none is pulled while a session waits. "
+                f"Run: {' '.join(self._command)} pull {image}"
+            )
+        if code != 0:
+            raise RuntimeFailed(f"{self.name} did not start a container: {complaint}")
+
+    async def start(self, name: str, folder: Path) -> None:
+        """Start a container that has ended. Raises: RuntimeFailed."""
+        await self._done("start", name, folder=folder)
+
+    async def kill(self, name: str) -> None:
+        """End a container and keep its files; one that has ended stays as it is. Raises: RuntimeFailed."""
+        code, _, complaint = await self._said("kill", name)
+        if code != 0 and "not running" not in complaint and "state improper" not in complaint:
+            raise RuntimeFailed(f"{self.name} did not end a container: {complaint}")
+        await self._done("wait", name)
+
+    async def remove(self, name: str) -> None:
+        """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed, RuntimeUnavailable."""
+        code, _, complaint = await self._said("rm", "--force", "--volumes", name)
+        if code != 0 and not _NO_CONTAINER.search(complaint):
+            raise RuntimeFailed(f"{self.name} did not remove a container: {complaint}")
+
+    async def exit_code(self, name: str) -> int | None:
+        """Exit code of a container's first process; None while it runs. Raises: RuntimeFailed."""
+        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]["State"]
+        return None if told["Running"] else int(told["ExitCode"])
+
+    async def succeeds(self, name: str, argv: Sequence[str], timeout_s: float) -> bool:
+        """Whether a command in the container exits with 0 in that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await self._said("exec", name, *argv))[0] == 0
+        except TimeoutError:
+            return False
+
+    async def last_words(self, name: str) -> str:
+        """The end of a container's output. Raises: RuntimeFailed."""
+        _, printed, complaint = await self._said("logs", "--tail", str(_MAX_LOG_LINES), name)
+        return (printed + complaint).strip()
+
+    async def inspect(self, name: str) -> Inspected:
+        """Raises: RuntimeFailed."""
+        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]
+        env = dict(line.partition("=")[::2] for line in told["Config"]["Env"] or ())
+        driver: dict[str, Any] = told.get("GraphDriver") or {}
+        mounts: list[dict[str, Any]] = told.get("Mounts") or []
+        data: dict[str, Any] = driver.get("Data") or {}
+        layer = data.get("UpperDir")
+        volumes = [Path(str(mount["Source"])) for mount in mounts if mount.get("Type") == "volume"]
+        folders = [] if layer is None else [Path(str(layer)), *volumes]
+        return Inspected(pid=int(told["State"]["Pid"]), env=env, folders=folders)
+
+    async def images(self) -> list[tuple[str, str, str, str]]:
+        """Repository, tag, digest and id of each image here, `<none>` where it has none. Raises: RuntimeFailed,
+        RuntimeUnavailable."""
+        form = "{{.Repository}}\t{{.Tag}}\t{{.Digest}}\t{{.ID}}"
+        listed = await self._done("image", "ls", "--no-trunc", "--digests", "--format", form)
+        rows = [line.split("\t") for line in listed.splitlines()]
+        return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
+
+    async def containers(self, labels: Sequence[str]) -> dict[str, str]:
+        """Name -> id of its runtime, for each container of ours with all these labels, running or not.
+
+        Raises: RuntimeFailed.
+        """
+        filters = [piece for label in labels for piece in ("--filter", f"label={label}")]
+        names = await self._done("ps", "--all", *filters, "--format", "{{.Names}}")
+        return {name: match[1] for name in names.split() if (match := _NAME.fullmatch(name))}
+
+    async def _done(self, *argv: str, folder: Path | None = None) -> str:
+        """Its output. Raises: RuntimeFailed."""
+        code, printed, complaint = await self._said(*argv, folder=folder)
+        if code != 0:
+            raise RuntimeFailed(f"{self.name} {argv[0]}: {complaint}")
+        return printed
+
+    async def _said(self, *argv: str, folder: Path | None = None) -> tuple[int, str, str]:
+        """Exit code, output, complaint. Raises: RuntimeUnavailable, RuntimeFailed when it does not come to an end."""
+        async with self.program(*argv, folder=folder) as process:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    printed, complaint = await process.communicate()
+            except TimeoutError:
+                raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
+        assert process.returncode is not None
+        return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
+
+    @asynccontextmanager
+    async def program(self, *argv: str, folder: Path | None = None) -> AsyncGenerator[asyncio.subprocess.Process]:
+        """The engine's command line at work, with pipes for its output; ended with the block.
+
+        Raises: RuntimeUnavailable.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                process = await stack.enter_async_context(
+                    program(*self._command, *argv, env=_environment(), folder=folder, stderr=asyncio.subprocess.PIPE)
+                )
+            except OSError as error:
+                raise RuntimeUnavailable(
+                    f"{self._command[0]} cannot be started ({error.strerror}). Install {self.name}, "
+                    f"or name its command line in GANGLINE_{self.name.upper()}."
+                ) from error
+            yield process
+
+
+def container_name(runtime_id: str, part: str | None = None) -> str:
+    """`part`: `service-N` or `network-N`, of the container's Nth service; None is the agent's container."""
+    return f"gangline-{runtime_id}" if part is None else f"gangline_{part}-{runtime_id}"
+
+
+def _environment() -> dict[str, str]:
+    """The node's environment. Without its label, since processes that an engine leaves running are not the node's; and
+    without the keys of the control plane."""
+    return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
+
+
+def checked_image(image: str | None, engine: str) -> str:
+    """Raises: InvalidRequest when there is none, or it is no name of an image."""
+    if image is None:
+        raise InvalidRequest(f"runtime.image: runtime `{engine}` needs an image; set one, such as debian:12.")
+    if not _IMAGE.fullmatch(image):
+        raise InvalidRequest(f"runtime.image must be the name of an image, such as debian:12; got {image[:200]!r}.")
+    return image

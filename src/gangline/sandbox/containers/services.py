@@ -1,0 +1,182 @@
+"""The services of one sandbox: other containers, which begin before its first command and end with it.
+
+Each is in the network namespace of a container that only waits, and was linked to the others before: a program finds
+its network when it begins, as it does under an engine's own. Names are lines of `/etc/hosts`.
+
+Laws
+- Nothing is pulled, published or mounted, and a service's container has no options but those that are written here.
+- Services see neither the node's proxy nor the hosts of network `list`. Under `full` they have the engine's network.
+- They have no pipe that ends them, as the agent's container has: after a crash they are off their network with its end,
+  and are removed by their labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from gangline.domain.contracts import RuntimeStart
+from gangline.domain.errors import RuntimeFailed
+from gangline.domain.services import ServiceHealthcheck, ServiceSpec
+from gangline.machine.event_loop import to_end
+from gangline.sandbox.containers.engine import Engine, checked_image, container_name
+from gangline.sandbox.containers.wiring import Wiring, address
+
+__all__ = ["Services"]
+
+_AGENT = "main"
+"""The name that the agent's container has for services, as in Harbor's compose files."""
+_WAITING = ("sleep", "2147483647")
+_TRY_S = 1.0
+_UNPRIVILEGED = ("--security-opt", "no-new-privileges", "--no-healthcheck")
+_WAITS = (*_UNPRIVILEGED, "--user", "65534:65534", "--cap-drop", "ALL", "--pids-limit", "16", "--log-driver", "none")
+_SERVES = (
+    *(*_UNPRIVILEGED, "--cap-drop", "NET_RAW", "--cap-drop", "MKNOD"),
+    *("--log-driver", "json-file", "--log-opt", "max-size=1m"),
+)
+
+
+class Services:
+    """The containers beside an agent's."""
+
+    def __init__(
+        self, engine: Engine, start: RuntimeStart, image: str, labels: Sequence[str], limits: Sequence[str]
+    ) -> None:
+        """
+        image: has `sleep`, as the agent's has.
+        labels, limits: options for each container.
+        """
+        self._engine = engine
+        self._start = start
+        self._image = image
+        self._labels = tuple(labels)
+        self._limits = tuple(limits)
+        self._wiring = Wiring(engine.entering)
+        self._were_made = False
+        self._pids: dict[str, int] = {}
+        """Service -> first process of the container whose network it is in."""
+        self._numbers = {name: number for number, name in enumerate(start.spec.services, 1)}
+
+    @property
+    def _specs(self) -> Mapping[str, ServiceSpec]:
+        return self._start.spec.services
+
+    @property
+    def names_options(self) -> list[str]:
+        """Options by which a container knows the others' names."""
+        numbers = {_AGENT: 0, **self._numbers} if self._numbers else {}
+        return [piece for name, number in numbers.items() for piece in ("--add-host", f"{name}:{address(number)}")]
+
+    async def join(self, pid: int) -> None:
+        """Start all services once, and link the agent's container, whose first process is `pid`.
+
+        Raises: InvalidRequest when an image is not there, RuntimeFailed when one does not come to work.
+        """
+        if not self._specs:
+            return
+        if not self._were_made:
+            await self._make_networks()
+        await to_end(self._wiring.join_agent(pid))
+        if not self._were_made:
+            await self._begin_all()
+            self._were_made = True
+
+    async def remove(self) -> None:
+        """Remove all services with their files and volumes. Raises: RuntimeFailed."""
+        for kind in ("service", "network"):
+            for name in self._specs:
+                await self._engine.remove(self._container(name, kind))
+
+    async def _make_networks(self) -> None:
+        network = [] if self._start.spec.network == "full" else ["--network", "none"]
+        program, *words = _WAITING
+        for name in self._specs:
+            waiting = self._container(name, "network")
+            options = [*_WAITS, *network, *self._names_of(name), *self._labels, "--entrypoint", program]
+            await to_end(self._engine.run(waiting, options, self._image, words, self._start.folder))
+            self._pids[name] = (await self._engine.inspect(waiting)).pid
+        await to_end(self._wiring.join_services(tuple(self._pids.values())))
+
+    def _names_of(self, name: str) -> list[str]:
+        """Options by which a service's container knows its own name and the others'."""
+        return ["--hostname", name, *self.names_options]
+
+    async def _begin_all(self) -> None:
+        turns = {name: _Turn() for name in self._specs}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name in self._specs:
+                    tasks.create_task(self._begin_in_turn(name, turns))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        for name, spec in self._specs.items():
+            if not spec.completes:
+                await self._refuse_ended(name)
+
+    async def _begin_in_turn(self, name: str, turns: Mapping[str, _Turn]) -> None:
+        """Start a service when those that it depends on are as they should be, and wait until it is ready."""
+        spec = self._specs[name]
+        for other, condition in spec.depends_on.items():
+            await (turns[other].ready if condition == "ready" else turns[other].started).wait()
+        options, argv = _run_of(spec)
+        network = self._engine.network_of(self._container(name, "network"), self._pids[name], self._names_of(name))
+        options = [*_SERVES, *network, *self._limits, *self._labels, *options]
+        image = checked_image(spec.image, self._engine.name)
+        await to_end(self._engine.run(self._container(name), options, image, argv, self._start.folder))
+        turns[name].started.set()
+        if spec.healthcheck is not None:
+            await self._until_healthy(name, spec.healthcheck)
+        if spec.completes:
+            await self._until_completed(name)
+        turns[name].ready.set()
+
+    async def _until_healthy(self, name: str, check: ServiceHealthcheck) -> None:
+        command = ("sh", "-c", check.command) if isinstance(check.command, str) else check.command
+        try:
+            async with asyncio.timeout(check.within_seconds):
+                while not await self._engine.succeeds(self._container(name), command, check.timeout_seconds):
+                    await self._refuse_ended(name)
+                    await asyncio.sleep(_TRY_S)
+        except TimeoutError:
+            raise await self._failure(name, f"was not healthy within {check.within_seconds:g} s") from None
+
+    async def _until_completed(self, name: str) -> None:
+        code = await self._engine.exit_code(self._container(name))
+        while code is None:
+            await asyncio.sleep(_TRY_S)
+            code = await self._engine.exit_code(self._container(name))
+        if code != 0:
+            raise await self._failure(name, f"ended with exit code {code}")
+
+    async def _refuse_ended(self, name: str) -> None:
+        code = await self._engine.exit_code(self._container(name))
+        if code is not None:
+            raise await self._failure(name, f"ended with exit code {code}")
+
+    async def _failure(self, name: str, what: str) -> RuntimeFailed:
+        words = await self._engine.last_words(self._container(name))
+        return RuntimeFailed(f"service {name!r} {what}. The end of its output: {words or 'none'}")
+
+    def _container(self, name: str, kind: str = "service") -> str:
+        return container_name(self._start.runtime_id, f"{kind}-{self._numbers[name]}")
+
+
+class _Turn:
+    """The events that services wait for which depend on this one."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.ready = asyncio.Event()
+
+
+def _run_of(spec: ServiceSpec) -> tuple[list[str], Sequence[str]]:
+    """Options and arguments of a service's container."""
+    options = [piece for name, value in spec.env.items() for piece in ("--env", f"{name}={value}")]
+    if spec.user is not None:
+        options += ["--user", spec.user]
+    if spec.workdir is not None:
+        options += ["--workdir", spec.workdir]
+    if spec.entrypoint is None:
+        return options, spec.command or ()
+    program, *words = spec.entrypoint
+    return [*options, "--entrypoint", program], [*words, *(spec.command or ())]

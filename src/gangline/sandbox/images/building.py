@@ -1,0 +1,154 @@
+"""Builds images, or finds an existing one. Blocking; output of the building program goes to stderr."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
+from gangline.sandbox.images.recipe import Inputs, Recipe, digest_of
+from gangline.sandbox.images.rendering import LOCK_NAME, render
+from gangline.sandbox.images.shelf import ImageRecord, Shelf
+
+__all__ = ["Built", "ImageBuilder"]
+
+_ASK_S = 60.0
+_DEFINITION = {"apptainer": "image.def", "docker": "Dockerfile"}
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    record: ImageRecord
+    is_new: bool
+    """False: it was there."""
+
+
+class ImageBuilder:
+    """Builds with `apptainer` and `docker`, and keeps records in `folder`, Apptainer's images too."""
+
+    def __init__(self, folder: Path, *, apptainer: Sequence[str], docker: Sequence[str]) -> None:
+        self.shelf = Shelf(folder)
+        self._folder = folder
+        self._apptainer = tuple(apptainer)
+        self._docker = tuple(docker)
+
+    def definition(self, recipe: Recipe) -> str:
+        """The definition that would be built. Raises: InvalidRequest."""
+        return render(recipe, Inputs.read(recipe, self._base_identity(recipe)))
+
+    def build(self, recipe: Recipe) -> Built:
+        """Raises: InvalidRequest, RuntimeUnavailable, RuntimeFailed when the program that builds fails."""
+        inputs = Inputs.read(recipe, self._base_identity(recipe))
+        text = render(recipe, inputs)
+        with self.shelf.alone():
+            if (key := inputs.key(recipe)) and (found := self._found(key)):
+                return Built(record=found, is_new=False)
+            digest = digest_of([recipe.kind, inputs.base, text, str(inputs.lock_sha256)])
+            with TemporaryDirectory(prefix="gangline-image-") as context:
+                (Path(context) / _DEFINITION[recipe.kind]).write_text(text)
+                if recipe.lock is not None:
+                    shutil.copyfile(recipe.lock, Path(context) / LOCK_NAME)
+                make = self._make_apptainer if recipe.kind == "apptainer" else self._make_docker
+                image, size_bytes = make(recipe.name, digest, Path(context))
+            record = ImageRecord(
+                name=recipe.name,
+                kind=recipe.kind,
+                digest=digest,
+                image=image,
+                caching=recipe.caching,
+                key=key,
+                base=recipe.base,
+                base_identity=inputs.base,
+                framework=inputs.framework,
+                lock_sha256=inputs.lock_sha256,
+                harnesses=tuple(tool.harness for tool in recipe.tools),
+                built_at=time.time(),
+                size_bytes=size_bytes,
+            )
+            self.shelf.put(record)
+        return Built(record=record, is_new=True)
+
+    def prune(self, num_kept: int) -> list[ImageRecord]:
+        """Remove all but the newest images of each name and kind, and the remains of failed builds.
+
+        Raises: RuntimeUnavailable when docker's images are among them, and docker is not there.
+        """
+        with self.shelf.alone():
+            removed = self.shelf.old(num_kept)
+            for record in removed:
+                if record.kind == "apptainer":
+                    Path(record.image).unlink(missing_ok=True)
+                elif self._is_there(record):
+                    self._run([*self._docker, "image", "rm", record.image])
+                self.shelf.forget(record)
+            kept = {record.image for record in self.shelf.records()}
+            for path in self._folder.glob("*.sif*"):
+                if str(path) not in kept:
+                    path.unlink()
+        return removed
+
+    # -- one kind or the other -----------------------------------------------------------------------------------
+
+    def _found(self, key: str) -> ImageRecord | None:
+        record = self.shelf.find(key)
+        return record if record is not None and self._is_there(record) else None
+
+    def _is_there(self, record: ImageRecord) -> bool:
+        if record.kind == "apptainer":
+            return Path(record.image).is_file()
+        return self._docker_id(record.image) is not None
+
+    def _base_identity(self, recipe: Recipe) -> str:
+        """Digest of a file's content, or of docker's image of that name; for a folder, or an image that is not here
+        yet, its name."""
+        path = Path(recipe.base)
+        if path.is_file():
+            with path.open("rb") as file:
+                return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        if recipe.kind == "docker" and (found := self._docker_id(recipe.base_name)):
+            return found
+        return recipe.base
+
+    def _docker_id(self, image: str) -> str | None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            asked = [*self._docker, "image", "inspect", "--format", "{{.Id}}", image]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=False)
+            return done.stdout.strip() or None if done.returncode == 0 else None
+        return None
+
+    def _make_apptainer(self, name: str, digest: str, context: Path) -> tuple[str, int]:
+        image = self._folder.absolute() / f"{name}-{digest[:12]}.sif"
+        unfinished = image.with_suffix(".sif.new")
+        try:
+            options = [] if os.geteuid() == 0 else ["--fakeroot"]
+            self._run([*self._apptainer, "build", "--force", *options, str(unfinished), "image.def"], context)
+            os.replace(unfinished, image)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return str(image), image.stat().st_size
+
+    def _make_docker(self, name: str, digest: str, context: Path) -> tuple[str, int]:
+        tag = f"gangline/{name}:{digest[:12]}"
+        self._run([*self._docker, "build", "--tag", tag, "--label", f"org.gangline.digest={digest}", "."], context)
+        asked = [*self._docker, "image", "inspect", "--format", "{{.Size}}", tag]
+        size = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=False).stdout
+        return tag, int(size.strip() or 0)
+
+    @staticmethod
+    def _run(command: Sequence[str], folder: Path | None = None) -> None:
+        """Raises: RuntimeUnavailable, RuntimeFailed."""
+        try:
+            done = subprocess.run(command, cwd=folder, stdout=sys.stderr, check=False)
+        except FileNotFoundError as error:
+            raise RuntimeUnavailable(f"{command[0]} is not installed: it builds images of this kind.") from error
+        if done.returncode != 0:
+            raise RuntimeFailed(f"`{' '.join(command)}` failed with exit code {done.returncode}; it says why above.")

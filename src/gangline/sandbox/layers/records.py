@@ -1,0 +1,175 @@
+"""Checkpoints on disk, and who needs them.
+
+Each is a folder beside its sandbox's: a mark for the reaper, a record, and `files`, which nobody changes any more. A
+checkpoint that was released stays until no sandbox is over it and no other checkpoint on it. That is remembered by the
+process that keeps the sandboxes; it dies with all of them, and a reaper removes the folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gangline.domain.contracts import Checkpoint, RuntimeStart
+from gangline.domain.errors import InvalidRequest, NotFound, RuntimeFailed
+from gangline.domain.ids import validated_id
+from gangline.sandbox.layers.copying import MAX_DEPTH
+from gangline.sandbox.shared.leftovers import remove_folder
+
+__all__ = ["FILES", "Layer", "leave", "load", "measured", "release", "save", "spec_digest", "use"]
+
+FILES = "files"
+_RECORD = "layer.json"
+_MAY_LOOK = stat.S_IRUSR | stat.S_IXUSR
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint with the facts that its runtime alone needs."""
+
+    checkpoint: Checkpoint
+    uid: int | None
+    """Owner of its files; None: who we are."""
+    below: tuple[str, ...] = ()
+    """Ids of the checkpoints under it, the topmost first; empty: its files are whole."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.checkpoint.folder)
+
+
+_lock = threading.Lock()
+_uses: Counter[Path] = Counter()
+"""Folder of a checkpoint -> how many sandboxes and checkpoints are over it."""
+_released: dict[Path, Layer] = {}
+
+
+def spec_digest(start: RuntimeStart) -> str:
+    return hashlib.sha256(start.spec.model_dump_json().encode()).hexdigest()
+
+
+def save(layer: Layer) -> None:
+    """Blocking. The checkpoints under it stay as long as it does."""
+    (layer.folder / _RECORD).write_bytes(msgspec.json.encode(layer))
+    use(_below(layer))
+
+
+def load(root: Path, checkpoint_id: str, *, is_below: bool = False) -> Layer:
+    """
+    root: where sandboxes have their folders.
+    is_below: it lies under another one, and may have been released.
+    Blocking. Raises: NotFound, InvalidRequest.
+    """
+    folder = root / validated_id(checkpoint_id, "checkpoint_id")
+    with _lock:
+        try:
+            if folder in _released and not is_below:
+                raise FileNotFoundError
+            return msgspec.json.decode((folder / _RECORD).read_bytes(), type=Layer)
+        except (OSError, msgspec.MsgspecError):
+            raise NotFound(f"checkpoint {checkpoint_id} does not exist any more.") from None
+
+
+def use(folders: Iterable[Path]) -> None:
+    with _lock:
+        _uses.update(folders)
+
+
+def leave(folders: Iterable[Path]) -> None:
+    """Undo `use`. Blocking: removes released checkpoints that nobody needs any more."""
+    with _lock:
+        _uses.subtract(folders)
+    _sweep()
+
+
+def release(checkpoint: Checkpoint) -> None:
+    """Remove a checkpoint as soon as nobody needs it. Blocking. Idempotent."""
+    folder = Path(checkpoint.folder)
+    try:
+        layer = load(folder.parent, checkpoint.checkpoint_id)
+    except NotFound:
+        return
+    if layer.checkpoint.owner != checkpoint.owner:
+        raise InvalidRequest(f"checkpoint {checkpoint.checkpoint_id} belongs to another owner.")
+    with _lock:
+        _released[folder] = layer
+    _sweep()
+
+
+def _sweep() -> None:
+    while True:
+        with _lock:
+            free = [folder for folder in _released if _uses[folder] <= 0]
+            layers = [_released.pop(folder) for folder in free]
+            for folder in free:
+                del _uses[folder]
+            for layer in layers:
+                _uses.subtract(_below(layer))
+        for folder in free:
+            remove_folder(folder)
+        if not free:
+            return
+
+
+def _below(layer: Layer) -> list[Path]:
+    return [layer.folder.parent / name for name in layer.below]
+
+
+def measured(folder: Path) -> tuple[int, int]:
+    """Bytes and number of files, as `du` counts them, each hard link once. Blocking.
+
+    Nobody else changes the folder. What an ordinary user's agent has closed to itself is open meanwhile.
+    Raises: RuntimeFailed for folders nested too deep; OSError.
+    """
+    fd = os.open(folder, _FOLDER)
+    try:
+        num_bytes, num_files = _measured(fd, set(), 0)
+        return num_bytes + os.fstat(fd).st_blocks * 512, num_files
+    finally:
+        os.close(fd)
+
+
+def _measured(folder: int, seen: set[int], depth: int) -> tuple[int, int]:
+    """By descriptors: a path may be longer than the kernel takes. `seen`: inodes with several names, added to."""
+    if depth > MAX_DEPTH:
+        raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for a checkpoint.")
+    with os.scandir(folder) as entries:
+        all_found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    num_bytes, num_files = 0, 0
+    for name, found in all_found:
+        if stat.S_ISDIR(found.st_mode):
+            with _opened(name, folder, found) as below:
+                more_bytes, more_files = _measured(below, seen, depth + 1)
+            num_bytes, num_files = num_bytes + more_bytes, num_files + more_files
+        else:
+            num_files += 1
+        if found.st_nlink == 1 or found.st_ino not in seen:
+            num_bytes += found.st_blocks * 512
+        if found.st_nlink > 1:
+            seen.add(found.st_ino)
+    return num_bytes, num_files
+
+
+@contextmanager
+def _opened(name: str, parent: int, found: os.stat_result) -> Generator[int]:
+    mode = stat.S_IMODE(found.st_mode)
+    is_closed = mode & _MAY_LOOK != _MAY_LOOK and os.geteuid() == found.st_uid != 0
+    if is_closed:
+        os.chmod(name, mode | _MAY_LOOK, dir_fd=parent)
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    finally:
+        if is_closed:
+            os.chmod(name, mode, dir_fd=parent)

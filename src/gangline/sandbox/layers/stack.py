@@ -1,0 +1,345 @@
+"""The layers of one sandbox: its writable folders, what lies under them, and checkpoints of both.
+
+A sandbox begins with plain folders, at no cost. Where views can be mounted (see `mounting`), its first checkpoint makes
+them a frozen layer, and the sandbox goes on in a new, empty one over it: `overlay`. A live mount cannot change its
+layers, and a process with open files would write into the frozen one. So this is done only where no process lives;
+where one does, all are stopped and the topmost layer is copied: `frozen_copy`, or `reflink` where the file system
+shared all its bytes. Elsewhere checkpoints are whole copies (`copy`, `reflink`), and a fork copies them back.
+
+Blocking. The caller sees to it that nothing else moves files meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+from gangline.domain.contracts import Checkpoint, CheckpointMethod, RuntimeStart
+from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.domain.ids import new_id
+from gangline.domain.task import LimitsSpec
+from gangline.sandbox.layers.copying import TreeCopy
+from gangline.sandbox.layers.folders import opened_folder, refusing
+from gangline.sandbox.layers.mounting import Lower, View, can_mount, mounted
+from gangline.sandbox.layers.records import FILES, Layer, leave, load, measured, save, spec_digest, use
+from gangline.sandbox.shared.keyrings import clear_keyrings
+from gangline.sandbox.shared.leftovers import Mark, remove_folder, write_mark
+from gangline.sandbox.shared.removal import remove_tree
+from gangline.sandbox.shared.users import grader_uid
+
+__all__ = ["Layers"]
+
+_MAX_DEPTH = 64
+"""Layers under a sandbox; the next checkpoint is whole. The kernel allows 500, and each slows down missing names."""
+
+
+class Processes(Protocol):
+    """The processes of one sandbox."""
+
+    def is_populated(self) -> bool:
+        """Whether any lives, or nobody knows."""
+        ...
+
+    def frozen(self) -> AbstractContextManager[bool]:
+        """Stop all while the context lasts; false: they cannot be stopped, and run on."""
+        ...
+
+
+@functools.cache
+def _can_mount(root: Path, _device: int) -> bool:
+    return can_mount(root)
+
+
+class Layers:
+    """`begin` once its folders are there; `close` at its end."""
+
+    def __init__(
+        self,
+        start: RuntimeStart,
+        runtime: str,
+        folders: Mapping[str, Path],
+        *,
+        uid: int | None = None,
+        mounts: bool = False,
+        private: Path | None = None,
+        processes: Processes | None = None,
+        reset_others: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        folders: path inside -> host folder, below the sandbox's own, of all that checkpoints hold.
+        private: the grader's host folder, which none holds.
+        processes: None: nobody knows which there are.
+        uid: owner of their files; None is who we are.
+        mounts: whether the runtime can show mounts that only one namespace has.
+        reset_others: remove what the sandbox wrote elsewhere, which no checkpoint holds.
+        """
+        self._start = start
+        self._runtime = runtime
+        self._folders = dict(folders)
+        self._uid = uid
+        self._mounts = mounts and uid is not None
+        self._private = private
+        self._processes = processes
+        self._reset_others = reset_others
+        self._folder = start.folder
+        self._names = [str(folder.relative_to(start.folder)) for folder in folders.values()]
+        self._lowers: tuple[Layer, ...] = ()
+        """The topmost first."""
+        self._base: Layer | None = None
+        self._view: View | None = None
+        self._number = 0
+        self._last: Layer | None = None
+        """The last copy, which the next one may share files with."""
+
+    # -- seen by the runtime -------------------------------------------------------------------------------------
+
+    @property
+    def stacks(self) -> bool:
+        """Whether layers are stacked here rather than copied."""
+        return self._mounts and _can_mount(self._folder.parent, self._folder.parent.stat().st_dev)
+
+    def may_stack(self) -> bool:
+        """Whether `stack` is right now that no command runs."""
+        return self.stacks and self._processes is not None and not self._processes.is_populated()
+
+    @property
+    def method(self) -> str:
+        """For `RuntimeHandle.limits`."""
+        return "overlay" if self._mounts else "copy"
+
+    @property
+    def entering(self) -> list[str]:
+        """The beginning of a command line that sees the folders as they are."""
+        return [] if self._view is None else self._view.entering
+
+    def folders(self) -> dict[str, Path]:
+        """Path inside -> folder with the files, as every program of this user on the host sees them."""
+        if self._view is None:
+            return self._folders
+        return {path: self._view.root / name for path, name in zip(self._folders, self._names, strict=True)}
+
+    def written(self) -> list[Path] | None:
+        """Folders to measure; None: the sandbox's own."""
+        return None if self._view is None else [self._view.root / "."]
+
+    def begin(self) -> None:
+        """Raises: InvalidRequest, NotFound, RuntimeFailed when the sandbox cannot be over its base."""
+        if self._start.base is not None:
+            self._base = self._loaded(self._start.base)
+            use([self._base.folder])
+            with refusing():
+                self._put(self._base)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._let_go()
+        if self._base is not None:
+            leave([self._base.folder])
+            self._base = None
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def stack(self, name: str) -> Checkpoint:
+        """Freeze the topmost layer and go on in a new one. No process of the sandbox may live.
+
+        Raises: RuntimeFailed, and the sandbox has its files as before.
+        """
+        is_deep = len(self._lowers) >= _MAX_DEPTH
+        with refusing():
+            layer = self._copied(name, whole=True, is_frozen=True) if is_deep else self._moved(name)
+            self._let_go()
+            self._put(layer)
+        return layer.checkpoint
+
+    def copy(self, name: str) -> Checkpoint:
+        """Copy the topmost layer while all processes are stopped, where they can be. Raises: RuntimeFailed."""
+        with refusing(), nullcontext(False) if self._processes is None else self._processes.frozen() as is_frozen:
+            layer = self._copied(name, whole=False, is_frozen=is_frozen)
+        self._share_with(layer)
+        return layer.checkpoint
+
+    def reset(self, checkpoint: Checkpoint | None) -> None:
+        """Return to a checkpoint, or to the files that the sandbox began with. No process of it may live.
+
+        Raises: InvalidRequest, NotFound, RuntimeFailed.
+        """
+        layer = self._base if checkpoint is None else self._loaded(checkpoint)
+        with refusing():
+            self._let_go()
+            for name in self._names:
+                remove_tree(self._folder / name)
+                _make(self._folder / name, self._uid)
+            self._reset_others()
+            _clear_keyrings(self._uid, self._start)
+            for path in [] if self._private is None else list(self._private.iterdir()):
+                remove_tree(path)
+            if layer is not None:
+                self._put(layer)
+
+    # -- how -----------------------------------------------------------------------------------------------------
+
+    def _loaded(self, checkpoint: Checkpoint) -> Layer:
+        layer = load(self._folder.parent, checkpoint.checkpoint_id)
+        made = layer.checkpoint
+        theirs = (made.owner, made.runtime, made.spec_digest)
+        if theirs != (self._start.owner, self._runtime, spec_digest(self._start)):
+            raise InvalidRequest(
+                f"checkpoint {made.checkpoint_id} is of another owner, runtime or specification: a sandbox over it "
+                "needs the same ones."
+            )
+        return layer
+
+    def _put(self, layer: Layer) -> None:
+        """Go on over a layer. The sandbox's folders are empty."""
+        if not self.stacks:
+            with opened_folder(self._folder) as (target, _mode):
+                copy = TreeCopy(target, owners=_owners(layer.uid, self._uid))
+                for name in self._names:
+                    with opened_folder(layer.folder / FILES / name) as (source, mode):
+                        copy.add(source, name, mode=mode)
+            return
+        lowers = (layer, *(load(self._folder.parent, name, is_below=True) for name in layer.below))
+        use(one.folder for one in lowers)
+        try:
+            shown = [Lower(one.folder / FILES, _owners(one.uid, self._uid)) for one in lowers]
+            self._view = mounted(self._folder, shown, self._names)
+        except BaseException:
+            leave(one.folder for one in lowers)
+            raise
+        self._lowers = lowers
+
+    def _let_go(self) -> None:
+        """Forget what lies under the folders, and the layer over it."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+        remove_tree(self._folder / "upper")
+        lowers, self._lowers = self._lowers, ()
+        if lowers:
+            leave(one.folder for one in lowers)
+        self._share_with(None)
+
+    def _share_with(self, layer: Layer | None) -> None:
+        """The next copy may share files with this one, which stays until then, also where it is released."""
+        last, self._last = self._last, layer
+        if layer is not None:
+            use([layer.folder])
+        if last is not None:
+            leave([last.folder])
+
+    def _moved(self, name: str) -> Layer:
+        files = [self._folder / path for path in self._names] if self._view is None else [self._upper]
+        sizes = [measured(folder) for folder in files]  # before anything is moved: they may be refused
+        target = self._target()
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+            os.rename(self._upper, target / FILES)
+        else:
+            for path in self._names:
+                (target / FILES / path).parent.mkdir(parents=True, exist_ok=True)
+                os.rename(self._folder / path, target / FILES / path)
+                _make(self._folder / path, self._uid)
+        num_bytes, num_files = map(sum, zip(*sizes, strict=True))
+        return self._saved(target, name, "overlay", self._lowers, (num_bytes, num_files), is_frozen=True)
+
+    def _copied(self, name: str, *, whole: bool, is_frozen: bool) -> Layer:
+        target, limits = self._target(), self._start.spec.limits
+        stacked = self._view is not None and not whole
+        sources = [("", self._upper)] if stacked else list(zip(self._names, self.folders().values(), strict=True))
+        try:
+            previous = None if self._last is None else self._last.folder / FILES
+            copy = _copied(target / FILES, sources, previous, limits, overlay=stacked)
+            size = measured(target / FILES)
+        except BaseException:
+            remove_folder(target)
+            raise
+        method: CheckpointMethod = "frozen_copy" if is_frozen else "copy"
+        if copy.has_cloned and not copy.num_bytes:
+            method = "reflink"
+        return self._saved(target, name, method, self._lowers if stacked else (), size, is_frozen=is_frozen)
+
+    @property
+    def _upper(self) -> Path:
+        """The topmost layer's files, where there is a view."""
+        return self._folder / "upper" / FILES
+
+    def _target(self) -> Path:
+        """A new checkpoint's folder."""
+        target = self._folder.parent / new_id("checkpoint")
+        write_mark(target, Mark(owner=self._start.owner, runtime=self._runtime, runtime_id=target.name))
+        return target
+
+    def _saved(
+        self,
+        target: Path,
+        name: str,
+        method: CheckpointMethod,
+        below: Sequence[Layer],
+        size: tuple[int, int],
+        *,
+        is_frozen: bool,
+    ) -> Layer:
+        """`size`: bytes and number of files."""
+        self._number += 1
+        checkpoint = Checkpoint(
+            checkpoint_id=target.name,
+            runtime_id=self._start.runtime_id,
+            owner=self._start.owner,
+            runtime=self._runtime,
+            spec_digest=spec_digest(self._start),
+            number=self._number,
+            name=name,
+            method=method,
+            is_frozen=is_frozen,
+            num_bytes=size[0],
+            num_files=size[1],
+            made_at=time.time(),
+            folder=str(target),
+        )
+        layer = Layer(checkpoint=checkpoint, uid=self._uid, below=tuple(one.folder.name for one in below))
+        save(layer)
+        return layer
+
+
+def _clear_keyrings(uid: int | None, start: RuntimeStart) -> None:
+    """Raises: RuntimeFailed."""
+    if uid is None or "keyring" not in start.spec.system_calls_allow:
+        return
+    if not clear_keyrings((uid, grader_uid(uid))):
+        raise RuntimeFailed("the agent has left keyrings that cannot be cleared: start another sandbox.")
+
+
+def _make(folder: Path, uid: int | None) -> None:
+    folder.mkdir()
+    if uid is not None:
+        os.chown(folder, uid, uid)
+
+
+def _owners(there: int | None, here: int | None) -> dict[int, int]:
+    """User in a layer of the sandbox of `there` -> user of the sandbox of `here`."""
+    if there is None or here is None or there == here:
+        return {}
+    return {0: 0, there: here, grader_uid(there): grader_uid(here)}
+
+
+def _copied(
+    target: Path, sources: Sequence[tuple[str, Path]], previous: Path | None, limits: LimitsSpec, *, overlay: bool
+) -> TreeCopy:
+    """Copies of folders by their paths in the target, which is made. Raises: RuntimeFailed, OSError."""
+    target.mkdir()
+    with ExitStack() as stack:
+        made, _mode = stack.enter_context(opened_folder(target))
+        earlier = None if previous is None else stack.enter_context(opened_folder(previous))[0]
+        copy = TreeCopy(
+            made, previous=earlier, overlay=overlay, max_bytes=limits.disk_bytes, max_files=limits.max_files
+        )
+        for path, folder in sources:
+            source, mode = stack.enter_context(opened_folder(folder))
+            copy.add(source, path, mode=mode)
+    return copy

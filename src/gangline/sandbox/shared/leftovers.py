@@ -1,0 +1,183 @@
+"""Leftovers of a crash, and the ways to find them: processes by a label in their environment or by the folders that are
+mounted for them, folders by a mark.
+
+Nothing is remembered in memory: a restarted node finds all of it again. Blocking functions say so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gangline.sandbox.shared.removal import remove_tree
+
+__all__ = [
+    "LABEL",
+    "Mark",
+    "kill_labelled",
+    "kill_mounted",
+    "marked",
+    "reap",
+    "remove_folder",
+    "write_mark",
+]
+
+LABEL = "GANGLINE_RUNTIME"
+"""Environment variable `<owner>/<runtime_id>/<kind of runtime>`."""
+_MARK = ".gangline-runtime.json"
+_MAX_DEPTH = 3
+_MAX_SWEEPS = 500
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Says whose folder it is; written before anything is started in it."""
+
+    owner: str
+    runtime: str
+    runtime_id: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.owner}/{self.runtime_id}/{self.runtime}"
+
+
+def write_mark(folder: Path, mark: Mark) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).write_bytes(msgspec.json.encode(mark))
+
+
+def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
+    """Runtimes' folders under `root`, at most three levels down; a runtime's own content is not entered. Blocking."""
+    for name, names, files in os.walk(root):
+        folder = Path(name)
+        if _MARK in files:
+            names.clear()
+            with suppress(msgspec.DecodeError, OSError):
+                yield folder, msgspec.json.decode((folder / _MARK).read_bytes(), type=Mark)
+        elif len(folder.relative_to(root).parts) >= _MAX_DEPTH:
+            names.clear()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking.
+
+    Its mark goes last, so that `reap` finds the rest after a crash.
+    """
+    inside: list[Path] = []
+    with suppress(OSError):  # where it is closed, all goes at once
+        inside = [path for path in folder.iterdir() if path.name != _MARK]
+    for path in (*inside, folder):
+        remove_tree(path)
+
+
+def _remove_unmarked(root: Path) -> None:
+    """Remove folders of which a crash left nothing, or no more than the beginning of a mark."""
+    whole = {folder for folder, _mark in marked(root)}
+    for folder in set(root.iterdir() if root.is_dir() else ()) - whole:
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        with suppress(OSError):
+            if set(os.listdir(folder)) <= {_MARK}:
+                remove_folder(folder)
+
+
+def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
+    """Kill every process whose label `wanted` accepts, and those that they start meanwhile. Blocking.
+
+    Returns their labels.
+    """
+    return _kill_all(lambda: _labelled(wanted))
+
+
+def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> None:
+    """Kill every process that lives in a sandbox of `owner`'s runtimes of this kind under `root`. Blocking.
+
+    For launchers that clear their environment: a process that sees the sandbox's HOME mounted is in it.
+    """
+    homes = {
+        f"/{folder.parent.name}/{folder.name}/home"
+        for folder, mark in marked(root)
+        if (mark.owner, mark.runtime) == (owner, runtime) and mark.runtime_id not in keep
+    }
+    if homes:
+        _kill_all(lambda: _mounted(homes))
+
+
+def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
+    """All are stopped before the first is killed, so that none escapes by forking. Returns the labels by which they
+    were found."""
+    found: set[str] = set()
+    for _sweep in range(_MAX_SWEEPS):
+        stopped: dict[int, str] = {}
+        while new := {pid: what for pid, what in find() if pid not in stopped}:
+            _signal_all(new, signal.SIGSTOP)
+            stopped |= new
+        if not stopped:
+            break
+        _signal_all(stopped, signal.SIGKILL)
+        found.update(stopped.values())
+    return found
+
+
+def _mounted(homes: set[str]) -> Iterator[tuple[int, str]]:
+    """(pid, home). A dying process has no mounts left, and so is not found."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            lines = Path("/proc", name, "mountinfo").read_text(errors="replace").splitlines()
+            sources = {line.split(" ", 4)[3] for line in lines}
+            if home := next((home for home in homes if any(source.endswith(home) for source in sources)), None):
+                yield int(name), home
+
+
+def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
+    """(pid, label). A dying process has no environment left, and so is not found."""
+    prefix = f"{LABEL}=".encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with suppress(OSError):
+            for variable in _environment(name).split(b"\0"):
+                text = variable.removeprefix(prefix).decode(errors="replace")
+                if variable.startswith(prefix) and wanted(text):
+                    yield int(name), text
+
+
+def _environment(pid: str) -> bytes:
+    """A process whose first thread has ended shows it by its other threads only. Raises: OSError when it is gone."""
+    if found := Path("/proc", pid, "environ").read_bytes():
+        return found
+    threads = (Path("/proc", pid, "task", thread, "environ") for thread in os.listdir(f"/proc/{pid}/task"))
+    return next((found for thread in threads if (found := thread.read_bytes())), b"")
+
+
+def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> set[str]:
+    """Remove the processes of `owner`'s runtimes of this kind, and their folders under `root`. Blocking.
+
+    Returns the ids of the runtimes that were removed.
+    """
+
+    def left(mark: Mark) -> bool:
+        return (mark.owner, mark.runtime) == (owner, runtime) and mark.runtime_id not in keep
+
+    def wanted(label: str) -> bool:
+        parts = label.split("/")
+        return len(parts) == 3 and left(Mark(owner=parts[0], runtime_id=parts[1], runtime=parts[2]))
+
+    removed = {label.split("/")[1] for label in kill_labelled(wanted)}
+    for folder, mark in list(marked(root)):
+        if left(mark):
+            remove_folder(folder)
+            removed.add(mark.runtime_id)
+    _remove_unmarked(root)
+    return removed

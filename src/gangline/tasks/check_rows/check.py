@@ -1,0 +1,218 @@
+"""The check of one file: records become samples, samples are judged, findings are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.tokens import Logprobs, TokenIds
+from gangline.tasks.check_rows.call_forms import (
+    atif_trajectory,
+    nemo_gym_entries,
+    openenv_trace,
+    verifiers_trace,
+)
+from gangline.tasks.check_rows.history import History
+from gangline.tasks.check_rows.kinds import KINDS, Finding
+from gangline.tasks.check_rows.openings import Openings
+from gangline.tasks.check_rows.row_forms import (
+    COLUMNS,
+    conversations,
+    gangline_rows,
+    named_rows,
+    slime_samples,
+    trl_rows,
+    verl_rows,
+)
+from gangline.tasks.check_rows.rules import Vocabulary, judge
+from gangline.tasks.check_rows.samples import Sample
+
+__all__ = ["FORMS", "Report", "Score", "check_records", "form_of"]
+
+_MOST_UNREADABLE = 100
+"""Records after which a file of which none could be read is given up."""
+
+Score = Callable[[TokenIds, float], Logprobs]
+"""(ids [T], temperature) -> log-prob of each id given those before it [T]."""
+
+FORMS: dict[str, Callable[[Mapping[str, Any], int], Iterator[Sample]]] = {
+    "gangline": gangline_rows,
+    "trl": trl_rows,
+    "openenv": openenv_trace,
+    "verifiers": verifiers_trace,
+    "nemo_gym": nemo_gym_entries,
+    "slime": slime_samples,
+    "verl": verl_rows,
+    "atif": atif_trajectory,
+    "messages": conversations,
+}
+
+_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("gangline", ("trace_id", "response_ids", "loss_mask")),
+    ("openenv", ("per_token_logps",)),
+    ("openenv", ("turns", "schema_version")),
+    ("verifiers", ("nodes", "task")),
+    ("verifiers", ("traces", "task")),
+    ("gangline", ("input_ids", "assistant_masks")),
+    ("atif", ("steps", "agent")),
+    ("atif", ("trajectory", "session_id")),
+    ("nemo_gym", ("generation_token_ids",)),
+    ("nemo_gym", ("response", "responses_create_params")),
+    ("slime", ("tokens", "response_length")),
+    ("slime", ("samples",)),
+    ("trl", ("input_ids", "completion_mask")),
+    ("trl", ("prompt_ids", "completion_ids")),
+    ("verl", ("responses", "response_mask")),
+    ("verl", ("response_ids", "response_mask")),
+    ("verl", ("batch",)),
+    ("nemo_gym", ("output",)),
+    ("messages", ("messages",)),
+    ("messages", ("chosen", "rejected")),
+)
+"""Fields by which a record is known, in order."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The result of a check. Findings beyond the limit are counted only."""
+
+    forms: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    """Form -> records."""
+    given_up: bool = False
+    """None of the first records could be read, and the others were not tried."""
+    num_records: int = 0
+    num_samples: int = 0
+    num_tokens: int = 0
+    num_trained: int = 0
+    counts: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    """Kind -> findings."""
+    findings: list[Finding] = msgspec.field(default_factory=list[Finding])
+    recomputed_tokens: int = 0
+    mean_difference: float | None = None
+    """Mean |recomputed - recorded| log-prob; None without a model."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.counts
+
+
+def form_of(record: Any) -> str | None:
+    """The form of a record by its fields; None where no form has them."""
+    if not isinstance(record, Mapping):
+        return None
+    return next((form for form, names in _MARKS if all(name in record for name in names)), None)
+
+
+def check_records(
+    records: Iterable[Any],
+    *,
+    form: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    vocabulary: Vocabulary | None = None,
+    score: Score | None = None,
+    temperature: float = 1.0,
+    tolerance: float = 0.05,
+    limit: int = 1000,
+) -> Report:
+    """Check records in order; memory does not grow with their number.
+
+    columns: one of COLUMNS -> the name that the records have for it; then they are of no form.
+    Raises: InvalidRequest for an unknown form, or columns that do not suffice.
+    """
+    read = _reader(form, columns)
+    report, history, openings = Report(), History(), Openings()
+    counts: Counter[str] = Counter()
+    forms: Counter[str] = Counter()
+    total, has_logprobs = 0.0, None
+    for row, record in enumerate(records, start=1):
+        name = "columns" if columns else form or form_of(record)
+        report.num_records += 1
+        forms[name or "unknown"] += 1
+        for sample in _samples(record, name, row, read):
+            judge(sample, vocabulary or Vocabulary())
+            history.judge(sample)
+            openings.add(sample)
+            if not sample.findings and sample.logprobs is None and has_logprobs:
+                sample.add("logprobs_missing", None, "no log-probs")
+            has_logprobs = sample.logprobs is not None if has_logprobs is None else has_logprobs
+            if score is not None:
+                num, difference = _recompute(sample, score, temperature, tolerance)
+                report.recomputed_tokens += num
+                total += difference
+            report.num_samples += 1
+            report.num_tokens += len(sample.ids)
+            report.num_trained += int(np.count_nonzero(sample.mask))
+            counts.update(finding.kind for finding in sample.findings)
+            report.findings += sample.findings[: max(0, limit - len(report.findings))]
+        if row == _MOST_UNREADABLE == counts["unreadable"]:
+            report.given_up = True
+            break
+    suspicious = openings.findings()
+    counts.update(finding.kind for finding in suspicious)
+    report.findings += suspicious[: max(0, limit - len(report.findings))]
+    report.counts, report.forms = dict(counts.most_common()), dict(forms)
+    if score is not None and report.recomputed_tokens:
+        report.mean_difference = total / report.recomputed_tokens
+    return report
+
+
+def _reader(form: str | None, columns: Mapping[str, str] | None) -> Callable[[Any, int], Iterator[Sample]] | None:
+    """None where each record shows its own form. Raises: InvalidRequest."""
+    if columns:
+        if unknown := sorted(columns.keys() - set(COLUMNS)):
+            raise InvalidRequest(f"there is no column {unknown[0]!r} to name; there are: {', '.join(COLUMNS)}")
+        if "ids" not in columns and "response" not in columns:
+            raise InvalidRequest("name the column of the token ids: ids (prompt and response), or prompt and response")
+        return partial(named_rows, columns)
+    if form is not None and form not in FORMS:
+        raise InvalidRequest(f"there is no form {form!r}; there are: {', '.join(FORMS)}")
+    return None if form is None else FORMS[form]
+
+
+def _samples(
+    record: Any, form: str | None, row: int, read: Callable[[Any, int], Iterator[Sample]] | None
+) -> Iterator[Sample]:
+    if form is None:
+        fields = cast("Mapping[Any, Any]", record) if isinstance(record, Mapping) else (type(record).__name__,)
+        names = ", ".join(sorted(map(str, fields)))
+        yield _unreadable(row, f"of no known form ({names}); there are: {', '.join(FORMS)}"[:300])
+        return
+    try:
+        yield from (read or FORMS[form])(record, row)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        yield _unreadable(row, f"not of the form {form}: {type(error).__name__}: {error}"[:300])
+
+
+def _unreadable(row: int, words: str) -> Sample:
+    empty = np.zeros(0, np.int64)
+    sample = Sample(row=row, ids=empty, mask=empty.astype(np.bool_), logprobs=None, num_prompt=0)
+    sample.add("unreadable", None, words)
+    assert sample.findings[0].kind in KINDS
+    return sample
+
+
+def _recompute(sample: Sample, score: Score, temperature: float, tolerance: float) -> tuple[int, float]:
+    """Trained tokens compared, and the sum of |differences|; a shift by one position is named. Log-probs among kept
+    ids are of another distribution than the model's whole one."""
+    compared = sample.mask if sample.among_kept is None else sample.mask & ~sample.among_kept
+    if sample.logprobs is None or not compared[1:].any():
+        return 0, 0.0
+    places = 1 + np.flatnonzero(compared[1:])
+    again = score(sample.ids.astype(np.int32), temperature).astype(np.float64)
+    differences = np.abs(again[places] - sample.logprobs[places])
+    mean = float(differences.mean())
+    if not mean <= tolerance:
+        later = np.abs(again[places[:-1]] - sample.logprobs[places[1:]]).mean() if len(places) > 1 else np.inf
+        earlier = np.abs(again[places[1:]] - sample.logprobs[places[:-1]]).mean() if len(places) > 1 else np.inf
+        if min(later, earlier) <= tolerance:
+            words = "one position too late" if later <= earlier else "one position too early"
+            sample.add("logprobs_shifted", int(places[0]), f"recomputed: {words}")
+        else:
+            worst = int(places[int(np.argmax(differences))])
+            sample.add("model_disagrees", worst, f"by {mean:.3g} nats a token on average, most here")
+    return (len(places), float(differences.sum())) if np.isfinite(mean) else (0, 0.0)

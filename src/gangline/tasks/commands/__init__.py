@@ -1,0 +1,4 @@
+"""The commands of this wing.
+
+Start with `task_files`.
+"""

@@ -1,0 +1,267 @@
+"""`gangline eval`: many tasks through an agent, and a report with errors: a number that can be published."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gangline.cli.options.evaluator import EvaluatorOption, evaluator_fields
+from gangline.cli.options.settings import UP
+from gangline.cli.service.through import with_own, with_running
+from gangline.cli.service.up import plan_of
+from gangline.cli.tasks.files import read_tasks, validated
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.machine import Settings
+from gangline.settings.service import resolve
+from gangline.tasks.commands.evals.options import (
+    ByOption,
+    CaptureOption,
+    EngineKeyOption,
+    EngineOption,
+    HarnessOption,
+    HtmlOption,
+    InFlightOption,
+    KOption,
+    MarkdownOption,
+    MaxCostOption,
+    MaxHoursOption,
+    NameOption,
+    PassOption,
+    PredictionsOption,
+    PricesOption,
+    SamplesOption,
+)
+from gangline.tasks.commands.evals.view import as_table, report_tables, write_html, write_markdown
+from gangline.wire.client.running import find_service
+
+if TYPE_CHECKING:
+    from gangline.tasks.evals.records import SessionRecord
+    from gangline.tasks.evals.report import Prices, Report
+    from gangline.tasks.evals.run import Budget, EvaluationRun, EvaluationSpec
+    from gangline.wire.client.server import ServerClient
+
+__all__ = ["register"]
+
+
+def evaluate(
+    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
+    name: NameOption = None,
+    samples: SamplesOption = 1,
+    harness: HarnessOption = None,
+    evaluator: EvaluatorOption = None,
+    ks: KOption = None,
+    bar: PassOption = 1.0,
+    by: ByOption = None,
+    markdown: MarkdownOption = None,
+    html: HtmlOption = None,
+    predictions: PredictionsOption = None,
+    prices: PricesOption = None,
+    max_cost: MaxCostOption = None,
+    max_hours: MaxHoursOption = None,
+    in_flight: InFlightOption = 16,
+    engine: EngineOption = None,
+    capture: CaptureOption = None,
+    engine_key_env: EngineKeyOption = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate an agent on many tasks: pass@k, pass^k and mean reward with errors clustered by task, cost, failures.
+
+    Started again it continues where it stopped, and reports as if it had not stopped. Uses the running service, or with
+    --engine one of its own. Results are in DATA/evals/NAME.
+    """
+    from gangline.tasks.evals.report import make_report
+    from gangline.tasks.evals.run import Budget, read_predictions
+
+    priced = _prices(prices)
+    if max_cost is not None and priced is None:
+        raise InvalidRequest("--max-cost needs --prices IN,OUT: the prices of a million prompt and sampled tokens.")
+    spec = _spec(source, name, samples, tuple(harness or ()), evaluator)
+    budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    folder = data_dir / "evals" / spec.name
+    service = {"node.engines": engine, "node.capture": capture, "node.engine_key_env": engine_key_env}
+    given = {key: value for key, value in service.items() if value is not None}
+    try:
+        done = _EvaluationCommand(spec, budget, folder, in_flight).through(given, data_dir, data, server)
+    except typer.Exit:
+        notes().print("Stopped. Start it again to continue.")
+        raise
+    keys = [*(by or ()), *(("harness",) if len(harness or ()) > 1 else ())]
+    report = make_report(
+        spec.name, done.records, num_samples=samples, ks=_ks(ks, samples), bar=bar, by=keys, prices=priced
+    )
+    _write(report, folder, markdown, html)
+    if predictions is not None:
+        _write_predictions(predictions, spec.name, read_predictions(folder))
+    _show(report, done.num_left, as_json=as_json)
+    if not report.whole.num_counted:
+        raise typer.Exit(Exit.FAILED)
+
+
+class _EvaluationCommand:
+    """An evaluation on its way through a service, with a bar."""
+
+    def __init__(self, spec: EvaluationSpec, budget: Budget, folder: Path, num_in_flight: int) -> None:
+        self._spec, self._budget, self._folder, self._num_in_flight = spec, budget, folder, num_in_flight
+
+    def through(self, given: dict[str, Any], data_dir: Path, data: Path | None, server: str | None) -> EvaluationRun:
+        """given: settings of a service to start, by key; empty for the running one. Raises: the service's errors,
+        typer.Exit when a signal ended it."""
+        if "node.engines" not in given and given:
+            raise InvalidRequest("--capture and --engine-key-env are of a service that --engine starts.")
+        if not given:
+            return run(with_running(find_service(data, server), self._run))
+        given["node.engines"] = (given["node.engines"],)
+        plan = plan_of(resolve({**given, "data_dir": data_dir}, defaults=UP.defaults))
+        try:
+            return asyncio.run(with_own(plan, self._run))
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+    async def _run(self, client: ServerClient, _token: str | None) -> EvaluationRun:
+        from gangline.cli.tasks.unshown import lines_of_engines
+        from gangline.cli.terminal.waiting import waits_told
+        from gangline.domain.errors import ToolsNotRendered
+        from gangline.domain.task import TaskRequest
+        from gangline.tasks.evals.run import EvaluationRun
+
+        progress = Progress(
+            *(TextColumn("tasks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()),
+            console=notes(),
+            transient=True,
+        )
+        bar = progress.add_task("", total=len(self._spec.tasks))
+
+        def count(_records: Sequence[SessionRecord]) -> None:
+            progress.advance(bar)
+
+        evaluation = EvaluationRun(
+            client,
+            self._spec,
+            self._folder,
+            num_in_flight=self._num_in_flight,
+            budget=self._budget,
+            on_task=count,
+        )
+        tasks = [TaskRequest.model_validate(body) for body in self._spec.tasks]
+        refused = [task for task in tasks if not task.agent.allow_unrendered_tools]
+        if evaluation.num_left and (lines := await lines_of_engines(client, refused)):
+            raise ToolsNotRendered(" ".join(lines))
+        progress.update(bar, completed=len(self._spec.tasks) - evaluation.num_left)
+
+        def say(line: str) -> None:
+            progress.console.print(line, markup=False, soft_wrap=True)
+
+        with progress:
+            async with waits_told(client, say):
+                await evaluation.run()
+        return evaluation
+
+
+def _spec(
+    source: str, name: str | None, num_samples: int, harnesses: tuple[str, ...], evaluator: str | None
+) -> EvaluationSpec:
+    """Every task with every harness. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.tasks.evals.run import EvaluationSpec
+
+    graded = {} if evaluator is None else {"evaluator": evaluator_fields(evaluator)}
+    found = [_named({**body, **graded}, at) for at, body in enumerate(read_tasks(source))]
+    if len({named for named, _ in found}) < len(found):
+        raise InvalidRequest(f"{source}: two tasks have the same task_id.")
+    crossed = [_with_harness(named, body, one, harnesses) for named, body in found for one in harnesses or (None,)]
+    for named, body in crossed:
+        validated({**body, "num_samples": num_samples}, f"{source}, {named}")
+    return EvaluationSpec(
+        name=name or _name_of(source),
+        tasks=tuple(body for _, body in crossed),
+        names=tuple(named for named, _ in crossed),
+        num_samples=num_samples,
+    )
+
+
+def _named(body: dict[str, Any], at: int) -> tuple[str, dict[str, Any]]:
+    body = dict(body)
+    return str(body.pop("task_id", None) or f"task-{at:05d}"), body
+
+
+def _with_harness(
+    named: str, body: dict[str, Any], harness: str | None, harnesses: tuple[str, ...]
+) -> tuple[str, dict[str, Any]]:
+    if harness is None:
+        return named, body
+    agent = {**cast("dict[str, Any]", body.get("agent") or {}), "harness": harness}
+    metadata = {**cast("dict[str, Any]", body.get("metadata") or {}), "harness": harness}
+    return f"{named} ({harness})" if len(harnesses) > 1 else named, {**body, "agent": agent, "metadata": metadata}
+
+
+def _name_of(source: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "evaluation"
+
+
+def _ks(text: str | None, num_samples: int) -> list[int]:
+    """Raises: InvalidRequest."""
+    if text is None:
+        return sorted({1, num_samples})
+    try:
+        found = sorted({int(one) for one in text.split(",")})
+    except ValueError as error:
+        raise InvalidRequest(f"--k is a list of numbers, such as 1,4; got {text!r}.") from error
+    if found[0] < 1 or found[-1] > num_samples:
+        raise InvalidRequest(f"--k {text}: k lies between 1 and --samples, {num_samples}.")
+    return found
+
+
+def _prices(text: str | None) -> Prices | None:
+    """Raises: InvalidRequest."""
+    from gangline.tasks.evals.report import Prices
+
+    if text is None:
+        return None
+    try:
+        prompt, sampled = map(float, text.split(","))
+    except ValueError as error:
+        raise InvalidRequest(f"--prices are two numbers, such as 0.5,1.5; got {text!r}.") from error
+    return Prices(prompt=prompt, sampled=sampled)
+
+
+def _write(report: Report, folder: Path, markdown: Path | None, html: Path | None) -> None:
+    from gangline.machine.durable import write_whole
+
+    write_whole(folder / "report.json", msgspec.json.format(msgspec.json.encode(report)))
+    if markdown is not None:
+        write_markdown(markdown, report_tables(report))
+    if html is not None:
+        write_html(html, report_tables(report))
+
+
+def _write_predictions(path: Path, model: str, patches: dict[str, str]) -> None:
+    """Source: SWE-bench's `run_evaluation --predictions_path`."""
+    lines = (
+        {"instance_id": task, "model_name_or_path": model, "model_patch": patch} for task, patch in patches.items()
+    )
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _show(report: Report, num_left: int, *, as_json: bool) -> None:
+    if num_left:
+        notes().print(f"The budget is used up: {num_left} tasks were not run. Start it again to continue.")
+    if as_json:
+        print_json(report)
+        return
+    for rows in report_tables(report):
+        console().print(as_table(rows), "")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate)

@@ -1,0 +1,188 @@
+"""`gangline vet`: audit tasks, and store the verdict with them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gangline.cli.options.settings import UP
+from gangline.cli.service.through import with_own, with_running
+from gangline.cli.service.up import plan_of
+from gangline.cli.tasks.files import by_name, read_tasks, validated
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.domain.errors import ServerUnavailable
+from gangline.settings.machine import Settings
+from gangline.settings.service import resolve
+from gangline.tasks.commands.vetting.view import as_document, html_page, report_lines
+from gangline.wire.client.running import find_service
+
+if TYPE_CHECKING:
+    from gangline.tasks.vetting.run import TaskRecord, VettingRun
+    from gangline.tasks.vetting.subject import Subject
+    from gangline.wire.client.running import Service
+    from gangline.wire.client.server import ServerClient
+
+__all__ = ["register"]
+
+_NO_AGENT = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
+"""Agent of a task that has none of its own."""
+
+
+def vet(
+    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the audit. Default: the file's.")] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--held-out", help="Tasks that these must share nothing with.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the tasks with their verdicts there, as JSON lines.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report as an HTML page.")] = None,
+    runs: Annotated[int, typer.Option("--runs", min=2, help="Sessions of each reference solution.")] = 5,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Tasks at a time.")] = 4,
+    again: Annotated[bool, typer.Option("--again", help="Forget earlier results of the audit.")] = False,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Audit tasks: are their rewards to be believed?
+
+    Runs each task's reference solution, an agent that does nothing, scripted cheats and mutants of the solution in
+    clean sandboxes of the running service, or of one started for it; no model is called. A task has its solution in
+    the field `solution`. Started again it continues where it stopped. Results are in DATA/vetting/NAME. The
+    exit code is 1 unless every task is sound.
+    """
+    subjects = _subjects(source)
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    folder = data_dir / "vetting" / (name or _name_of(source))
+    command = _VettingCommand(subjects, folder, held_out, num_runs=runs, num_in_flight=in_flight, again=again)
+    try:
+        audits = command.audited(_running(data, server), data_dir)
+    except typer.Exit:
+        notes().print("Stopped. Start it again to continue.")
+        raise
+    _write(audits, subjects, out or folder / "tasks.jsonl", html)
+    _show(audits, out or folder / "tasks.jsonl", as_json=as_json)
+    if audits.failures or any(record.verdict != "sound" for record in audits.records):
+        raise typer.Exit(Exit.FAILED)
+
+
+class _VettingCommand:
+    """An audit on its way through a service, with a bar."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        folder: Path,
+        held_out: Path | None,
+        *,
+        num_runs: int,
+        num_in_flight: int,
+        again: bool,
+    ) -> None:
+        self._subjects, self._folder, self._held_out = subjects, folder, held_out
+        self._num_runs, self._num_in_flight, self._again = num_runs, num_in_flight, again
+
+    def audited(self, service: Service | None, data_dir: Path) -> VettingRun:
+        """service: a running one; None starts one. Raises: the service's errors, typer.Exit when a signal ended it."""
+        if service is not None:
+            return run(with_running(service, self._run))
+        given = {"node.engines": (), "node.engines_later": True, "data_dir": data_dir}
+        try:
+            return asyncio.run(with_own(plan_of(resolve(given, defaults=UP.defaults)), self._run))
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+    async def _run(self, client: ServerClient, _token: str | None) -> VettingRun:
+        from gangline.tasks.vetting.held_out import against_held_out
+        from gangline.tasks.vetting.run import VettingRun, forget
+
+        if self._again:
+            await asyncio.to_thread(forget, self._folder)
+        shared = None if self._held_out is None else against_held_out(self._subjects, read_tasks(str(self._held_out)))
+        progress = Progress(
+            *(TextColumn("tasks"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}")),
+            TimeElapsedColumn(),
+            console=notes(),
+            transient=True,
+        )
+        bar = progress.add_task("", total=len(self._subjects), found="")
+        num_defective = 0
+
+        def count(record: TaskRecord | None) -> None:
+            nonlocal num_defective
+            num_defective += record is not None and record.verdict == "defective"
+            progress.update(bar, advance=1, found=f"{num_defective} defective" if num_defective else "")
+
+        audits = VettingRun(
+            client,
+            self._subjects,
+            self._folder,
+            num_in_flight=self._num_in_flight,
+            num_runs=self._num_runs,
+            shared=shared,
+            on_task=count,
+        )
+        progress.update(bar, completed=len(audits.records))
+        with progress:
+            await audits.run()
+        return audits
+
+
+def _running(data: Path | None, server: str | None) -> Service | None:
+    """The running service; None where none runs and none was named."""
+    try:
+        return find_service(data, server)
+    except ServerUnavailable:
+        if server is not None:
+            raise
+        return None
+
+
+def _subjects(source: str) -> list[Subject]:
+    """Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.tasks.vetting.subject import subject_of
+
+    subjects: list[Subject] = []
+    for named, given in by_name(read_tasks(source), source).items():
+        task = {**given, "agent": {**_NO_AGENT, **given.get("agent", {})}}
+        validated(task, f"{source}, {named}")
+        subjects.append(subject_of(named, task))
+    return subjects
+
+
+def _name_of(source: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "tasks"
+
+
+def _write(audits: VettingRun, subjects: Sequence[Subject], out: Path, html: Path | None) -> None:
+    from gangline.tasks.vetting.run import vetted_task
+
+    records = {record.name: record for record in audits.records}
+    lines: list[dict[str, Any]] = [
+        vetted_task(one, records[one.name]) if one.name in records else one.task for one in subjects
+    ]
+    out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    if html is not None:
+        html.write_text(html_page(audits.records, audits.failures))
+
+
+def _show(audits: VettingRun, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(as_document(audits.records, audits.failures) | {"tasks_file": str(out)})
+        return
+    for line in report_lines(audits.records, audits.failures):
+        console().print(line, markup=False, soft_wrap=True)
+    console().print(f"tasks with their verdicts: {out}", markup=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(vet)

@@ -1,0 +1,200 @@
+"""A dataset's folder: survey all sessions, decide, and write the rows of the chosen ones.
+
+The same sessions and settings give the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.domain.task import metadata_value
+from gangline.machine.durable import write_whole
+from gangline.rows.conversations.chat import chat_messages, conversation_digest
+from gangline.rows.conversations.conversation import Conversation, main_conversation
+from gangline.tasks.datasets.index import Entry, Index, Split, Stratum
+from gangline.tasks.datasets.kinds import Kind
+from gangline.tasks.datasets.provenance import Gathering, Provenance
+from gangline.tasks.datasets.rows import rows_of_kind
+from gangline.tasks.datasets.selection import HELD_OUT, Recorded, Selection, is_wanted, judged
+
+__all__ = ["MANIFEST", "Dataset", "DatasetSpec", "Source", "TableFile", "build", "read_manifest"]
+
+MANIFEST = "provenance.json"
+_INDEX, _STAGED = ".index.sqlite", ".new"
+_NONE = "(none)"
+_INSTANCE_KEYS = ("instance_id", "task")
+"""Keys of the metadata that name a task's problem, as importers and the field write them."""
+
+
+class Source(Protocol):
+    """Where sessions are read."""
+
+    def sessions(self) -> Iterator[Recorded]:
+        """Every session that ended; those of a task one after the other."""
+        ...
+
+    def read(self, task_id: str, session_id: str) -> Recorded:
+        """One of them again. Raises: NotFound."""
+        ...
+
+
+class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kinds: tuple[Kind, ...] = (Kind.messages,)
+    """The first one is loaded where none is named."""
+    selection: Selection = Selection()
+    by: str = "repo"
+    """Key of the tasks' metadata that the split is stratified by, and the table has a line for."""
+    test_share: float = 0.1
+    """Share of the problems of each stratum."""
+    seed: int = 0
+    """Seed of the split."""
+
+
+class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """Relative to the folder."""
+    kind: Kind
+    split: Split
+    num_rows: int
+    sha256: str
+
+
+class Dataset(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that was made, as its manifest says it."""
+
+    name: str
+    by: str
+    files: tuple[TableFile, ...]
+    strata: tuple[Stratum, ...]
+    reasons: dict[str, int]
+    """`rejected: WHY` or `left out: WHY` -> sessions."""
+    provenance: Provenance
+
+
+def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callable[[], None] = lambda: None) -> Dataset:
+    """on_session: called for each session of the survey. The card is written by `card`.
+
+    Raises: InvalidRequest when the folder holds something else; NotFound when there are no rows.
+    """
+    _prepare(folder)
+    settings = {"by": spec.by, "test_share": spec.test_share, "seed": spec.seed}
+    gathering = Gathering(spec.selection, settings)
+    num_held_out = 0
+    with Index(folder / _INDEX, spec.seed) as index:
+        for recorded in source.sessions():
+            if recorded.result.held_out and not spec.selection.held_out:
+                num_held_out += is_wanted(spec.selection, recorded.metadata)
+            elif is_wanted(spec.selection, recorded.metadata):
+                gathering.add(recorded)
+                index.add(_entry(spec, recorded))
+            on_session()
+        strata = index.decide(
+            duplicates=spec.selection.duplicates, per_task=spec.selection.per_task, test_share=spec.test_share
+        )
+        reasons = ({HELD_OUT: num_held_out} if num_held_out else {}) | index.reasons()
+        files = tuple(_written(spec, index, source, folder / _STAGED))
+    if not files:
+        shutil.rmtree(folder / _STAGED)
+        told = ", ".join(f"{why} ({number})" for why, number in reasons.items()) or "no session has ended"
+        way_out = " `--held-out include` takes the held-out ones." if num_held_out else ""
+        raise NotFound(f"there is nothing to write: {told}.{way_out}")
+    made = Dataset(
+        name=spec.name,
+        by=spec.by,
+        files=files,
+        strata=tuple(strata),
+        reasons=reasons,
+        provenance=gathering.done(),
+    )
+    # The manifest comes first: it tells the next run that the folders of kinds are ours.
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    _replace_kinds(folder)
+    return made
+
+
+def _prepare(folder: Path) -> None:
+    """An earlier dataset stays until there is a new one; a folder of something else is refused."""
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
+    if MANIFEST in there:
+        read_manifest(folder)
+    elif there - {_INDEX, _STAGED}:
+        raise InvalidRequest(f"{folder} is not empty, and no dataset of ours: name another folder with --out.")
+    if (folder / _STAGED).exists():  # of a run that was killed
+        shutil.rmtree(folder / _STAGED)
+    (folder / _STAGED).mkdir(parents=True)
+
+
+def _replace_kinds(folder: Path) -> None:
+    for kind in Kind:
+        old, new = folder / kind, folder / _STAGED / kind
+        if old.exists():
+            shutil.rmtree(old)
+        if new.exists():
+            new.rename(old)
+    (folder / _STAGED).rmdir()
+
+
+def read_manifest(folder: Path) -> Dataset:
+    """Raises: InvalidRequest."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Dataset)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"{folder} holds no dataset of `gangline data`: {error}") from error
+
+
+def _entry(spec: DatasetSpec, recorded: Recorded) -> Entry:
+    result, metadata = recorded.result, recorded.metadata
+    talk = main_conversation(result.completions)
+    verdict = judged(spec.selection, recorded, talk)
+    return Entry(
+        task_id=result.task_id,
+        session_id=result.session_id,
+        instance=_instance(recorded),
+        stratum=metadata_value(metadata, spec.by) or _NONE,
+        standing=verdict.standing,
+        why=verdict.why,
+        reward=result.reward,
+        num_tokens=0 if talk is None else talk.num_tokens,
+        digest=b"" if talk is None or verdict.standing == "left_out" else _digest(talk),
+    )
+
+
+def _digest(talk: Conversation) -> bytes:
+    return conversation_digest(chat_messages(talk.messages))
+
+
+def _instance(recorded: Recorded) -> str:
+    """The problem's own name; else a digest of its text, which is the same for every task that poses it."""
+    if recorded.task is None:
+        return recorded.result.task_id
+    named = (recorded.metadata.get(key) for key in _INSTANCE_KEYS)
+    found = next((name for name in named if isinstance(name, str) and name), None)
+    if found is not None:
+        return found
+    text: Any = (recorded.task.instruction, recorded.metadata)
+    return hashlib.sha256(msgspec.json.encode(text, order="deterministic")).hexdigest()[:16]
+
+
+def _written(spec: DatasetSpec, index: Index, source: Source, folder: Path) -> Iterator[TableFile]:
+    from gangline.tasks.datasets.parquet import write_table  # noqa: PLC0415 - it needs an extra
+
+    splits: tuple[Split, ...] = ("train", "test")
+    for kind in spec.kinds:
+        for split in splits:
+            path = folder / kind / f"{split}.parquet"
+            num = write_table(kind, rows_of_kind(kind, index, source.read, split), path)
+            if num == 0:
+                path.unlink()
+                continue
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.relative_to(folder).as_posix()
+            yield TableFile(path=name, kind=kind, split=split, num_rows=num, sha256=digest)

@@ -1,0 +1,66 @@
+"""What an evaluation keeps of each session: enough for every report, without tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gangline.domain.session import SessionResult
+from gangline.rows.measured import why_not_measured
+
+__all__ = ["SessionRecord", "record_of"]
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One session of an evaluation."""
+
+    session_id: str
+    task: str
+    """The task's name in the evaluation, the same for every agent and engine."""
+    sample: int
+    outcome: str
+    reward: float | None
+    """None where the session says nothing of the model: an infrastructure fault, a cancelled or ungraded session, an
+    agent that failed before a model call was answered."""
+    boundary: str | None = None
+    """Where it failed, if it did."""
+    code: str | None = None
+    turns: int
+    """Model calls that were answered."""
+    prompt_tokens: int
+    """Over all calls."""
+    sampled_tokens: int
+    seconds: float
+    """From its first stage to its last."""
+    metadata: dict[str, Any] = {}
+    """The task's own."""
+
+
+def record_of(
+    result: SessionResult, task: str, sample: int, metadata: Mapping[str, Any], *, needs_model: bool = True
+) -> SessionRecord:
+    """needs_model: False for an agent with `allow_no_model_call`."""
+    complete = [one for one in result.completions if one.status == "complete"]
+    failure = result.failure
+    return SessionRecord(
+        session_id=result.session_id,
+        task=task,
+        sample=sample,
+        outcome=str(result.outcome),
+        reward=None if why_not_measured(result, needs_model=needs_model) is not None else result.reward,
+        boundary=None if failure is None else failure.boundary,
+        code=None if failure is None else failure.code,
+        turns=len({one.completion_id.partition(".")[0] for one in complete}),
+        prompt_tokens=sum(one.prompt_shared + len(one.prompt_suffix_ids) for one in complete),
+        sampled_tokens=sum(len(one.sampled_ids) for one in complete),
+        seconds=_seconds(result),
+        metadata=dict(metadata),
+    )
+
+
+def _seconds(result: SessionResult) -> float:
+    if not result.timings:
+        return 0.0
+    return max(one.ended_at for one in result.timings) - min(one.started_at for one in result.timings)

@@ -1,0 +1,116 @@
+"""Recorded sessions graded again: a file of verdicts, each beside the grade that it replaces.
+
+A line is written as soon as its session is graded, and a session that has one is not graded again, so a run that was
+killed goes on where it was. The recorded results stay as they are: `gangline.rows.regraded` reads the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gangline.domain.errors import CallerError, Conflict
+from gangline.domain.session import Grading
+from gangline.domain.task import EvaluatorSpec
+from gangline.machine.durable import append, write_whole
+from gangline.machine.private import make_private_folder
+from gangline.rows.regraded import Grade, Regrade, read_regrades
+
+__all__ = ["Candidate", "Grader", "RegradeRun"]
+
+
+class Grader(Protocol):
+    """`gangline.wire.client.ServerClient` is one."""
+
+    async def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
+        """Raises: CallerError when the session cannot be graded."""
+        ...
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A session to grade again."""
+
+    session_id: str
+    before: Grade
+    evaluator: EvaluatorSpec
+
+
+class RegradeRun:
+    """Candidates of one file that have no verdict in it yet."""
+
+    def __init__(self, candidates: Sequence[Candidate], path: Path) -> None:
+        """Raises: Conflict when the file has a verdict of another evaluator for one of them."""
+        make_private_folder(path.parent)
+        self._path = path
+        self._done = read_regrades(path)
+        for one in candidates:
+            found = self._done.get(one.session_id)
+            if found is not None and found.evaluator != _name(one.evaluator):
+                raise Conflict(
+                    f"{path} has a verdict of {found.evaluator} for session {one.session_id}, and this evaluator is "
+                    f"{_name(one.evaluator)}: give this run another --name."
+                )
+        self._candidates = candidates
+        self.refused: dict[str, str] = {}
+        """Session id -> why it could not be graded again."""
+        if path.exists():  # a line that was cut off goes: what is appended must begin a line
+            write_whole(path, b"".join(map(_line, self._done.values())))
+
+    @property
+    def regrades(self) -> list[Regrade]:
+        """Those of the candidates, in their order."""
+        return [self._done[one.session_id] for one in self._candidates if one.session_id in self._done]
+
+    @property
+    def left(self) -> list[Candidate]:
+        return [one for one in self._candidates if one.session_id not in self._done]
+
+    async def run(self, grader: Grader, *, num_in_flight: int, on_session: Callable[[], None] = lambda: None) -> None:
+        """Until each has a verdict or a reason. Raises: the service's errors; what is written stays."""
+        left = iter(self.left)
+
+        async def work() -> None:
+            for one in left:
+                await self._grade(grader, one)
+                on_session()
+
+        works = [asyncio.create_task(work()) for _ in range(num_in_flight)]
+        try:
+            await asyncio.gather(*works)
+        finally:
+            for one in works:
+                one.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+
+    async def _grade(self, grader: Grader, one: Candidate) -> None:
+        try:
+            verdict = await grader.regrade(one.session_id, one.evaluator)
+        except CallerError as error:
+            self.refused[one.session_id] = error.message
+            return
+        if verdict.outcome == "infra_error":
+            self.refused[one.session_id] = "" if verdict.failure is None else verdict.failure.message
+            return
+        done = Regrade(
+            session_id=one.session_id,
+            task_id=verdict.task_id,
+            evaluator=_name(one.evaluator),
+            before=one.before,
+            verdict=verdict,
+        )
+        await asyncio.to_thread(append, self._path, _line(done))
+        self._done[one.session_id] = done
+
+
+def _name(evaluator: EvaluatorSpec) -> str:
+    digest = hashlib.sha256(evaluator.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+    return f"{evaluator.strategy}-{digest[:12]}"
+
+
+def _line(regrade: Regrade) -> bytes:
+    return msgspec.json.encode(regrade) + b"\n"

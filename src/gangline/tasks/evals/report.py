@@ -1,0 +1,147 @@
+"""The report of an evaluation: what its sessions say, over all of them and by any key of their tasks' metadata."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gangline.tasks.evals.records import SessionRecord
+from gangline.tasks.evals.statistics import Estimate, estimate_of, pass_at_k, pass_hat_k
+
+__all__ = ["Prices", "Report", "Slice", "cost_of", "make_report", "task_means"]
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of some sessions."""
+
+    name: str
+    """Value of the key that they share; `all`."""
+    num_tasks: int
+    num_sessions: int
+    num_counted: int
+    """Sessions with a reward. The others are in no mean, and never 0."""
+    reward: Estimate | None
+    passed: Estimate | None
+    """Share of the sessions whose reward reaches the bar."""
+    pass_at: dict[int, Estimate]
+    """k -> pass@k, over tasks with at least k sessions that count."""
+    pass_hat: dict[int, Estimate]
+    """k -> pass^k, over the same tasks."""
+    outcomes: dict[str, int]
+    failures: dict[str, int]
+    """`boundary: code` -> sessions."""
+    turns: float | None
+    """Means over the sessions that count."""
+    prompt_tokens: float | None
+    sampled_tokens: float | None
+    seconds: float | None
+    cost: float | None
+    """Sum over all sessions; None without prices."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluation found."""
+
+    name: str
+    bar: float
+    """Reward from which a session has passed."""
+    num_samples: int
+    whole: Slice
+    by: dict[str, list[Slice]]
+    """Key of the metadata -> a slice for each of its values, by value."""
+    tasks: dict[str, float]
+    """Task -> mean reward of its sessions that count."""
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices of a million tokens, in any currency."""
+
+    prompt: float
+    sampled: float
+
+
+def make_report(
+    name: str,
+    records: Iterable[SessionRecord],
+    *,
+    num_samples: int,
+    ks: Sequence[int] = (1,),
+    bar: float = 1.0,
+    by: Sequence[str] = (),
+    prices: Prices | None = None,
+) -> Report:
+    """ks: of pass@k and pass^k. by: keys of the tasks' metadata, dotted for nested ones."""
+    records = list(records)
+    sliced = {key: _sliced(records, key) for key in by}
+    return Report(
+        name=name,
+        bar=bar,
+        num_samples=num_samples,
+        whole=_slice("all", records, ks, bar, prices),
+        by={key: [_slice(value, mine, ks, bar, prices) for value, mine in found] for key, found in sliced.items()},
+        tasks=task_means(records),
+    )
+
+
+def task_means(records: Iterable[SessionRecord]) -> dict[str, float]:
+    return {task: sum(rewards) / len(rewards) for task, rewards in _by_task(records).items()}
+
+
+def _by_task(records: Iterable[SessionRecord]) -> dict[str, list[float]]:
+    found = defaultdict[str, list[float]](list)
+    for record in records:
+        if record.reward is not None:
+            found[record.task].append(record.reward)
+    return dict(found)
+
+
+def _sliced(records: Sequence[SessionRecord], key: str) -> list[tuple[str, list[SessionRecord]]]:
+    found = defaultdict[str, list[SessionRecord]](list)
+    for record in records:
+        found[_value(record.metadata, key)].append(record)
+    return sorted(found.items())
+
+
+def _value(metadata: object, key: str) -> str:
+    for part in key.split("."):
+        metadata = metadata.get(part) if isinstance(metadata, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return "(none)" if metadata is None else str(metadata)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _slice(name: str, records: Sequence[SessionRecord], ks: Sequence[int], bar: float, prices: Prices | None) -> Slice:
+    rewards = _by_task(records)
+    passed = {task: (len(mine), sum(one >= bar for one in mine)) for task, mine in rewards.items()}
+    counted = [record for record in records if record.reward is not None]
+    failed = Counter(f"{one.boundary}: {one.code}" for one in records if one.boundary is not None)
+    return Slice(
+        name=name,
+        num_tasks=len({record.task for record in records}),
+        num_sessions=len(records),
+        num_counted=len(counted),
+        reward=estimate_of([sum(mine) / len(mine) for mine in rewards.values()]),
+        passed=estimate_of([good / num for num, good in passed.values()]),
+        pass_at={k: found for k in ks if (found := _estimated(passed.values(), k, every=False)) is not None},
+        pass_hat={k: found for k in ks if (found := _estimated(passed.values(), k, every=True)) is not None},
+        outcomes=dict(Counter(record.outcome for record in records)),
+        failures=dict(failed),
+        turns=_mean([one.turns for one in counted]),
+        prompt_tokens=_mean([one.prompt_tokens for one in counted]),
+        sampled_tokens=_mean([one.sampled_tokens for one in counted]),
+        seconds=_mean([one.seconds for one in counted]),
+        cost=None if prices is None else sum(cost_of(one, prices) for one in records),
+    )
+
+
+def _estimated(passed: Iterable[tuple[int, int]], k: int, *, every: bool) -> Estimate | None:
+    estimator = pass_hat_k if every else pass_at_k
+    return estimate_of([estimator(num, good, k) for num, good in passed if num >= k])
+
+
+def cost_of(record: SessionRecord, prices: Prices) -> float:
+    return (record.prompt_tokens * prices.prompt + record.sampled_tokens * prices.sampled) / 1e6
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

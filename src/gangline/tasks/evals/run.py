@@ -1,0 +1,227 @@
+"""One evaluation: its tasks through a service, resumable, within a budget.
+
+Records are written task by task. Started again, it runs only the tasks that are not there yet, so the report of one
+that was killed is that of an undisturbed one. A task whose sessions were cancelled, by Ctrl-C for example, is run again
+under another id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from gangline.domain.errors import Conflict, GanglineError
+from gangline.domain.session import SessionResult
+from gangline.machine.durable import append, write_whole
+from gangline.machine.private import make_private_folder
+from gangline.rows.measured import needs_model
+from gangline.tasks.evals.records import SessionRecord, record_of
+from gangline.tasks.evals.report import Prices, cost_of
+from gangline.wire.client.rollouts import RolloutClient, answered
+
+__all__ = ["Budget", "EvaluationRun", "EvaluationSpec", "Prediction", "read_predictions", "read_sessions", "read_spec"]
+
+R = TypeVar("R", SessionRecord, "Prediction")
+
+_MOST_RUNS = 3
+_PATCH = "patch.diff"
+
+
+class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is evaluated; an evaluation's folder belongs to one."""
+
+    name: str
+    tasks: tuple[dict[str, Any], ...]
+    """Bodies of `POST /v1/tasks`, without ids."""
+    names: tuple[str, ...]
+    """Names of the tasks, in the same order; unique."""
+    num_samples: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's patch."""
+
+    task: str
+    sample: int
+    patch: str
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """No task is begun beyond it; those under way end."""
+
+    max_cost: float | None = None
+    prices: Prices | None = None
+    max_s: float | None = None
+
+
+class EvaluationRun:
+    """The tasks of one evaluation that are not done yet."""
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        spec: EvaluationSpec,
+        folder: Path,
+        *,
+        num_in_flight: int = 16,
+        budget: Budget | None = None,
+        on_task: Callable[[Sequence[SessionRecord]], None] = lambda _: None,
+        retry_s: float = 0.5,
+    ) -> None:
+        """folder: of the evaluation. num_in_flight: tasks at a time. on_task: given the records of each as it ends.
+
+        Raises: Conflict when the folder is another evaluation's.
+        """
+        begin(folder, spec)
+        self._service = service
+        self._spec = spec
+        self._folder = folder
+        self._slots = asyncio.Semaphore(num_in_flight)
+        self._budget = budget or Budget()
+        self._on_task = on_task
+        self._retry_s = retry_s
+        self._records = read_sessions(folder, spec.num_samples)
+        self._mend()
+        self._cost = sum(map(self._cost_of, self._records))
+        self._ends_at = None if self._budget.max_s is None else time.monotonic() + self._budget.max_s
+
+    def _mend(self) -> None:
+        """Take out lines that were cut off, and tasks that are not whole: what is appended must begin a line."""
+        done = {record.task for record in self._records}
+        patches = [one for one in _read(self._folder / "patches.jsonl", Prediction) if one.task in done]
+        for name, kept in (("sessions.jsonl", self._records), ("patches.jsonl", patches)):
+            if (self._folder / name).exists():
+                write_whole(self._folder / name, _lines(kept))
+
+    @property
+    def records(self) -> list[SessionRecord]:
+        """Records of all tasks that are done, in the order of the tasks."""
+        order = {name: at for at, name in enumerate(self._spec.names)}
+        return sorted(self._records, key=lambda record: (order[record.task], record.sample))
+
+    @property
+    def num_left(self) -> int:
+        """Tasks that are not done."""
+        return len(self._spec.tasks) - len({record.task for record in self._records})
+
+    async def run(self) -> None:
+        """Until every task is done, or the budget is used up. Tasks under way are cancelled when it is cancelled."""
+        done = {record.task for record in self._records}
+        asked = set[str]()
+        works = [
+            asyncio.create_task(self._one(at, asked)) for at, name in enumerate(self._spec.names) if name not in done
+        ]
+        try:
+            await asyncio.gather(*works)
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+            await asyncio.gather(*map(self._cancel, asked))
+
+    async def _one(self, at: int, asked: set[str]) -> None:
+        body = self._spec.tasks[at]
+        async with self._slots:
+            if self._is_spent:
+                return
+            sessions = await self._sessions(f"{self._spec.name}-{self._spec.digest}-{at:06d}", body, asked)
+        metadata = cast("dict[str, Any]", body.get("metadata") or {})
+        records = [
+            record_of(one, self._spec.names[at], sample, metadata, needs_model=needs_model(body))
+            for sample, one in enumerate(sessions)
+        ]
+        await asyncio.to_thread(self._write, sessions, records)
+        self._records += records
+        self._cost += sum(map(self._cost_of, records))
+        self._on_task(records)
+
+    def _write(self, sessions: Sequence[SessionResult], records: Sequence[SessionRecord]) -> None:
+        """Patches first: a task whose records are there is not run again."""
+        patches = [
+            Prediction(task=record.task, sample=record.sample, patch=session.artifacts[_PATCH].decode(errors="replace"))
+            for session, record in zip(sessions, records, strict=True)
+            if _PATCH in session.artifacts
+        ]
+        if patches:
+            append(self._folder / "patches.jsonl", _lines(patches))
+        append(self._folder / "sessions.jsonl", _lines(records))
+
+    async def _sessions(self, task_id: str, body: Mapping[str, Any], asked: set[str]) -> list[SessionResult]:
+        for run in range(1, _MOST_RUNS + 1):
+            run_id = task_id if run == 1 else f"{task_id}.run{run}"
+            asked.add(run_id)
+            task = {**body, "task_id": run_id, "num_samples": self._spec.num_samples, "held_out": True}
+            await answered(self._service.submit, task, self._retry_s)
+            await self._service.wait(run_id)
+            sessions = await answered(self._service.result, run_id, self._retry_s)
+            asked.remove(run_id)
+            if len(sessions) == self._spec.num_samples and all(one.outcome != "cancelled" for one in sessions):
+                return sessions
+        raise GanglineError(f"{task_id} was cancelled at the service, {_MOST_RUNS} times over.")
+
+    @property
+    def _is_spent(self) -> bool:
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            return True
+        return self._budget.max_cost is not None and self._cost >= self._budget.max_cost
+
+    def _cost_of(self, record: SessionRecord) -> float:
+        return 0.0 if self._budget.prices is None else cost_of(record, self._budget.prices)
+
+    async def _cancel(self, task_id: str) -> None:
+        with contextlib.suppress(GanglineError):  # not there, or nobody answers: sessions end by their own budgets
+            await self._service.cancel(task_id)
+
+
+def begin(folder: Path, spec: EvaluationSpec) -> None:
+    """Raises: Conflict."""
+    make_private_folder(folder)
+    path = folder / "evaluation.json"
+    if path.exists() and read_spec(folder).digest != spec.digest:
+        raise Conflict(
+            f"{folder} is an evaluation of other tasks, agents or samples. Give this one another name, or remove that "
+            "folder."
+        )
+    if not path.exists():
+        write_whole(path, msgspec.json.encode(spec))
+
+
+def read_spec(folder: Path) -> EvaluationSpec:
+    return msgspec.json.decode((folder / "evaluation.json").read_bytes(), type=EvaluationSpec)
+
+
+def read_predictions(folder: Path) -> dict[str, str]:
+    """Task -> patch, of the first sample of each."""
+    return {one.task: one.patch for one in _read(folder / "patches.jsonl", Prediction) if one.sample == 0}
+
+
+def read_sessions(folder: Path, num_samples: int) -> list[SessionRecord]:
+    """Records of whole tasks; a task that was being written when the machine died is left out."""
+    by_task = defaultdict[str, dict[int, SessionRecord]](dict)
+    for record in _read(folder / "sessions.jsonl", SessionRecord):
+        by_task[record.task][record.sample] = record
+    return [record for mine in by_task.values() if len(mine) == num_samples for record in mine.values()]
+
+
+def _read(path: Path, kind: type[R]) -> list[R]:
+    """Its whole lines."""
+    if not path.exists():
+        return []
+    *lines, _cut_off = path.read_bytes().split(b"\n")
+    return [msgspec.json.decode(line, type=kind) for line in lines]
+
+
+def _lines(records: Sequence[SessionRecord | Prediction]) -> bytes:
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)

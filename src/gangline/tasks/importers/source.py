@@ -1,0 +1,230 @@
+"""The one entry for tasks from elsewhere: a folder of tasks, or the rows of a dataset, by their own format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.machine.reading.imported import Candidate, Choices, FolderFormat, Imported, LeftOut, ProgramSource
+from gangline.machine.reading.paths import SourcePath
+from gangline.settings.wings import wing_part, wing_parts
+from gangline.tasks.importers.plain.dataset import name_of_row, read_plain_row, read_preset_row
+from gangline.tasks.importers.plain.mapping import column_of
+from gangline.tasks.importers.rows import read_rows
+from gangline.tasks.importers.swe import InstanceChoices, read_instance
+from gangline.tasks.presets.preset import Preset
+
+__all__ = ["FORMATS", "Format", "Wanted", "read_source"]
+
+Format = Literal["harbor", "terminal-bench", "swe", "rows"]
+FORMATS: tuple[Format, ...] = ("harbor", "terminal-bench", "swe", "rows")
+_SWE_COLUMNS = ({"problem_statement", "fail_to_pass"}, {"problem_statement", "docker_image"}, {"instance"})
+"""A row with one of these sets of columns, in capitals or not, is of the SWE family."""
+_MOST_SHOWN = 3
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one import."""
+
+    choices: Choices = Choices()
+    instances: InstanceChoices = InstanceChoices()
+    format: Format | None = None
+    """None: recognized from the files."""
+    registry: Path | None = None
+    """Registry of Harbor, where the source is the name of one of its datasets."""
+    preset: Preset | None = None
+    mapping: Mapping[str, str] = {}
+    """Field -> column, for rows."""
+    split: str | None = None
+    filters: tuple[str, ...] = ()
+    """Patterns of names, or `FIELD=PATTERN` for a field of the source; a task must match all."""
+    limit: int | None = None
+    """Number of tasks, left-out rows not counted."""
+
+
+def _folder_formats() -> dict[str, FolderFormat]:
+    return {name: one for name, one in wing_parts("gangline.tasks.importers").items() if isinstance(one, FolderFormat)}
+
+
+def _program_of(source: str) -> ProgramSource | None:
+    parts = wing_parts("gangline.tasks.importers").values()
+    return next((one for one in parts if isinstance(one, ProgramSource) and source.startswith(one.prefix)), None)
+
+
+def read_source(
+    path: Path, wanted: Wanted, check: Callable[[Imported], object] = lambda one: None
+) -> Generator[Imported | LeftOut]:
+    """The tasks in the order of the source; a row that no task can be made of is left out.
+
+    check: raises InvalidRequest for a task that is to be left out as well.
+
+    Raises: InvalidRequest, naming the file and the field; also when there is no task.
+    """
+    if wanted.registry is None and not path.exists() and _program_of(str(path)) is None:
+        raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
+    num_seen = num_tasks = 0
+    left_out: list[str] = []
+    for candidate in _candidates(path, wanted):
+        num_seen += 1
+        if not _matches(candidate, wanted.filters):
+            continue
+        one = _read(candidate, check)
+        if isinstance(one, Imported):
+            num_tasks += 1
+        else:
+            left_out.append(one.why)
+        yield one
+        if num_tasks == wanted.limit:
+            return
+    if not num_tasks:
+        raise InvalidRequest(_no_task(path, wanted, left_out, is_empty=not num_seen))
+
+
+def _no_task(path: Path, wanted: Wanted, left_out: list[str], *, is_empty: bool) -> str:
+    if left_out:
+        more = f" ... and {len(left_out) - _MOST_SHOWN} more" if len(left_out) > _MOST_SHOWN else ""
+        return f"{'; '.join(left_out[:_MOST_SHOWN])}{more}"
+    filtered = "" if is_empty else f" that matches {' and '.join(map(repr, wanted.filters))}"
+    return f"{path}: holds no task{filtered}."
+
+
+def _read(candidate: Candidate, check: Callable[[Imported], object]) -> Imported | LeftOut:
+    try:
+        one = candidate.read()
+        check(one)
+    except InvalidRequest as error:
+        is_placed = error.message.startswith(candidate.where)
+        return LeftOut(error.message if is_placed else f"{candidate.where}: {error.message}")
+    return one
+
+
+def _matches(candidate: Candidate, filters: tuple[str, ...]) -> bool:
+    """Also a row that cannot be read: nobody knows what it is."""
+    if candidate.instance is None:
+        return True
+    for one in filters:
+        field, equals, pattern = one.partition("=")
+        value = str(column_of(candidate.instance, field, "")) if equals else candidate.name
+        if not fnmatchcase(value, pattern if equals else one):
+            return False
+    return True
+
+
+def _candidates(path: Path, wanted: Wanted) -> Generator[Candidate]:
+    if (program := _program_of(str(path))) is not None:
+        if wanted.format or wanted.split or wanted.preset or wanted.mapping:
+            raise InvalidRequest(f"{path}: --format, --split, --preset and --map are for files, not for programs.")
+        limit = None if wanted.filters else wanted.limit
+        yield from program.candidates(str(path).removeprefix(program.prefix), wanted.choices, limit)
+        return
+    if wanted.registry is not None:
+        clones = wanted.instances.repositories
+        yield from _of_folders(
+            path,
+            "harbor",
+            wanted,
+            wing_part("harbor_folders")(wanted.registry, str(path), None if clones is None else Path(clones)),
+        )
+        return
+    kind = wanted.format or _format_of(path, wanted)
+    if kind in _folder_formats():
+        yield from _of_folders(path, kind, wanted)
+        return
+    rows = _Rows(path, wanted, kind)
+    yield from rows.candidates()
+
+
+def _format_of(path: Path, wanted: Wanted) -> str:
+    """Raises: InvalidRequest when the rows are of no known format."""
+    for kind, folders in _folder_formats().items():
+        if path.is_dir() and (folders.recognizes(path) or any(map(folders.recognizes, path.iterdir()))):
+            return kind
+    if wanted.preset is not None or wanted.mapping:
+        return "rows"
+    rows = read_rows(path, wanted.split)
+    where, row = next((one for one in rows if isinstance(one[1], Mapping)), (str(path), None))
+    columns = set[str](row or ())
+    if any(names <= {name.casefold() for name in columns} for names in _SWE_COLUMNS):
+        return "swe"
+    if row is not None and "instruction" not in columns:
+        raise InvalidRequest(
+            f"{where}: is of no known format. Give --preset NAME for the rows of its dataset, or --map "
+            f"instruction=COLUMN; the columns are {', '.join(sorted(columns)) or 'none'}."
+        )
+    return "rows"
+
+
+def _of_folders(
+    path: Path, kind: str, wanted: Wanted, found: Sequence[SourcePath] | None = None
+) -> Generator[Candidate]:
+    """found: the tasks' folders; None: `path` is one, or they are in it."""
+    folders = _folder_formats()[kind]
+    if wanted.split is not None or wanted.preset is not None or wanted.mapping:
+        raise InvalidRequest(f"{path}: --split, --preset and --map are for rows; these are folders of tasks ({kind}).")
+    if found is None and not path.is_dir():
+        raise InvalidRequest(f"{path}: is not a folder, as tasks of {kind} are.")
+    if found is None:
+        found = _tasks_in(path, folders.recognizes)
+    by_field = any("=" in one for one in wanted.filters)
+    for folder in found:
+        document = folders.document(folder) if by_field else None
+        fields = cast("Mapping[str, Any]", document or {})
+        yield Candidate(folder.name, fields, partial(folders.read, folder, wanted.choices))
+
+
+def _tasks_in(path: Path, recognizes: Callable[[Path], bool]) -> list[SourcePath]:
+    """The folder itself where it is a task, else those in it. Raises: InvalidRequest for one that is a link."""
+    if recognizes(path):
+        return [SourcePath.of(path.resolve())]
+    found = sorted(filter(recognizes, path.iterdir()))
+    for one in found:
+        (SourcePath.of(path) / one.name).has_folder()
+    return [SourcePath.of(one) for one in found]
+
+
+class _Rows:
+    """The rows of one source."""
+
+    def __init__(self, path: Path, wanted: Wanted, kind: str) -> None:
+        self._path = path
+        self._wanted = wanted
+        self._is_swe = kind == "swe"
+        self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).strip("-._") or "row"
+
+    def candidates(self) -> Generator[Candidate]:
+        for number, (where, row) in enumerate(read_rows(self._path, self._wanted.split), 1):
+            if not isinstance(row, Mapping):
+                why = row.message if isinstance(row, InvalidRequest) else "is no object"
+                yield Candidate(where, None, partial(_refuse, why), where)
+                continue
+            fields = cast("Mapping[str, Any]", row)
+            inner = column_of(fields, "instance.instance_id", None) if self._is_swe else None
+            name = str(inner) if inner is not None else name_of_row(fields, number, self._name)
+            yield Candidate(name, fields, self._reader(fields, name, where), where)
+
+    def _reader(self, row: Mapping[str, Any], name: str, where: str) -> Callable[[], Imported]:
+        """Raises: InvalidRequest for a file that cannot be read to its end."""
+        wanted = self._wanted
+        if self._is_swe:
+            return partial(read_instance, row, where, wanted.choices, wanted.instances)
+        if wanted.preset is not None:
+            return partial(read_preset_row, row, name, wanted.preset, wanted.mapping, wanted.choices)
+        is_answered = "answer" in wanted.mapping or "answer" in row or self._are_answered
+        return partial(read_plain_row, row, name, wanted.mapping, wanted.choices, is_answered=is_answered)
+
+    @cached_property
+    def _are_answered(self) -> bool:
+        """Whether any row has an answer: then one without cannot be graded."""
+        rows = (row for _, row in read_rows(self._path, self._wanted.split))
+        return any("answer" in row for row in rows if isinstance(row, Mapping))
+
+
+def _refuse(why: str) -> Imported:
+    raise InvalidRequest(why)

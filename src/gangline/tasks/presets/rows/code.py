@@ -1,0 +1,107 @@
+"""Columns of Eurus-2-RL-Data, those of its rows with `ability: code`.
+
+`reward_model.ground_truth` is JSON: `inputs` and `outputs`, one pair for each test, and `fn_name` where a function is
+called; or an object, also with `input` and `output` (CodeContests), or a list of `{input, output}` (LiveCodeBench).
+Without `fn_name` they are standard input and output, a text or a list of lines. With it an input is a list of
+arguments, or a text with one argument as JSON on each line, and an output is a value or its JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.plugins import explain
+from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
+from gangline.tasks.presets.rows.verl import VerlRow, question_of
+
+__all__ = ["code_fields"]
+
+_WHERE = "reward_model.ground_truth"
+_ASKS_FOR_TEXT = "Write Python code to solve the problem. Present the code in"
+"""Begins the end of a prompt of Eurus-2, which asks for the program in the answer."""
+
+
+class _Tests(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    inputs: list[Any] = Field(min_length=1)
+    outputs: list[Any] = Field(min_length=1)
+    fn_name: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def code_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`problem`, `cases` of evaluator `cases`, and `function`, which is null for standard input and output.
+
+    Raises: ValidationError, InvalidRequest, RowUnsuitable.
+    """
+    verl = VerlRow.model_validate(row)
+    if verl.ability not in (None, "code"):
+        raise RowUnsuitable(f"ability: {verl.ability!r} is not `code`")
+    tests = _tests(verl.reward_model.ground_truth)
+    if len(tests.inputs) != len(tests.outputs):
+        raise InvalidRequest(f"{_WHERE}: has {len(tests.inputs)} inputs and {len(tests.outputs)} outputs")
+    problem = question_of(verl).partition(_ASKS_FOR_TEXT)[0].rstrip()
+    if tests.fn_name is not None:
+        problem += f"\n\nThe tests call the function `{tests.fn_name}` of the file."
+    case = _standard_case if tests.fn_name is None else _function_case
+    pairs = enumerate(zip(tests.inputs, tests.outputs, strict=True))
+    return {
+        "problem": problem,
+        "cases": [case(number, given, wanted) for number, (given, wanted) in pairs],
+        "function": tests.fn_name,
+    }
+
+
+def _tests(given: Any) -> _Tests:
+    try:
+        found: Any = json.loads(given) if isinstance(given, str) else given
+        if isinstance(found, list):  # LiveCodeBench: a test each
+            found = _of_pairs(cast("list[Any]", found))
+        elif isinstance(found, dict) and "input" in found:  # CodeContests
+            named = cast("dict[str, Any]", found)
+            return _Tests.model_validate({"inputs": named["input"], "outputs": named.get("output")})
+        return _Tests.model_validate(found)
+    except ValidationError as error:
+        raise InvalidRequest(f"{_WHERE}: {explain(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{_WHERE}: is no JSON: {error}") from error
+
+
+def _of_pairs(tests: list[Any]) -> dict[str, Any]:
+    if not all(isinstance(one, dict) and {"input", "output"} <= one.keys() for one in tests):
+        raise RowUnsuitable(f"{_WHERE}: is a list, but not of tests with input and output")
+    if any(one.get("testtype") == "functional" for one in tests):
+        raise RowUnsuitable(f"{_WHERE}: calls a function, and does not name it: give `inputs`, `outputs` and `fn_name`")
+    return {f"{name}s": [one[name] for one in tests] for name in ("input", "output")}
+
+
+def _standard_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
+    return {"input": _lines(number, "inputs", given), "output": _lines(number, "outputs", wanted)}
+
+
+def _lines(number: int, name: str, value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):  # pyright: ignore[reportUnknownVariableType]
+        return "\n".join(value)  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{_WHERE}: {name}.{number} is neither a text nor a list of lines")
+    return value
+
+
+def _function_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
+    try:
+        arguments = _arguments(given) if isinstance(given, str) else given
+        result = json.loads(wanted) if isinstance(wanted, str) else wanted
+    except ValueError as error:
+        raise InvalidRequest(f"{_WHERE}: test {number} of a function is no JSON: {error}") from error
+    if not isinstance(arguments, list):
+        raise InvalidRequest(f"{_WHERE}: inputs.{number} is no list of arguments")
+    return {"arguments": arguments, "result": result}
+
+
+def _arguments(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]

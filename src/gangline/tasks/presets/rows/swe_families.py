@@ -1,0 +1,263 @@
+"""Rows of the SWE family: the columns of each dataset, mapped to those of one `SweInstance`.
+
+| dataset | recognized by | its own |
+|---|---|---|
+| SkyRL | `instance`, an object or JSON | the row is inside; `data_source` names the images |
+| R2E-Gym | `expected_output_json` | the statuses of all tests; the patch is in `parsed_commit_content` |
+| SWE-smith | `image_name` or `repo` with `swesmith` | the applied `patch` is the bug |
+| OpenSWE | `OPENSWE_EXIT_CODE` in `eval_script` | the script's exit code decides |
+| SWE-rebench | `install_config` | its command and parser; version 2 has the repository in `/NAME` |
+| SWE-bench Pro | `before_repo_set_cmd` | its tests' scripts are not in its rows |
+| SWE-bench-Live | `test_cmds` | the commands of its tests |
+| SWE-bench, Verified, SWE-Gym | all else | lists as JSON in a text, or as lists (SWE-Gym) |
+
+Sources: SkyRL a956457, R2E-Gym 69bc953, SWE-smith cf2e649, OpenSWE c2294ce, SWE-rebench-V2 c71902a, verifiers a60a606,
+SWE-bench_Pro-os 0875a8a.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.text_lists import texts_of
+from gangline.grading.swe_bench_rows import SweBenchRow
+from gangline.grading.untrusted.outcomes import Status
+from gangline.grading.untrusted.test_logs import PARSERS
+from gangline.tasks.presets.rows.commit_patch import patch_of_commit
+from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
+
+__all__ = ["SweInstance", "swe_instance"]
+
+_SWE_BENCH_IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
+_SWE_GYM_IMAGE = "xingyaoww/sweb.eval.x86_64.{id}:latest"
+_REBENCH_IMAGE = "swerebench/sweb.eval.x86_64.{id}:latest"
+_LIVE_IMAGE = "starryzhang/sweb.eval.x86_64.{id}:latest"
+_PRO_IMAGE = "jefzda/sweap-images:{tag}"
+_OPENSWE_MARK = "OPENSWE_EXIT_CODE"
+_STATUSES: dict[str, Status] = {"PASSED": "passed", "FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped"}
+
+Row = dict[str, Any]
+
+
+class SweInstance(SweBenchRow):
+    """An instance with the fields of both sides, the agent's and the grader's."""
+
+    base_commit: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{7,64}$")
+    """None: the commit that the image has checked out."""
+    problem_statement: str = Field(min_length=1)
+    patch: str = ""
+    """The solution; empty where there is none."""
+    bug_patch: str = ""
+    """Makes the bug: its reverse is the solution."""
+    image: str | None = None
+    image_name: str | None = None
+    docker_image: str | None = None
+    image_pattern: str = _SWE_BENCH_IMAGE
+    separator: str = "_1776_"
+    """In names of images, which have no double underscores."""
+    workdir: str = "/testbed"
+    hidden_folders: tuple[str, ...] = ()
+    """Folders of the image that the agent must not see."""
+
+    def image_of(self, pattern: str | None = None) -> str:
+        """The image's name. pattern: in place of the row's, with `{instance_id}`."""
+        own = self.image or self.image_name or self.docker_image
+        if pattern is None and own is not None:
+            return own
+        name = self.instance_id.lower().replace("__", self.separator)
+        return (pattern or self.image_pattern).replace("{instance_id}", name).replace("{id}", name)
+
+
+_COLUMNS = {name.casefold(): name for key, field in SweInstance.model_fields.items() for name in [field.alias or key]}
+
+
+class _R2eTests(BaseModel):
+    """The part of `execution_result_content` that holds the hidden tests."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    test_file_names: tuple[str, ...] = ()
+    test_file_codes: tuple[str, ...] = ()
+
+
+class _Family(NamedTuple):
+    recognizes: Callable[[Row], bool]
+    mapped: Callable[[Row], Row]
+
+
+def swe_instance(row: Mapping[str, Any]) -> SweInstance:
+    """Raises: ValidationError of pydantic's; InvalidRequest; RowUnsuitable for a row that cannot be graded."""
+    inner = _object(dict(row), "instance")
+    given = _under_their_names(row if inner is None else inner)
+    family = next((one for one in _FAMILIES if one.recognizes(given)), None)
+    if family is not None:
+        given = family.mapped(given)
+    elif isinstance(given.get("FAIL_TO_PASS"), list) or "swe-gym" in str(row.get("data_source")).lower():
+        given = {"image_pattern": _SWE_GYM_IMAGE, "separator": "_s_", **given}
+    return SweInstance.model_validate(given)
+
+
+def _under_their_names(row: Mapping[str, Any]) -> Row:
+    """Columns as SWE-bench writes them, which others write in small letters; null is as no column.
+
+    Raises: InvalidRequest when a row has both, and they differ.
+    """
+    given = {name: value for name, value in row.items() if value is not None}
+    for name in list(given):
+        known = _COLUMNS.get(name.casefold(), name)
+        if known == name:
+            continue
+        value = given.pop(name)
+        if given.setdefault(known, value) != value:
+            raise InvalidRequest(f"{name}: differs from the column {known}")
+    return given
+
+
+def _object(row: Row, name: str) -> Row | None:
+    """A column that is an object, or JSON of one; None without it. Raises: InvalidRequest."""
+    value = row.get(name)
+    if value is None:
+        return None
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{name}: is neither an object nor JSON of one")
+    return cast("Row", found)
+
+
+def _is_of_smith(row: Row) -> bool:
+    return "swesmith" in f"{row.get('image_name', '')} {row.get('repo', '')}"
+
+
+def _of_smith(row: Row) -> Row:
+    """The tests are pytest's unless a row has `test_cmd`: SWE-smith keeps commands in its package, not in rows."""
+    if not str(row.get("problem_statement") or "").strip():
+        raise RowUnsuitable("problem_statement: is empty, as of instances without a written issue")
+    names = [name for column in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _names(row, column)]
+    files = tuple(dict.fromkeys(name.split("::")[0] for name in names if ".py" in name))
+    if not files and "test_cmd" not in row:
+        raise InvalidRequest(
+            "test_cmd: SWE-smith's rows have none, and these tests are not pytest's. Give the row `test_cmd` and "
+            "`log_parser`, as SWE-smith's profile of the repository has them."
+        )
+    return {**row, "patch": "", "bug_patch": row.get("patch"), "test_files": files}
+
+
+def _names(row: Row, column: str) -> list[str]:
+    try:
+        return texts_of(row.get(column))
+    except ValueError as error:
+        raise InvalidRequest(f"{column}: {error}") from error
+
+
+def _of_r2e(row: Row) -> Row:
+    """The tests are in the row; where they are not, they are taken from the image."""
+    expected = _object(row, "expected_output_json") or {}
+    tests = _R2eTests.model_validate(_object(row, "execution_result_content") or {})
+    codes = zip(tests.test_file_names, tests.test_file_codes, strict=True)
+    files = {f"r2e_tests/{name}": code for name, code in codes}
+    commit = str(row.get("commit_hash") or "")
+    repo = str(row.get("repo_name") or "")
+    return {
+        "instance_id": f"{repo}__{commit[:12]}" if commit else repo,
+        "repo": repo,
+        "problem_statement": row.get("problem_statement"),
+        "docker_image": row.get("docker_image"),
+        "patch": patch_of_commit(_object(row, "parsed_commit_content") or {}),
+        "expected_statuses": {name.split(" - ")[0]: _status(name, said) for name, said in expected.items()},
+        "log_parser": "r2e",
+        "eval_script": _r2e_script(files),
+        "test_files": ("run_tests.sh", *(files or ("r2e_tests/*",))),
+        "hidden_folders": ("/r2e_tests", "r2e_tests") if files else (),
+    }
+
+
+def _status(name: str, said: Any) -> Status:
+    if said not in _STATUSES:
+        raise InvalidRequest(f"expected_output_json: {name!r} is {said!r}, not one of {', '.join(_STATUSES)}")
+    return _STATUSES[said]
+
+
+def _r2e_script(files: Mapping[str, str]) -> str:
+    written = [
+        f"printf %s {base64.b64encode(text.encode()).decode()} | base64 -d > {shlex.quote(path)}"
+        for path, text in files.items()
+    ]
+    bring = ["mkdir -p r2e_tests", *written] if written else ["cp -r /r2e_tests r2e_tests"]
+    return "\n".join(["rm -rf r2e_tests", *bring, "bash run_tests.sh", ""])
+
+
+def _of_openswe(row: Row) -> Row:
+    patch = str(row.get("patch") or "").strip()
+    if patch and patch in row["eval_script"]:
+        raise RowUnsuitable("eval_script: applies the solution itself, so that it passes whatever the agent does")
+    return {**row, "exit_code_line": _OPENSWE_MARK, "FAIL_TO_PASS": [], "PASS_TO_PASS": []}
+
+
+def _of_rebench(row: Row) -> Row:
+    """Version 2 has images of its own, and runs its commands as they are; version 1 adds the test files."""
+    config = _object(row, "install_config") or {}
+    commands = config.get("test_cmd")
+    lines = [commands] if isinstance(commands, str) else [str(one) for one in cast("list[Any]", commands or [])]
+    command, parser = "\n".join(line for line in lines if line.strip()), str(config.get("log_parser") or "pytest")
+    if not command:
+        raise InvalidRequest("install_config.test_cmd: is empty")
+    if parser not in PARSERS and not parser.startswith("parse_log_"):
+        raise RowUnsuitable(f"install_config.log_parser: {parser!r} is a parser of SWE-rebench alone")
+    own = {**row, "test_cmd": command, "log_parser": parser}
+    if row.get("image_name") is None:
+        return {"image_pattern": _REBENCH_IMAGE, **own, "test_cmd": f"{command} {{tests}}"}
+    return own | {"workdir": f"/{str(row.get('repo')).rpartition('/')[2]}", "ignore_timings": True}
+
+
+def _of_pro(row: Row) -> Row:
+    if row.get("test_cmd") is None:
+        raise RowUnsuitable(
+            "test_cmd: is missing. SWE-bench Pro runs a script for each instance that is not in its rows. Give the row "
+            "`test_cmd` and `log_parser`."
+        )
+    return {"image": _PRO_IMAGE.format(tag=row.get("dockerhub_tag")), "workdir": "/app", **row}
+
+
+def _of_live(row: Row) -> Row:
+    commands = "\n".join(_names(row, "test_cmds"))
+    return {"image_pattern": _LIVE_IMAGE, "test_cmd": commands or None, **row}
+
+
+def _is_of_pro(row: Row) -> bool:
+    return row.get("before_repo_set_cmd") is not None
+
+
+def _is_of_live(row: Row) -> bool:
+    return row.get("test_cmds") is not None
+
+
+def _is_of_r2e(row: Row) -> bool:
+    return "expected_output_json" in row
+
+
+def _is_of_openswe(row: Row) -> bool:
+    return _OPENSWE_MARK in str(row.get("eval_script"))
+
+
+def _is_of_rebench(row: Row) -> bool:
+    return row.get("install_config") is not None and row.get("eval_script") is None
+
+
+_FAMILIES = (
+    _Family(_is_of_r2e, _of_r2e),
+    _Family(_is_of_smith, _of_smith),
+    _Family(_is_of_openswe, _of_openswe),
+    _Family(_is_of_rebench, _of_rebench),
+    _Family(_is_of_pro, _of_pro),
+    _Family(_is_of_live, _of_live),
+)

@@ -1,0 +1,42 @@
+"""Training and held-out tasks share nothing: neither an id, nor an instruction with its grading.
+
+Many tasks have one instruction, such as "make the tests pass": they differ by their graders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gangline.tasks.vetting.checks import PASSED, CheckResult
+from gangline.tasks.vetting.subject import Subject
+
+__all__ = ["against_held_out"]
+
+
+def against_held_out(subjects: Sequence[Subject], held_out: Sequence[Mapping[str, Any]]) -> dict[str, CheckResult]:
+    """Name of a task -> the result of the check `held_out`."""
+    ids = {str(task["task_id"]) for task in held_out if task.get("task_id")}
+    contents = {_content(task): number for number, task in enumerate(held_out, 1)}
+    return {one.name: _result(one, ids, contents) for one in subjects}
+
+
+def _result(subject: Subject, ids: set[str], contents: Mapping[bytes, int]) -> CheckResult:
+    if (number := contents.get(_content(subject.task))) is not None:
+        return CheckResult(status="failed", message=f"held-out task {number} has the same instruction and grading")
+    if subject.task.get("task_id") in ids:
+        return CheckResult(status="failed", message=f"a held-out task has the id {subject.task['task_id']}")
+    return PASSED
+
+
+def _content(task: Mapping[str, Any]) -> bytes:
+    """Instructions and evaluators of all runs, without differences of case and blanks in the instructions."""
+    runs = [(_folded(one), one.get("evaluator")) for one in (task, *(task.get("steps") or ()))]
+    return hashlib.sha256(msgspec.json.encode(runs, order="deterministic")).digest()
+
+
+def _folded(run: Mapping[str, Any]) -> str:
+    return " ".join(str(run.get("instruction", "")).casefold().split())

@@ -1,0 +1,75 @@
+"""Tasks that run for the sake of one that is trained on: coalitions, a greedy session, and forks of its sessions.
+
+Laws: coalitions and the greedy session give rewards. They are asked for with the task, measured once its group is
+admitted, and cancelled when it is not. Forks join the group before that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gangline.train.collecting.beside.coalition_runs import CoalitionRuns, CoalitionsOfTask
+from gangline.train.collecting.beside.greedy_runs import GreedyOfTask, GreedyRuns
+from gangline.train.collecting.beside.trees import TreeOfTask, TreeRuns
+from gangline.train.collecting.groups import Group
+from gangline.wire.client.rollouts import Task
+
+__all__ = ["Beside", "BesideTask"]
+
+
+@dataclass(frozen=True)
+class Beside:
+    coalitions: CoalitionRuns | None = None
+    """Measured for every task whose group is admitted; None measures none."""
+    greedy: GreedyRuns | None = None
+    """None runs none."""
+    trees: TreeRuns | None = None
+    """None forks nothing."""
+
+    def of(self, task: Task) -> BesideTask:
+        return BesideTask(
+            None if self.coalitions is None else self.coalitions.of(task),
+            None if self.greedy is None else self.greedy.of(task),
+            None if self.trees is None else self.trees.of_task(),
+        )
+
+
+@dataclass(frozen=True)
+class BesideTask:
+    """What runs beside one task."""
+
+    coalitions: CoalitionsOfTask | None
+    greedy: GreedyOfTask | None
+    tree: TreeOfTask | None = None
+
+    async def submit(self) -> None:
+        for one in (self.coalitions, self.greedy):
+            if one is not None:
+                await one.submit()
+
+    async def grow(self, group: Group) -> Group:
+        """The whole group with forks of its sessions, where there are any."""
+        return group if self.tree is None else await self.tree.grow(group)
+
+    async def measure(self, group: Group, admitted: Group) -> Group | None:
+        """`admitted` with what was measured; None when it is to be dropped. group: before any session is left out.
+
+        Raises: InvalidGroup.
+        """
+        if self.coalitions is not None:
+            rewards = await self.coalitions.measure(group)
+            if rewards is None:
+                return None
+            admitted = replace(admitted, coalitions=rewards)
+        if self.greedy is not None:
+            greedy = await self.greedy.measure()
+            if greedy is None:
+                return None
+            admitted = replace(admitted, greedy=greedy)
+        return admitted
+
+    async def cancel(self) -> None:
+        """End what the service may still run."""
+        for one in (self.coalitions, self.greedy, self.tree):
+            if one is not None:
+                await one.cancel()

@@ -1,0 +1,309 @@
+"""Collectors: tasks in, groups worth training on out.
+
+`PlainCollector` requests a batch, waits for all of it, and requests replacements for groups that were not admitted.
+`ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
+the next call, or cancels it. Source: ProRL Agent, 3.4.
+
+Laws: a group is handed out once. A group that is not whole is rejected, shrunk or rerun, as the settings say, never
+passed on silently. A failure loses nothing: groups found before it come with the next call. Requests to a server that
+does not answer are retried until it does: every task has an id, so nothing runs twice. Every task still in flight when
+a collector is left is cancelled at the service. It gives up where no task can run: see `giving_up.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from gangline.domain.errors import GanglineError, OutOfTasks
+from gangline.domain.ids import new_id
+from gangline.train.collecting.beside.tasks import Beside, BesideTask
+from gangline.train.collecting.giving_up import Patience
+from gangline.train.collecting.groups import Group, ValiditySettings, judge_group
+from gangline.wire.client.rollouts import (
+    MOST_RUNS,
+    RolloutClient,
+    Task,
+    answered,
+    enough_sessions,
+    id_of,
+    named,
+    refuse_held_out,
+)
+
+__all__ = [
+    "Admit",
+    "CollectionCounts",
+    "PlainCollector",
+    "ReplenishingCollector",
+    "informative",
+]
+
+_log = logging.getLogger(__name__)
+
+Admit = Callable[[Group], Group | None]
+"""The part of a whole group that is worth training on; None when there is none."""
+
+
+def informative(group: Group) -> Group | None:
+    """Dynamic sampling: no group of one reward. Source: DAPO, 3.2."""
+    return group if group.is_informative else None
+
+
+def _everything(group: Group) -> Group:
+    return group
+
+
+@dataclass
+class CollectionCounts:
+    """Groups, since the collector was made."""
+
+    submitted: int = 0
+    handed_out: int = 0
+    not_admitted: int = 0
+    """Whole, and not worth training on."""
+    invalid: int = 0
+    """Not whole, and dropped."""
+    cancelled: int = 0
+    """Still in flight when they were no longer wanted."""
+    wasted: int = 0
+    """Worth training on, and one too many."""
+
+
+_Ended = Group | Literal["not_admitted", "invalid"]
+
+
+@dataclass(eq=False)
+class _Rollout:
+    """One task on its way to be a group."""
+
+    task: Task
+    task_id: str
+    """Task id of its last run: the service may have work for it."""
+    beside: BesideTask
+    work: asyncio.Task[_Ended] = field(init=False)
+
+
+class _Rollouts:
+    """Runs tasks at the service, each in an asyncio task that it owns."""
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        validity: ValiditySettings | None,
+        admit: Admit | None,
+        beside: Beside | None,
+        retry_s: float,
+        patience: Patience | None,
+    ) -> None:
+        self._retry_s = retry_s
+        self._beside = beside or Beside()
+        self._service = service
+        self._tasks = tasks
+        self._validity = validity or ValiditySettings()
+        self._admit = admit or _everything
+        self._patience = patience or Patience()
+        self._running: dict[asyncio.Task[_Ended], _Rollout] = {}
+        self.counts = CollectionCounts()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self) -> bool:
+        """Start the next task; False when there is none. Raises: InvalidRequest of a held-out one."""
+        task = next(self._tasks, None)
+        if task is None:
+            return False
+        refuse_held_out(task)
+        task = named(task, id_of(task) or new_id("task"))
+        rollout = _Rollout(task, id_of(task), self._beside.of(task))
+        self.counts.submitted += 1
+        rollout.work = asyncio.create_task(self._run(rollout))
+        self._running[rollout.work] = rollout
+        return True
+
+    async def next_groups(self, *, all_of_them: bool = False) -> list[Group]:
+        """The ready groups, as soon as there is one, or when all are ready. Raises: as `ready_groups`."""
+        if self._running:
+            when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._running, return_when=when)
+        return self.ready_groups()
+
+    def ready_groups(self) -> list[Group]:
+        """Admitted groups of the rollouts that have ended, in the order of their start.
+
+        Raises: a rollout's error, once the groups started before it were handed over.
+        """
+        groups = list[Group]()
+        for work in [work for work in self._running if work.done()]:
+            if work.exception() is not None and groups:
+                break  # it stays here, so the next call raises it
+            del self._running[work]
+            ended = work.result()
+            if isinstance(ended, Group):
+                groups.append(ended)
+            self.counts.not_admitted += ended == "not_admitted"
+            self.counts.invalid += ended == "invalid"
+        return groups
+
+    async def cancel_all(self) -> None:
+        """End every rollout, here and at the service."""
+        rollouts = list(self._running.values())
+        self._running.clear()
+        self.counts.cancelled += len(rollouts)
+        for rollout in rollouts:
+            rollout.work.cancel()
+        await asyncio.gather(*(rollout.work for rollout in rollouts), return_exceptions=True)
+        await asyncio.gather(*(self._cancel(rollout) for rollout in rollouts))
+
+    async def _cancel(self, rollout: _Rollout) -> None:
+        # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
+        with contextlib.suppress(GanglineError):
+            await self._service.cancel(rollout.task_id)
+
+    async def _run(self, rollout: _Rollout) -> _Ended:
+        """Tasks beside it that are not needed any more are cancelled. Raises: InvalidGroup under `refuse`."""
+        try:
+            return await self._measured(rollout)
+        finally:
+            await rollout.beside.cancel()
+
+    async def _measured(self, rollout: _Rollout) -> _Ended:
+        """The group that is trained on, with the rewards of what runs beside its task."""
+        if (group := await self._whole(rollout)) is None:
+            return "invalid"
+        group = await rollout.beside.grow(group)
+        if (admitted := self._admit(group)) is None:
+            return "not_admitted"
+        return await rollout.beside.measure(group, admitted) or "invalid"
+
+    async def _whole(self, rollout: _Rollout) -> Group | None:
+        """None when it is to be dropped."""
+        for run in range(1, MOST_RUNS + 1):
+            # Under its own id the service would answer with the group that is not whole.
+            task = rollout.task if run == 1 else named(rollout.task, f"{id_of(rollout.task)}.run{run}")
+            rollout.task_id = task_id = id_of(task)
+            submitted = await answered(self._service.submit, task, self._retry_s)
+            if submitted.unplaced is not None:
+                _log.warning("task.waits task_id=%s why=%s", task_id, submitted.unplaced)
+            if run == 1:
+                await rollout.beside.submit()
+            await self._service.wait(task_id)
+            sessions = await answered(self._service.result, task_id, self._retry_s)
+            self._patience.note(id_of(rollout.task), sessions)
+            verdict = judge_group(
+                task_id, sessions, enough_sessions(task) or len(submitted.session_ids), self._validity
+            )
+            if verdict.action == "keep":
+                return verdict.group
+            _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)
+            if verdict.action == "drop":
+                break
+        return None
+
+
+class _Collector:
+    """Enter it before use: rollouts that are still in flight when it is left are cancelled.
+
+    tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
+    does not answer. beside: what runs beside every task; None runs nothing. patience: of a run of several collectors.
+    """
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        *,
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        beside: Beside | None = None,
+        retry_s: float = 0.5,
+        patience: Patience | None = None,
+    ) -> None:
+        self._rollouts = _Rollouts(service, tasks, validity, admit, beside, retry_s, patience)
+        self._found: list[Group] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups that were found and come with the next call."""
+        return len(self._found)
+
+    @property
+    def counts(self) -> CollectionCounts:
+        return self._rollouts.counts
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._rollouts.cancel_all()
+
+    def _hand_out(self, num_groups: int) -> list[Group]:
+        groups, self._found = self._found[:num_groups], self._found[num_groups:]
+        self.counts.handed_out += len(groups)
+        return groups
+
+    def _check_tasks(self, num_groups: int) -> None:
+        if not len(self._rollouts):
+            raise OutOfTasks(
+                f"{len(self._found)} of {num_groups} groups were found when the tasks ended. Give an endless iterator "
+                "of tasks, or ask for fewer groups."
+            )
+
+
+class PlainCollector(_Collector):
+    """Batch by batch, for comparison: all of a batch must end before the next begins, and surplus groups are lost."""
+
+    async def collect(self, num_groups: int) -> list[Group]:
+        """Raises: InvalidGroup, OutOfTasks, the service's errors."""
+        while len(self._found) < num_groups:
+            for _ in range(num_groups - len(self._rollouts)):
+                self._rollouts.start()
+            self._check_tasks(num_groups)
+            while len(self._rollouts):
+                self._found += await self._rollouts.next_groups(all_of_them=True)
+        groups = self._hand_out(num_groups)
+        self.counts.wasted += len(self._found)
+        self._found.clear()
+        return groups
+
+
+class ReplenishingCollector(_Collector):
+    """num_in_flight: groups that are always under way while it collects.
+
+    unfinished: `carry` goes on with them in the next call, `cancel` ends them. Groups that end beyond the number asked
+    for come first in the next call.
+    """
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        *,
+        num_in_flight: int,
+        unfinished: Literal["carry", "cancel"] = "carry",
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        beside: Beside | None = None,
+        retry_s: float = 0.5,
+    ) -> None:
+        super().__init__(service, tasks, validity=validity, admit=admit, beside=beside, retry_s=retry_s)
+        self._num_in_flight = num_in_flight
+        self._unfinished = unfinished
+
+    async def collect(self, num_groups: int) -> list[Group]:
+        """Raises: InvalidGroup, OutOfTasks, the service's errors."""
+        while len(self._found) < num_groups:
+            while len(self._rollouts) < self._num_in_flight and self._rollouts.start():
+                pass
+            self._check_tasks(num_groups)
+            self._found += await self._rollouts.next_groups()
+        if self._unfinished == "cancel":
+            self._found += self._rollouts.ready_groups()
+            await self._rollouts.cancel_all()
+        return self._hand_out(num_groups)

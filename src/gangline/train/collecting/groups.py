@@ -1,0 +1,251 @@
+"""Groups: the sessions of one task, and whether they may be compared with each other.
+
+A session is valid when it has a reward, at least one trace to train on, and we did not break: a fault of the
+infrastructure is no reward of 0, it is no reward. The treatment of an incomplete group is the trainer's choice, named
+beforehand, and never a silently short group.
+
+Turns whose log-probs are not those of the distribution that was sampled from are masked here, for every trainer: side
+calls of an agent may be of that kind. A session with nothing else is not valid, and a group of such sessions is an
+error, for another try would be like it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from pydantic import Field
+
+from gangline.domain.errors import InvalidGroup
+from gangline.domain.image_files import placed_images
+from gangline.domain.row_masks import is_masked
+from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace, TurnSpan
+from gangline.rows.comparability import why_not_trainable
+from gangline.rows.measured import why_not_measured
+from gangline.rows.shared_prefixes import with_whole_prompts
+from gangline.train.options import TrainingOptions
+
+__all__ = [
+    "LOW_DEVIATION",
+    "CoalitionRewards",
+    "Fork",
+    "Greedy",
+    "Group",
+    "ValiditySettings",
+    "Verdict",
+    "early_ends",
+    "judge_group",
+    "require_no_images",
+    "require_no_masks",
+    "tokens_left_out",
+    "trainable_traces",
+    "why_invalid",
+]
+
+_log = logging.getLogger(__name__)
+
+LOW_DEVIATION = 1e-5
+"""Standard deviation of a group's rewards below which comparing them teaches nothing."""
+
+
+class ValiditySettings(TrainingOptions):
+    on_invalid: Literal["refuse", "shrink", "resubmit"] = "refuse"
+    """refuse: an error. shrink: go on with the valid sessions if there are enough. resubmit: run the task again."""
+    min_valid: int = Field(default=2, ge=2)
+    """Only for `shrink`: with fewer the group is dropped."""
+
+
+@dataclass(frozen=True)
+class CoalitionRewards:
+    """The rewards that parts of a task's players get without the others."""
+
+    means: Mapping[frozenset[str], float]
+    """Coalition -> mean reward of its sessions; of nobody and of all players too."""
+    num_sessions: int
+    """That ran for these means alone."""
+
+
+class Greedy(NamedTuple):
+    """The session of the likeliest tokens that ran beside a group."""
+
+    reward: float
+    num_tokens: int
+    """That it sampled."""
+
+
+class Fork(NamedTuple):
+    """Where a session branches off another one."""
+
+    parent_id: str
+    """The session that it was forked from; it need not be of the group."""
+    num_turns: int
+    """Turns at the beginning of both, which the parent sampled."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sessions of one task that are compared with each other, by sample index."""
+
+    task_id: str
+    sessions: tuple[SessionResult, ...]
+    coalitions: CoalitionRewards | None = None
+    """None where no coalitions are measured, and before they are."""
+
+    greedy: Greedy | None = None
+    """None where no greedy session runs."""
+    forks: Mapping[str, Fork] = field(default_factory=dict[str, Fork])
+    """session id -> where it branches off; sessions that are no forks are not in it."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the sessions that have one."""
+        return tuple(session.reward for session in self.sessions if session.reward is not None)
+
+    @property
+    def fair_rewards(self) -> tuple[float, ...]:
+        """Those of sessions that are no forks. A fork begins where another session came to."""
+        found = (one.reward for one in self.sessions if one.session_id not in self.forks)
+        return tuple(reward for reward in found if reward is not None)
+
+    @property
+    def deviation(self) -> float:
+        """Population deviation of the rewards; 0.0 of none."""
+        return float(np.std(self.rewards)) if self.rewards else 0.0
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether comparing the sessions teaches anything."""
+        return self.deviation >= LOW_DEVIATION
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a group. `group` has only its valid sessions; `reasons`: session id -> why it is not valid."""
+
+    action: Literal["keep", "drop", "resubmit"]
+    group: Group
+    reasons: dict[str, str]
+
+
+def trainable_traces(session: SessionResult) -> list[Trace]:
+    """Traces with at least one token to train on, prompts written out, turns that must not be trained on masked."""
+    traces = () if session.trajectory is None else session.trajectory.traces
+    whole = with_whole_prompts(traces) if any(one.shared_prefix is not None for one in traces) else traces
+    masked = (_only_comparable(trace) for trace in whole if trace.untrainable is None)
+    return [trace for trace in masked if trace.loss_mask.any()]
+
+
+def require_no_images(trace: Trace) -> None:
+    """For a trainer that gets no pixels. Raises: InvalidGroup."""
+    if placed_images(trace):
+        raise InvalidGroup(
+            f"{trace.trace_id} has images, and their pixels would be left behind here: train it where they are carried "
+            "(docs/guides/vision.md), or leave such tasks out."
+        )
+
+
+def require_no_masks(trace: Trace) -> None:
+    """For a trainer that computes log-probs over the whole vocabulary. Raises: InvalidGroup."""
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        if is_masked(certificate) and trace.loss_mask[span.start : span.end].any():
+            raise InvalidGroup(
+                f"{span.completion_id} in {trace.trace_id} was drawn from a part of the vocabulary (top-k, top-p), and "
+                "its sampling mask would not be replayed here: train it where masks are replayed "
+                "(docs/guides/sampling-masks.md), or sample with capture.sampling.top_p.override: 1 and "
+                "capture.sampling.top_k.override: -1 in the tasks."
+            )
+
+
+def _only_comparable(trace: Trace) -> Trace:
+    left_out = [span for span, _ in _not_comparable(trace)]
+    if not left_out:
+        return trace
+    keep = np.ones(len(trace.loss_mask), np.bool_)
+    for span in left_out:
+        keep[span.start : span.end] = False
+    return msgspec.structs.replace(
+        trace,
+        loss_mask=np.where(keep, trace.loss_mask, 0).astype(trace.loss_mask.dtype),
+        response_logprobs=np.where(keep, trace.response_logprobs, 0.0).astype(trace.response_logprobs.dtype),
+        response_versions=np.where(keep, trace.response_versions, -1).astype(trace.response_versions.dtype),
+    )
+
+
+def _not_comparable(trace: Trace) -> Iterator[tuple[TurnSpan, str]]:
+    """Turns with trained tokens that no trainer can weigh, and why."""
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        if trace.loss_mask[span.start : span.end].any() and (why := why_not_trainable(certificate)) is not None:
+            yield span, why
+
+
+def early_ends(sessions: Iterable[SessionResult]) -> dict[str, int]:
+    """Outcome other than `completed`, followed by the code of its failure where there is one -> sessions."""
+    found = Counter[str]()
+    for one in sessions:
+        if one.outcome != "completed":
+            found[one.outcome if one.failure is None else f"{one.outcome} ({one.failure.code})"] += 1
+    return dict(found)
+
+
+def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
+    """Why tokens with `loss_mask = 1` must not be trained on -> their number."""
+    found = Counter[str]()
+    for trace in (trace for one in sessions if one.trajectory is not None for trace in one.trajectory.traces):
+        for span, why in _not_comparable(trace):
+            found[why] += int(np.count_nonzero(trace.loss_mask[span.start : span.end]))
+    return dict(found)
+
+
+def why_invalid(session: SessionResult) -> str | None:
+    """Why a session cannot be compared; None when it can."""
+    if session.held_out:
+        return "it is held out: it measures, and is not trained on"
+    if (why := why_not_measured(session)) is not None or trainable_traces(session):
+        return why
+    if reasons := tokens_left_out([session]):
+        return f"none of its tokens can be trained on: {'; '.join(reasons)}"
+    return "it has no trace to train on"
+
+
+def judge_group(
+    task_id: str, sessions: Sequence[SessionResult], num_samples: int, settings: ValiditySettings | None = None
+) -> Verdict:
+    """Keep, drop or run again. num_samples: sessions that the task has. Warns of rewards that hardly differ.
+
+    Raises: InvalidGroup when the group is not whole and `refuse` is set, and always when its sessions have nothing but
+    tokens that cannot be trained on; the message names every session and why.
+    """
+    settings = settings or ValiditySettings()
+    reasons = {session.session_id: why for session in sessions if (why := why_invalid(session)) is not None}
+    valid = Group(task_id, tuple(session for session in sessions if session.session_id not in reasons))
+    if not valid.sessions and tokens_left_out(one for one in sessions if one.reward is not None):
+        raise _invalid(valid, num_samples, reasons, "Running the task again would give the same.")
+    if len(valid.sessions) < num_samples:
+        return Verdict(_action(valid, num_samples, settings, reasons), valid, reasons)
+    if not valid.is_informative:
+        _log.warning("group.one_reward task_id=%s deviation=%.1e", task_id, valid.deviation)
+    return Verdict("keep", valid, reasons)
+
+
+def _action(
+    valid: Group, num_samples: int, settings: ValiditySettings, reasons: dict[str, str]
+) -> Literal["keep", "drop", "resubmit"]:
+    if settings.on_invalid == "shrink":
+        return "keep" if len(valid.sessions) >= settings.min_valid else "drop"
+    if settings.on_invalid == "resubmit":
+        return "resubmit"
+    way_out = "Look at them with `gangline show`, or choose on_invalid: shrink or resubmit."
+    raise _invalid(valid, num_samples, reasons, way_out)
+
+
+def _invalid(valid: Group, num_samples: int, reasons: dict[str, str], way_out: str) -> InvalidGroup:
+    why = "; ".join(f"{session_id}: {reason}" for session_id, reason in reasons.items()) or "the others have no result"
+    return InvalidGroup(
+        f"{len(valid.sessions)} of {num_samples} sessions of {valid.task_id} are valid ({why}). {way_out}"
+    )

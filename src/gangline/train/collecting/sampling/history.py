@@ -1,0 +1,102 @@
+"""What a run has drawn and measured: `sampled.jsonl` in its folder, one line for each event.
+
+A draw is on the disk before its task is submitted. So a run that is killed at any moment gives each of its task numbers
+the same task again, and knows all that it had measured. An incomplete last line is of an event that nobody has seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from gangline.machine.durable import append, write_whole
+
+__all__ = ["Draw", "Measurement", "SamplingHistory"]
+
+
+class Draw(msgspec.Struct, frozen=True, kw_only=True, tag="draw", tag_field="event"):
+    number: int
+    """The task's number in the run, from 0."""
+    task: int
+    """Index in the file of tasks."""
+    pool: str
+    """Pool or label that it was drawn from."""
+    stage: int | None = None
+    """From 0; None without stages."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag="measurement", tag_field="event"):
+    number: int
+    """The task's, as in its draw."""
+    reward: float
+    """Mean over the sessions of its group, as their evaluator gave them."""
+
+
+class SamplingHistory:
+    """Draws in the order of their numbers, and measurements of them."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """path: read where it exists, appended to later; None keeps nothing."""
+        self._path = path
+        self.draws: list[Draw] = []
+        self.rewards: dict[int, float] = {}
+        """Number of a draw -> measured mean reward."""
+        self.last_draw: dict[int, int] = {}
+        """Task -> number of its last draw."""
+        self.last_reward: dict[int, float] = {}
+        """Task -> reward of its latest draw that was measured."""
+        self._measured_at: dict[int, int] = {}
+        self.num_by_stage = Counter[int | None]()
+        if path is not None and path.exists():
+            self._read(path)
+
+    def draw(self, draw: Draw) -> None:
+        """Durable on return."""
+        assert draw.number == len(self.draws)
+        self._write(draw)
+        self._add(draw)
+
+    def measure(self, measurement: Measurement) -> None:
+        """Durable on return. A draw that was measured before keeps its first reward."""
+        if measurement.number not in self.rewards:
+            self._write(measurement)
+            self._add(measurement)
+
+    def rewards_of_stage(self, stage: int, most: int) -> list[float]:
+        """Rewards of its last measured draws, at most so many, the latest first."""
+        return list(islice(self._rewards_of_stage(stage), most))
+
+    def _rewards_of_stage(self, stage: int) -> Iterator[float]:
+        for draw in reversed(self.draws):
+            if draw.stage != stage:
+                return
+            if draw.number in self.rewards:
+                yield self.rewards[draw.number]
+
+    def _add(self, event: Draw | Measurement) -> None:
+        if isinstance(event, Draw):
+            self.draws.append(event)
+            self.last_draw[event.task] = event.number
+            self.num_by_stage[event.stage] += 1
+            return
+        self.rewards[event.number] = event.reward
+        task = self.draws[event.number].task
+        # By number, not by arrival: the same measurements are the same history.
+        if event.number >= self._measured_at.get(task, 0):
+            self._measured_at[task] = event.number
+            self.last_reward[task] = event.reward
+
+    def _write(self, event: Draw | Measurement) -> None:
+        if self._path is not None:
+            append(self._path, msgspec.json.encode(event) + b"\n")
+
+    def _read(self, path: Path) -> None:
+        *lines, cut_off = path.read_bytes().split(b"\n")
+        if cut_off:
+            write_whole(path, b"".join(line + b"\n" for line in lines))
+        for line in lines:
+            self._add(msgspec.json.decode(line, type=Draw | Measurement))

@@ -1,0 +1,34 @@
+"""Settings of a run's course: its steps, the groups of each, and how old, invalid or often used groups may be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gangline.train.collecting.admission import StalenessSettings
+from gangline.train.collecting.groups import ValiditySettings
+from gangline.train.options import TrainingOptions
+
+__all__ = ["ScheduleSettings"]
+
+
+class ScheduleSettings(TrainingOptions):
+    mode: Literal["async", "sync"] = "async"
+    steps: int = Field(default=100, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
+    groups_in_flight: int | None = Field(default=None, ge=1)
+    """Only async: always under way. None: as many as a step takes."""
+    staleness: StalenessSettings = StalenessSettings()
+    max_uses: int = Field(default=1, ge=1)
+    """How often a group is trained on."""
+    validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Steps. One that is evaluated, and the last, have one in any case."""
+    patience_s: float = Field(default=600.0, ge=0)
+    """How long engines, nodes and server may be down when weights are due."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Groups under way, resolved."""
+        return self.groups_in_flight or self.groups_per_step

@@ -1,0 +1,223 @@
+"""Causal attention along rows and trees of one sequence, without a mask of it.
+
+A sequence [L] consists of segments: places that stand one after the other, and the places before them that they see
+too, their prefix. A packed row is a segment without a prefix; a branch of a tree has its path as the prefix. Segments
+are computed one by one by PyTorch's causal attention, in blocks of queries where there is a prefix. On a GPU in half
+precision all of them are one call of its variable-length FlashAttention.
+
+The GPU's way has the same arguments as in PyTorch's documentation; it was not run on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations import sdpa_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from gangline.domain.errors import InvalidRequest
+from gangline.train.learning.packing import Segment
+
+__all__ = ["BLOCK", "IMPLEMENTATION", "Rows", "attend_by_rows", "require_used"]
+
+IMPLEMENTATION = "gangline_rows"
+"""Name of this attention in `transformers`."""
+
+BLOCK = 256
+"""Queries of a segment with a prefix that are computed at a time; their mask is [BLOCK, keys], shared by all blocks."""
+
+
+class Rows:
+    """Segments of one sequence that cover it in order, with what the layers share. One object a forward pass."""
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        """segments: at least one."""
+        self.segments = segments
+        self.was_used = False
+        """Whether a layer has attended by them."""
+        self._device = device
+        self._mask: Tensor | None = None
+
+    @property
+    def no_mask(self) -> Tensor:
+        """An empty mask [1, 1, 0, 0]: `transformers` passes one of four dimensions on, and makes none of its own."""
+        return torch.empty(1, 1, 0, 0, device=self._device)
+
+    @cached_property
+    def keys(self) -> list[Tensor | None]:
+        """Places that each segment sees, [P + its length]; None where it is a row of its own."""
+        return [
+            torch.from_numpy(np.concatenate([one.prefix, np.arange(one.start, one.end)])).to(self._device)
+            if len(one.prefix)
+            else None
+            for one in self.segments
+        ]
+
+    @cached_property
+    def key_lengths(self) -> list[int]:
+        return [len(one.prefix) + one.end - one.start for one in self.segments]
+
+    @property
+    def longest(self) -> int:
+        """Places of the longest path."""
+        return max(self.key_lengths)
+
+    def block_mask(self, dtype: torch.dtype) -> Tensor:
+        """[BLOCK, longest + BLOCK], added to scores: its last columns are those of the block's own places."""
+        if self._mask is None or self._mask.dtype != dtype:
+            later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=self._device).triu(1)
+            mask = torch.zeros(BLOCK, self.longest + BLOCK, dtype=dtype, device=self._device)
+            mask[:, self.longest :].masked_fill_(later, float("-inf"))
+            self._mask = mask
+        return self._mask
+
+    @cached_property
+    def flash(self) -> _Lengths:
+        """The same for FlashAttention: it aligns the last query of a segment with its last key."""
+        lengths = [one.end - one.start for one in self.segments]
+        return _Lengths(
+            places=torch.cat(
+                [
+                    torch.arange(one.start, one.end, device=self._device) if keys is None else keys
+                    for one, keys in zip(self.segments, self.keys, strict=True)
+                ]
+            ),
+            queries=self._cumulative(lengths),
+            keys=self._cumulative(self.key_lengths),
+            most_queries=max(lengths),
+        )
+
+    def _cumulative(self, lengths: Sequence[int]) -> Tensor:
+        return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=self._device)
+
+
+class _Lengths(NamedTuple):
+    places: Tensor
+    """[sum of key lengths]"""
+    queries: Tensor
+    """[segments + 1] int32, cumulative."""
+    keys: Tensor
+    most_queries: int
+
+
+def require_used(rows: Rows, model: PreTrainedModel) -> None:
+    """Raises: InvalidRequest when no layer of a forward pass has attended by them."""
+    if not rows.was_used:
+        raise InvalidRequest(f"{_OTHER_LAYOUT} {type(model).__name__} does not pass `rows` on to its attention.")
+
+
+def attend_by_rows(model: PreTrainedModel) -> None:
+    """Make a model attend by the `rows` of its calls; those without are computed by `sdpa` as usual.
+
+    Raises: InvalidRequest when its attention cannot be replaced.
+    """
+    if cast("Any", model.config)._attn_implementation == IMPLEMENTATION:
+        return
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+    except ValueError as error:
+        raise InvalidRequest(f"{_OTHER_LAYOUT} {type(model).__name__}: {error}") from error
+
+
+_OTHER_LAYOUT = "set learner.layout: padded, because packed and tree rows do not fit this model."
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    rows: Rows | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As `transformers` calls it. query: [1, heads, L, D]; key and value may have fewer heads. Returns:
+    [1, L, heads, D].
+
+    Raises: InvalidRequest of a model whose attention is not plainly causal.
+    """
+    if rows is None:
+        return cast("Any", sdpa_attention).sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **others
+        )
+    _require_plain(module, rows, others)
+    rows.was_used = True
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0:
+        return _by_flash(query, key, value, rows, scaling), None
+    found = [
+        part
+        for one, seen in zip(rows.segments, rows.keys, strict=True)
+        for part in _of_segment(query, key, value, one, seen, rows, {"dropout_p": dropout, "scale": scaling})
+    ]
+    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _require_plain(module: torch.nn.Module, rows: Rows, others: dict[str, Any]) -> None:
+    """Raises: InvalidRequest."""
+    window = others.get("sliding_window")
+    if window is not None and rows.longest > window:
+        raise InvalidRequest(f"{_OTHER_LAYOUT} {type(module).__name__} has a sliding window of {window} tokens.")
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if unknown:
+        raise InvalidRequest(f"{_OTHER_LAYOUT} {type(module).__name__} attends with {', '.join(unknown)}.")
+
+
+def _of_segment(
+    query: Tensor, key: Tensor, value: Tensor, one: Segment, seen: Tensor | None, rows: Rows, options: dict[str, Any]
+) -> list[Tensor]:
+    """[1, heads, places, D] of each block of the segment."""
+    own = slice(one.start, one.end)
+    if seen is None:
+        row = (query[:, :, own], key[:, :, own], value[:, :, own])
+        return [scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True, **options)]
+    key, value, query = key[:, :, seen], value[:, :, seen], query[:, :, own]
+    mask, found = rows.block_mask(query.dtype), list[Tensor]()
+    for start in range(0, query.shape[2], BLOCK):
+        block = query[:, :, start : start + BLOCK]
+        num_queries = block.shape[2]
+        num_keys = len(one.prefix) + start + num_queries
+        last = mask.shape[1] - BLOCK + num_queries
+        found.append(
+            scaled_dot_product_attention(
+                block,
+                key[:, :, :num_keys],
+                value[:, :, :num_keys],
+                attn_mask=mask[:num_queries, last - num_keys : last],
+                enable_gqa=True,
+                **options,
+            )
+        )
+    return found
+
+
+def _by_flash(query: Tensor, key: Tensor, value: Tensor, rows: Rows, scaling: float | None) -> Tensor:
+    lengths = rows.flash
+    key, value = (one[0].transpose(0, 1)[lengths.places] for one in (key, value))
+    found = varlen_attn(
+        query[0].transpose(0, 1).contiguous(),
+        key,
+        value,
+        lengths.queries,
+        lengths.keys,
+        lengths.most_queries,
+        rows.longest,
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return cast("Tensor", found)[None]
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionMaskInterface.register(IMPLEMENTATION, cast("Any", ALL_MASK_ATTENTION_FUNCTIONS)["sdpa"])

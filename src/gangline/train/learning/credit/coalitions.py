@@ -1,0 +1,90 @@
+"""Credit by coalitions: a session's advantage, shared out to the players by their Shapley values.
+
+A turn of player p has the advantage `A * f(p)`: A is its trace's share of the session's advantage, and
+
+    f(p) = 1 + weight * (n * |phi(p)| / sum of all |phi| - 1)
+
+with n players and the Shapley value phi(p) of the rewards that coalitions get in the group's task. Turns of other roles
+have the factor 1, and so has everybody where all values are 0.
+
+Why a factor: paper 003 (7) compares a player's Shapley values over the sessions of a group, `(phi - mean) / deviation`.
+But the coalitions' rewards are the same for all sessions of a group, so the part of phi that differs between them is
+the session's own reward divided by n, and that comparison is plain GRPO for every player. A term added to all turns of
+a player would not do either: it does not depend on what was sampled, so its expected gradient is 0. A factor gives the
+signal to those whose presence changes the reward, for better or worse, and spares the others its noise.
+
+Laws: the values sum to the reward of all minus that of nobody. Players that are interchangeable have the same factor.
+One that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and are never negative, so
+none changes the sign of a session's advantage. Weight 0 is the algorithm without coalitions.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.domain.trajectory import Trace
+from gangline.train.collecting.beside.coalitions import Coalition, CoalitionSettings
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.advantages import ONE_REWARD
+from gangline.train.learning.credit.shapley import Value, monte_carlo_shapley, shapley_values, two_level_shapley
+
+__all__ = ["asked_coalitions", "group_shapley", "mean_shapley", "player_factors", "spread_factors"]
+
+
+def asked_coalitions(task_id: str, settings: CoalitionSettings) -> list[Coalition]:
+    """The coalitions whose rewards the Shapley values of a task need, but for those of nobody and of all.
+
+    The same ones for the same id, and for a task that is run again.
+    """
+    asked = set[Coalition]()
+
+    def ask(coalition: Coalition) -> float:
+        asked.add(coalition)
+        return 0.0
+
+    _shapley(task_id, settings, ask)
+    return sorted(asked - {frozenset(), settings.everybody}, key=settings.number_of)
+
+
+def group_shapley(group: Group, settings: CoalitionSettings) -> dict[str, float]:
+    """Player -> its value in the group's task. Raises: ValueError of a group without coalitions."""
+    if group.coalitions is None:
+        raise ValueError(f"{group.task_id} was collected without its coalitions.")
+    return _shapley(group.task_id, settings, group.coalitions.means.__getitem__)
+
+
+def player_factors(group: Group, settings: CoalitionSettings) -> dict[str, float]:
+    """Player -> factor of its turns' advantages. Raises: ValueError of a group without coalitions."""
+    sizes = {player: abs(value) for player, value in group_shapley(group, settings).items()}
+    total = sum(sizes.values())
+    if total < ONE_REWARD:
+        return dict.fromkeys(sizes, 1.0)
+    return {player: 1.0 + settings.weight * (len(sizes) * size / total - 1.0) for player, size in sizes.items()}
+
+
+def spread_factors(trace: Trace, factors: Mapping[str, float]) -> NDArray[np.float64]:
+    """[T]: each token's factor, by the role of its turn; 1.0 for roles without one."""
+    found = np.ones(len(trace.response_ids))
+    for span in trace.spans:
+        found[span.start : span.end] = factors.get(span.agent_role or "", 1.0)
+    return found
+
+
+def mean_shapley(groups: Iterable[Group], settings: CoalitionSettings) -> dict[str, float]:
+    """Player -> mean of its values over the groups' tasks."""
+    found = [group_shapley(group, settings) for group in groups]
+    return {player: float(np.mean([values[player] for values in found])) for player in settings.players}
+
+
+def _shapley(task_id: str, settings: CoalitionSettings, value: Value) -> dict[str, float]:
+    if settings.manager is not None:
+        workers = [player for player in settings.players if player != settings.manager]
+        return two_level_shapley(settings.manager, workers, value)
+    if settings.method == "exact":
+        return shapley_values(settings.players, value)
+    seed = zlib.crc32(task_id.partition(".run")[0].encode())  # of a task that is run again, the first id counts
+    return monte_carlo_shapley(settings.players, value, num_orders=settings.num_permutations, seed=seed)

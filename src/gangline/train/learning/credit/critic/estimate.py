@@ -1,0 +1,63 @@
+"""Advantages by a critic: generalised advantage estimation over the trained tokens of each trace.
+
+With r_t the reward after token t, V_t the critic's value before it, and t + 1 the next trained token of the trace:
+
+    delta_t = r_t + gamma * V_{t+1} - V_t
+    A_t = delta_t + gamma * lam * A_{t+1}        return_t = A_t + V_t
+
+After the last trained token of a trace, V and A are 0: nothing is bootstrapped over the end of a trace, nor over
+tokens between turns, which are no decisions of the policy.
+
+Laws: with values of 0, gamma 1 and lam 1, A is the sum of the rewards to come. With the exact values, the mean of A is
+0. With lam 1 the returns do not depend on the values. Source: GAE (arXiv 1506.02438, 3); equal to verl's function.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.train.learning.credit.critic.settings import CriticSettings
+
+__all__ = ["Estimate", "estimate_traces", "explained_variance"]
+
+
+class Estimate(NamedTuple):
+    """[N] each."""
+
+    advantages: NDArray[np.float64]
+    """Neither whitened nor clipped."""
+    returns: NDArray[np.float64]
+    """The critic's targets."""
+
+
+def estimate_traces(
+    rewards: NDArray[np.float64], values: NDArray[np.float64], traces: NDArray[np.int64], settings: CriticSettings
+) -> Estimate:
+    """rewards, values: [N] of trained tokens, trace by trace, in order. traces: [N] which trace a token is of."""
+    ends = np.append(np.flatnonzero(np.diff(traces)) + 1, len(traces))
+    advantages, start = np.zeros(len(rewards)), 0
+    for end in ends.tolist():
+        advantages[start:end] = _advantages(rewards[start:end], values[start:end], settings)
+        start = end
+    return Estimate(advantages, advantages + values)
+
+
+def _advantages(
+    rewards: NDArray[np.float64], values: NDArray[np.float64], settings: CriticSettings
+) -> NDArray[np.float64]:
+    """[T] of one trace."""
+    deltas = rewards + settings.gamma * np.append(values[1:], 0.0) - values
+    decay, later = settings.gamma * settings.lam, 0.0
+    found = np.empty(len(deltas))
+    for at in range(len(deltas) - 1, -1, -1):
+        found[at] = later = deltas[at] + decay * later
+    return found
+
+
+def explained_variance(returns: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """1 with a perfect critic, 0 with one that knows the mean alone, less with a worse one. 0 of equal returns."""
+    variance = float(np.var(returns)) if len(returns) else 0.0
+    return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else 0.0

@@ -1,0 +1,46 @@
+"""The value head: one number for a hidden state, [H] weights and a bias, beside the model and not in it.
+
+Engines never get it. It begins at 0, so that a first step's advantages are the returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from gangline.train.learning.credit.critic.settings import CriticSettings
+
+__all__ = ["ValueHead", "value_head_of"]
+
+
+class ValueHead(torch.nn.Module):
+    """width: H. trunk: factor of the gradient in the hidden states."""
+
+    def __init__(self, width: int, *, trunk: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, width))
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+        self._trunk = trunk
+
+    def forward(self, hidden: Tensor, places: Tensor) -> Tensor:
+        """Values [N] in float32, before the tokens that the hidden states at `places` [N] predict. hidden: [P, H].
+
+        No copy of the hidden states is made: all but the model's own tensors is [P].
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self.weight.dtype)
+            values = functional.linear(hidden.detach(), self.weight, self.bias)
+            if self._trunk > 0:
+                shared = functional.linear(hidden, self.weight.detach())
+                values = values + self._trunk * (shared - shared.detach())
+        return values[places, 0]
+
+
+def value_head_of(model: PreTrainedModel, settings: CriticSettings) -> ValueHead:
+    """A new head for the model, on its device."""
+    head = ValueHead(cast("Any", model.config).get_text_config().hidden_size, trunk=settings.trunk)
+    return head.to(model.device)

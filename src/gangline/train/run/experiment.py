@@ -1,0 +1,269 @@
+"""An experiment: one YAML file with the model, the algorithm, the tasks and the service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from pydantic import Field, ValidationError, field_validator
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.ids import validated_id
+from gangline.domain.mistakes import Problems, mistakes
+from gangline.train.collecting.beside.coalitions import CoalitionSettings
+from gangline.train.collecting.beside.trees import TreeSettings
+from gangline.train.collecting.degenerates import DegenerateSettings
+from gangline.train.collecting.sampling.settings import SamplerSettings
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.learning.algorithms import Algorithm, algorithm
+from gangline.train.learning.learner_settings import LearnerSettings
+from gangline.train.learning.mask_settings import FullMask, MaskSettings
+from gangline.train.options import TrainingOptions
+from gangline.train.run.controls import Control
+from gangline.train.run.evaluation import EvaluationSettings
+from gangline.train.run.hooks import HookSettings, load_hooks
+from gangline.train.run.service_settings import ServiceSettings
+from gangline.train.run.tracking import TrackerName, TrackingSettings, check_trackers
+from gangline.train.run.vetted import Vetted
+
+__all__ = [
+    "AlgorithmChoice",
+    "DataSettings",
+    "Experiment",
+    "digest_of",
+    "examine_experiment",
+    "read_experiment",
+    "resolved_settings",
+    "task_files",
+    "warnings_about",
+]
+
+
+class AlgorithmChoice(TrainingOptions):
+    name: str = "grpo"
+    """See `gangline train algorithms`."""
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
+    """dotted setting -> value."""
+
+    def resolve(self) -> Algorithm:
+        """Raises: UnknownPlugin, InvalidRequest."""
+        return algorithm(self.name, self.overrides)
+
+
+class DataSettings(TrainingOptions):
+    tasks: Path
+    """As for `gangline submit`: JSON, JSON lines or TOML; relative to the experiment's file. Ids are replaced."""
+    num_samples: int = Field(default=8, ge=1)
+    """Sessions of each group."""
+    shuffle: bool = True
+    """In each pass over the tasks, by the experiment's seed; with a sampler, tasks that were not drawn yet."""
+    vetted: Vetted = "any"
+    """`required` refuses tasks, held-out ones too, that `gangline vet` did not find sound."""
+    sampler: SamplerSettings | None = None
+    """The choice of the next task, by measured difficulty or in stages; None takes all tasks, pass after pass."""
+    seeded: bool = False
+    """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
+    weights. vLLM is slower so."""
+
+
+class Experiment(TrainingOptions):
+    name: str
+    """Name of the run, and of its tasks."""
+    model: str
+    """smollm2, or a folder."""
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    mask: MaskSettings = FullMask()
+    """Which sampled tokens are trained on, and how much."""
+    degenerates: DegenerateSettings | None = None
+    """Sessions and groups that are left out; None leaves out none."""
+    hooks: HookSettings = HookSettings()
+    """Functions of installed distributions, by the names of their entry points."""
+    coalitions: CoalitionSettings | None = None
+    """The players among whom a session's advantage is shared out, by sessions with only some of them; None: nobody."""
+    trees: TreeSettings | None = None
+    """The turns of a group's sessions that are sampled again, by forks; None forks none."""
+    data: DataSettings
+    service: ServiceSettings = ServiceSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    learner: LearnerSettings = LearnerSettings()
+    evaluation: EvaluationSettings | None = None
+    """None: it is not measured on held-out tasks."""
+    report_to: tuple[TrackerName, ...] = ("tensorboard",)
+    """Trackers that the run appears in, beside its own records."""
+    tracking: TrackingSettings = TrackingSettings()
+    control: Control = "none"
+    """A control arm: the same experiment, of which one thing is taken away."""
+    seed: int = 0
+
+    @field_validator("name")
+    @classmethod
+    def _is_an_id(cls, name: str) -> str:
+        return validated_id(name, "name")
+
+    @property
+    def most_coalition_sessions(self) -> int:
+        """The largest number of sessions that coalitions add to a step, if each of its groups is found at once."""
+        if self.coalitions is None:
+            return 0
+        return self.schedule.groups_per_step * self.coalitions.most_coalitions * self.coalitions.samples
+
+    def require_consistent(self) -> None:
+        """Raises: UnknownPlugin, InvalidRequest."""
+        algorithm = self.algorithm.resolve()
+        if algorithm.follows_from_scores and self.coalitions is not None:
+            raise InvalidRequest(
+                "coalitions share out a group's advantages, which a critic or a token baseline replaces: leave one out."
+            )
+        self._require_consistent_trees(algorithm)
+        if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
+            raise InvalidRequest(
+                "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "
+                "predicts wrong values: set it to false."
+            )
+        if algorithm.compare == "roles" and self.coalitions is not None:
+            raise InvalidRequest(
+                "coalitions share out the sessions' common reward, and with compare `roles` each role has a reward of "
+                "its own: leave out one of the two."
+            )
+        if self.control == "random_mask" and self.algorithm.resolve().loss.correction.level != "none":
+            raise InvalidRequest(
+                "control random_mask trains on tokens that no engine sampled, so they have no log-prob to correct by: "
+                "set the override loss.correction.level: none."
+            )
+
+    def _require_consistent_trees(self, algorithm: Algorithm) -> None:
+        """Raises: InvalidRequest."""
+        if algorithm.branches is not None and self.trees is None and self.hooks.prepare is None:
+            raise InvalidRequest(
+                "branches credits the turns that forked sessions share, and this run forks none: it would be grpo. Set "
+                "trees, such as `trees: {branches: 2}`, or choose another algorithm."
+            )
+        if self.trees is None:
+            return
+        if algorithm.branches is None:
+            raise InvalidRequest(
+                "trees makes sessions that share turns, and this algorithm would credit those with the parent's reward "
+                "alone: choose tree_grpo, tree_adv or branch_grpo, or leave trees out."
+            )
+        if self.coalitions is not None:
+            raise InvalidRequest("coalitions share out whole sessions, not turns that several share: leave out trees.")
+
+
+S = TypeVar("S", DataSettings, EvaluationSettings)
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Raises: InvalidRequest, which names every wrong setting; UnknownPlugin of an algorithm or a hook."""
+    problems = Problems(str(path))
+    found = examine_experiment(path, problems)
+    problems.require_none()
+    assert found is not None, "what is no experiment has a problem"
+    return found
+
+
+def examine_experiment(path: Path, problems: Problems) -> Experiment | None:
+    """The experiment, as far as its settings have the right form, and all of its problems.
+
+    Raises: InvalidRequest when the file has no settings at all.
+    """
+    document = _document(path)
+    try:
+        found = Experiment.model_validate(document)
+    except ValidationError as error:
+        problems.add(mistakes(error, Experiment))
+        _examine_algorithm(document, problems)
+        return None
+    with problems.collected():
+        found.require_consistent()
+    with problems.collected():
+        load_hooks(found.hooks)
+    with problems.collected():
+        check_trackers(found.report_to)
+    changes: dict[str, Any] = {"data": _beside(path, found.data)}
+    if found.evaluation is not None:
+        changes["evaluation"] = _beside(path, found.evaluation)
+    return found.model_copy(update=changes)
+
+
+def task_files(path: Path) -> list[Path]:
+    """The task files that an experiment names, even one whose settings have no right form. Raises: InvalidRequest."""
+    document = _document(path)
+    tables: list[Any] = [document.get("data"), document.get("evaluation")]
+    named = [cast("dict[str, Any]", table).get("tasks") for table in tables if isinstance(table, dict)]
+    return [path.parent / file for file in named if isinstance(file, str)]
+
+
+def _examine_algorithm(document: Mapping[str, Any], problems: Problems) -> None:
+    """The algorithm's name and settings are its own, even where other settings have no right form."""
+    try:
+        choice = AlgorithmChoice.model_validate(document.get("algorithm", {}))
+    except ValidationError:
+        return  # reported already
+    with problems.collected():
+        choice.resolve()
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """Raises: InvalidRequest."""
+    import yaml  # noqa: PLC0415 - of the extra `training`
+
+    try:
+        document: object = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not YAML: {error}") from error
+    if not isinstance(document, Mapping):
+        raise InvalidRequest(f"{path} must be a mapping of settings, such as `name: my-run`.")
+    return cast("Mapping[str, Any]", document)
+
+
+def _beside(path: Path, settings: S) -> S:
+    return settings.model_copy(update={"tasks": path.parent / settings.tasks})
+
+
+def resolved_settings(experiment: Experiment) -> dict[str, Any]:
+    """Every setting as JSON types, also those that follow from others: the algorithm's by name as `algorithm.settings`,
+    groups in flight, those of a service that the run starts. Raises: InvalidRequest."""
+    found = experiment.model_dump(mode="json")
+    found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
+    found["schedule"]["groups_in_flight"] = experiment.schedule.num_in_flight
+    if experiment.coalitions is not None:
+        found["coalitions"]["most_sessions_per_step"] = experiment.most_coalition_sessions
+    if experiment.service.url is None:
+        resolved = experiment.service.resolved(experiment.model)
+        for table in ("server", "node", "cluster", "up"):
+            found["service"][table] = getattr(resolved, table).model_dump(mode="json")
+    return found
+
+
+def warnings_about(experiment: Experiment) -> list[str]:
+    """Settings that are allowed and probably wrong, each with the way out."""
+    schedule, loss = experiment.schedule, experiment.algorithm.resolve().loss
+    may_be_stale = schedule.staleness.max_lag > 0 and (schedule.mode == "async" or schedule.max_uses > 1)
+    if may_be_stale and loss.correction.level == "none" and experiment.learner.old_logprobs == "trainer":
+        return [
+            f"tokens may be {schedule.staleness.max_lag} policy versions old, and are trained on as if they were "
+            "fresh: loss.correction.level is none and learner.old_logprobs is trainer, so nothing compares them with "
+            "the policy that sampled them. Leave out the override loss.correction.level, or set learner.old_logprobs: "
+            "engine."
+        ]
+    return []
+
+
+def digest_of(experiment: Experiment) -> str:
+    """A digest that does not depend on the order of settings, the location of the files, the service, trackers, or the
+    number of steps: a run may be made longer."""
+    left_out: Any = {
+        "schedule": {"steps"},
+        "data": {"tasks", "vetted"},
+        "evaluation": {"tasks"},
+        "service": True,
+        "report_to": True,
+        "tracking": True,
+    }
+    said = experiment.model_dump(mode="json", exclude=left_out)
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

@@ -1,0 +1,120 @@
+"""One step of learning: samples from groups, their masks and advantages, and the learner's update."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gangline.train.collecting.beside.coalitions import CoalitionSettings
+from gangline.train.collecting.groups import Group
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.learning.credit.coalitions import player_factors
+from gangline.train.learning.credit.turns import require_turn_scores
+from gangline.train.learning.mask_settings import GroupMasks, Phase
+from gangline.train.learning.samples import Mask, Sample, make_samples, over_batch, resampled
+
+__all__ = ["Learned", "Learning", "Lessons"]
+
+
+class Learning(Protocol):
+    """The object of training, such as `training.learning.learner.Learner`. Called in a thread, once at a time."""
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
+
+    def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Session id -> the penalty of its reward. Called before a step, where the algorithm has one."""
+        ...
+
+    def abandon(self) -> None:
+        """End a running step early, by an exception; called from another thread when the run was cancelled."""
+        ...
+
+    def save_weights(self, folder: Path) -> None: ...
+
+    def save_state(self, folder: Path) -> None: ...
+
+    def load_state(self, folder: Path) -> None: ...
+
+
+class Learned(NamedTuple):
+    """The result of a step."""
+
+    num_one_reward: int
+    num_tokens: int
+    metrics: dict[str, float] | None
+    """None where there was nothing to learn: the learner was not asked, for its moments alone would move weights."""
+
+
+class Lessons:
+    """masks: the tokens that are trained on. coalitions: None shares no advantage out to players."""
+
+    def __init__(
+        self, learner: Learning, algorithm: Algorithm, masks: GroupMasks, coalitions: CoalitionSettings | None
+    ) -> None:
+        self.learner = learner
+        self._algorithm = algorithm
+        self._masks = masks
+        self._coalitions = coalitions
+        self._learner_is_used = threading.Lock()
+
+    def save_weights(self, folder: Path) -> None:
+        """Write them between two updates. Blocking, in any thread."""
+        with self._learner_is_used:
+            self.learner.save_weights(folder)
+
+    def learn(self, groups: Sequence[Group], phase_of: Callable[[Group], Phase]) -> Learned:
+        """Update the learner once. Blocking. Raises: InvalidGroup, the learner's errors."""
+        self._check_turn_scores(groups)
+        masks = [self._masks.mask(group, phase_of(group)) for group in groups]
+        by_group = self._samples(groups, masks, {})
+        if self._algorithm.reward_kl.coefficient > 0:
+            with self._learner_is_used:
+                penalties = self.learner.reward_penalties([one for mine in by_group for one in mine])
+            by_group = self._samples(groups, masks, penalties)
+        samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
+        samples = resampled(samples, self._algorithm.resampling)
+        ends = itertools.accumulate(map(len, by_group))
+        num_one_reward = sum(
+            not any(map(_is_judged, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
+        )
+        num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
+        if not num_tokens or not (any(map(_has_signal, samples)) or self._algorithm.moves_all_tokens):
+            return Learned(num_one_reward, 0, None)
+        with self._learner_is_used:
+            return Learned(num_one_reward, num_tokens, self.learner.step(samples))
+
+    def _samples(
+        self, groups: Sequence[Group], masks: Sequence[Mask], penalties: Mapping[str, float]
+    ) -> list[list[Sample]]:
+        """Samples of each group. penalties: session id -> subtracted from its reward."""
+        return [
+            make_samples(group, self._algorithm, mask, self._factors(group), penalties=penalties)
+            for group, mask in zip(groups, masks, strict=True)
+        ]
+
+    def _factors(self, group: Group) -> dict[str, float]:
+        return {} if self._coalitions is None else player_factors(group, self._coalitions)
+
+    def _check_turn_scores(self, groups: Sequence[Group]) -> None:
+        """Raises: InvalidGroup."""
+        if self._masks.needs_turn_scores:
+            require_turn_scores(groups, "mask.kind turn_selective")
+        if self._algorithm.turn_credit.weight > 0:
+            require_turn_scores(groups, "turn_credit.weight")
+        if self._algorithm.turn_credit.returns is not None:
+            require_turn_scores(groups, "turn_credit.returns")
+
+
+def _is_judged(sample: Sample) -> bool:
+    """Under a critic, rewards that are all alike teach too."""
+    return sample.rewards is not None or bool(sample.advantages.any())
+
+
+def _has_signal(sample: Sample) -> bool:
+    trained = sample.weights if sample.rewards is not None else sample.weights * sample.advantages
+    return bool(trained.any())

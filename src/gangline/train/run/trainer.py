@@ -1,0 +1,278 @@
+"""The reference trainer: groups in, one step after another, new weights out. Small enough to be read.
+
+    sync    collect a batch, train, push the weights, again: every token is of the newest policy
+    async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
+
+A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
+checkpoint, and where one is due, evaluate. Groups of one reward teach nothing: a step of nothing else has no update, no
+push and no new version. Killed at any moment, it resumes from its last checkpoint: a group that those weights have seen
+is not trained on again, groups that the service collected meanwhile are used, and the weights are pushed again,
+regardless of the engines' current ones. Evaluated weights have a checkpoint, or are the initial ones: the evaluation of
+a step uses the same weights after every restart.
+
+Source: learning.md of the design; 003, asynchronous training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gangline.train.collecting.admission import lag_histogram
+from gangline.train.collecting.batches import Batches
+from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.train.collecting.beside.coalitions import CoalitionSettings
+from gangline.train.collecting.beside.greedy_runs import GreedyRuns
+from gangline.train.collecting.beside.tasks import Beside
+from gangline.train.collecting.beside.trees import ForkingClient, TreeRuns, TreeSettings
+from gangline.train.collecting.collector import Admit, informative
+from gangline.train.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
+from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.task_stream import TaskStream
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.learning.credit.coalitions import asked_coalitions, mean_shapley
+from gangline.train.learning.credit.parts import parts_differ
+from gangline.train.learning.credit.roles import mean_role_rewards
+from gangline.train.learning.credit.turns import mean_turn_score
+from gangline.train.learning.mask_settings import FullMask, GroupMasks, Phase
+from gangline.train.run.checkpoint import Checkpoints, TrainerState
+from gangline.train.run.evaluation import Evaluation
+from gangline.train.run.lessons import Learning, Lessons
+from gangline.train.run.reward_parts import mean_reward_parts
+from gangline.train.runs.log import RunLog
+from gangline.train.runs.records import EvaluationRecord, StepRecord
+from gangline.train.weights.upkeep import Weights, WeightsUpkeep
+
+__all__ = ["Trainer"]
+
+_log = logging.getLogger("gangline.trainer")
+
+
+class Trainer:
+    """One run. `run` once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        schedule: ScheduleSettings,
+        algorithm: Algorithm,
+        learner: Learning,
+        service: ForkingClient,
+        stream: TaskStream,
+        weights: Weights,
+        selection: Selection | None = None,
+        masks: GroupMasks | None = None,
+        coalitions: CoalitionSettings | None = None,
+        trees: TreeSettings | None = None,
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+        evaluation: Evaluation | None = None,
+        on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
+    ) -> None:
+        """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
+        whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
+        trees: None forks no session.
+
+        evaluation: before the first step, after the last, and when it is due between them.
+        """
+        selection = selection or Selection()
+        self._folder = folder
+        self._schedule = schedule
+        self._stream = stream
+        self._coalitions = coalitions
+        self._lessons = Lessons(learner, algorithm, masks or GroupMasks(FullMask()), coalitions)
+        self._batches = Batches(
+            schedule,
+            service,
+            stream,
+            current_version=lambda: self._version,
+            selection=selection,
+            informative=_informative(algorithm),
+            beside=_beside(service, algorithm, coalitions, trees, schedule, selection),
+        )
+        self._weights = WeightsUpkeep(weights, self._lessons.save_weights, patience_s=schedule.patience_s)
+        self._on_step = on_step
+        self._evaluation = evaluation
+        self._on_evaluation = on_evaluation
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._checkpoint_s = 0.0
+        self._step = 0
+        self._version = 0
+        self._started = time.monotonic()
+        """Earlier by the time that earlier lives took."""
+
+    @property
+    def _wall_s(self) -> float:
+        return time.monotonic() - self._started
+
+    async def run(self) -> int:
+        """Until all steps are done. Returns the last policy version.
+
+        Raises: errors of the learner or the service; a new trainer resumes from the last checkpoint.
+        """
+        await self._restore()
+        run_log = RunLog(self._folder, last_step=self._step)
+        if self._step < self._schedule.steps or self._must_evaluate(run_log):
+            await self._weights.push(self._version)
+            async with self._weights.mending():
+                await self._evaluate(run_log)
+                if self._step < self._schedule.steps:
+                    await self._take_steps(run_log)
+                    await self._evaluate(run_log)
+        return self._version
+
+    async def _take_steps(self, run_log: RunLog) -> None:
+        """All that are left, and the evaluations between them."""
+        async with self._batches as batches:
+            while True:
+                began = time.monotonic()
+                groups = await batches.next()
+                record = await self._train(groups, waited_s=time.monotonic() - began)
+                run_log.write(record)  # before the checkpoint: one that is too early is taken back, a lost one is lost
+                self._on_step(record)
+                await self._save()
+                if self._step >= self._schedule.steps:
+                    break  # evaluated once nothing is collected any more
+                await self._evaluate(run_log)
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluation is not None and self._evaluation.is_due(self._step, self._schedule.steps)
+
+    def _must_evaluate(self, run_log: RunLog) -> bool:
+        return self._evaluation_is_due and self._step not in run_log.evaluated_steps
+
+    async def _evaluate(self, run_log: RunLog) -> None:
+        """The weights that the engines have, where it is due and an earlier life has not done it."""
+        if self._evaluation is None or not self._must_evaluate(run_log):
+            return
+        record = await self._evaluation.measure(self._step, self._version, self._wall_s)
+        run_log.write_evaluation(record)
+        self._on_evaluation(record)
+
+    async def _restore(self) -> None:
+        found = await asyncio.to_thread(self._checkpoints.latest)
+        served = await self._weights.latest_version()
+        if found is None:
+            self._version = 1 if served is None else served + 1  # 0 is what an engine began with
+            return
+        folder, state = found
+        await asyncio.to_thread(self._lessons.learner.load_state, folder)
+        self._step = state.step
+        self._started -= state.wall_s
+        self._batches.restore(state.settled, state.buffer)
+        # Versions never go back: what engines sampled after this checkpoint keeps numbers of its own.
+        self._version = state.version if served is None or served <= state.version else served + 1
+        _log.info("trainer.resumed step=%d version=%d", self._step, self._version)
+
+    async def _train(self, groups: Sequence[Group], *, waited_s: float) -> StepRecord:
+        """One step; its weights are in the engines when it returns. One without a signal keeps weights and version."""
+        version, began = self._version, time.monotonic()
+        try:
+            learned = await asyncio.to_thread(self._lessons.learn, groups, self._phase)
+        except asyncio.CancelledError:
+            self._lessons.learner.abandon()  # else the process could not end before the step does
+            raise
+        trained_s = time.monotonic() - began
+        self._step += 1
+        update = None
+        if learned.metrics is not None:
+            self._version += 1
+            update = await self._weights.push(self._version)
+        rewards = [reward for group in groups for reward in group.rewards]
+        sessions = [session for group in groups for session in group.sessions]
+        collected = self._batches.take_counts()
+        return StepRecord(
+            step=self._step,
+            version=version,
+            wall_s=self._wall_s,
+            reward_mean=float(np.mean(rewards)),
+            reward_deviation=float(np.mean([group.deviation for group in groups])),
+            collected_reward_mean=collected.reward_mean,
+            groups=tuple(group.task_id for group in groups),
+            num_groups=len(groups),
+            num_one_reward=learned.num_one_reward,
+            num_sessions=len(sessions),
+            num_forks=sum(len(group.forks) for group in groups),
+            num_sampled_tokens=collected.num_sampled_tokens,
+            early_ends=early_ends(sessions),
+            num_trained_tokens=learned.num_tokens,
+            turn_score_mean=mean_turn_score(groups),
+            role_reward_mean=mean_role_rewards(groups),
+            shapley={} if self._coalitions is None else mean_shapley(groups, self._coalitions),
+            num_coalition_sessions=sum(group.coalitions.num_sessions for group in groups if group.coalitions),
+            reward_parts=mean_reward_parts(sessions),
+            sampler=self._stream.sampler_metrics(group.task_id for group in groups),
+            degenerate=collected.degenerate,
+            left_out=tokens_left_out(sessions),
+            lag=lag_histogram([trace for session in sessions for trace in trainable_traces(session)], version),
+            num_not_admitted=collected.num_not_admitted,
+            num_invalid=collected.num_invalid,
+            num_stale=collected.num_stale,
+            waited_s=waited_s,
+            trained_s=trained_s,
+            checkpoint_s=self._checkpoint_s,
+            update=update,
+            learner=learned.metrics or {},
+        )
+
+    def _phase(self, group: Group) -> Phase:
+        return Phase(self._step, self._stream.epoch_of(group.task_id))
+
+    async def _save(self) -> None:
+        """A checkpoint, where one is due."""
+        self._checkpoint_s = 0.0
+        is_due = self._step % self._schedule.checkpoint_every == 0 or self._step >= self._schedule.steps
+        if not is_due and not self._evaluation_is_due:
+            return
+        began = time.monotonic()
+        state = TrainerState(
+            step=self._step,
+            version=self._version,
+            settled=self._batches.settled,
+            buffer=self._batches.buffer_state,
+            wall_s=self._wall_s,
+        )
+        await asyncio.to_thread(self._checkpoints.save, state, self._lessons.learner.save_state)
+        self._checkpoint_s = time.monotonic() - began
+
+
+def _informative(algorithm: Algorithm) -> Admit | None:
+    """The rule of dynamic sampling: groups whose rewards differ, or one of the compared parts of them."""
+    if not algorithm.dynamic_sampling:
+        return None
+    if algorithm.advantage.rewards == "whole":
+        return informative
+    names = tuple(algorithm.advantage.part_weights)
+    return lambda group: group if parts_differ(group, names) else None
+
+
+def _beside(
+    service: ForkingClient,
+    algorithm: Algorithm,
+    coalitions: CoalitionSettings | None,
+    trees: TreeSettings | None,
+    schedule: ScheduleSettings,
+    selection: Selection,
+) -> Beside:
+    validity, reward = schedule.validity, selection.reward
+    is_greedy = algorithm.advantage.baseline == "greedy"
+    return Beside(
+        coalitions=None
+        if coalitions is None
+        else CoalitionRuns(
+            service,
+            coalitions,
+            lambda task_id: asked_coalitions(task_id, coalitions),
+            validity=validity,
+            reward=reward,
+        ),
+        greedy=GreedyRuns(service, validity=validity, reward=reward) if is_greedy else None,
+        trees=None if trees is None else TreeRuns(service, trees),
+    )

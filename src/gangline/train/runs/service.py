@@ -1,0 +1,163 @@
+"""Training runs of the server's data folder: read when somebody looks at them, and again when their files have changed.
+
+A run's trainer writes its folder. One that trains elsewhere, with a data folder of its own, is not seen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gangline.domain.errors import GanglineError, NotFound
+from gangline.domain.ids import validated_id
+from gangline.domain.views import TaskView
+from gangline.server.service.core import RolloutService
+from gangline.train.runs.records import EvaluationRecord, StepRecord
+from gangline.train.runs.store import (
+    Comparison,
+    Run,
+    RunReader,
+    RunSummary,
+    compare_runs,
+    run_folders,
+    state_of_files,
+)
+
+__all__ = ["RunCurves", "RunStep", "TrainedGroup", "TrainingRuns"]
+
+_MAX_RUNS = 4
+
+
+class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a run over its steps. Of a long run every n-th step is here, and the last one."""
+
+    summary: RunSummary
+    every: int
+    """n."""
+    steps: list[int]
+    """[points] from 1."""
+    versions: list[int]
+    """[points] policy version that was trained."""
+    wall_s: list[float]
+    """[points] since the run began, over all its lives."""
+    curves: dict[str, list[float | None]]
+    """name, as in trackers -> [points]; null where a step has no such number."""
+    evaluations: list[EvaluationRecord]
+    """All of them, on held-out tasks."""
+
+
+class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that a step was trained on, as far as the server still has its task."""
+
+    task_id: str
+    is_known: bool
+    mean_reward: float | None
+    rewards: tuple[float | None, ...]
+    """By sample index; empty where the task is not known."""
+    sessions: tuple[str, ...]
+
+
+class RunStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run."""
+
+    run: str
+    record: StepRecord
+    groups: tuple[TrainedGroup, ...]
+    """Empty where the record is of a version that did not name them."""
+
+
+class TrainingRuns:
+    """Belongs to one event loop. data_dir: None has no runs."""
+
+    def __init__(self, service: RolloutService, data_dir: Path | None) -> None:
+        self._service = service
+        self._data_dir = data_dir
+        self._reading = asyncio.Lock()
+        self._summaries: dict[Path, tuple[object, RunSummary]] = {}
+        """folder -> (state of its files, summary)"""
+        self._readers: OrderedDict[Path, RunReader] = OrderedDict()
+        """The last used one last: a run that is looked at while it trains is read on, not anew."""
+
+    async def summaries(self) -> tuple[RunSummary, ...]:
+        """All runs, the latest first. Folders that cannot be read are left out."""
+        async with self._reading:
+            found = await asyncio.to_thread(self._read_summaries)
+        return tuple(sorted(found, key=lambda run: run.updated_at, reverse=True))
+
+    async def curves(self, name: str, max_points: int) -> RunCurves:
+        """Raises: NotFound, InvalidRequest where its folder cannot be read."""
+        return await asyncio.to_thread(_curves, await self._find(name), max_points)
+
+    async def step(self, name: str, step: int) -> RunStep:
+        """Raises: NotFound, InvalidRequest."""
+        run = await self._find(name)
+        record = next((one for one in run.records if one.step == step), None)
+        if record is None:
+            raise NotFound(f"run {name!r} has {len(run.records)} steps, and no step {step}.")
+        return RunStep(run=name, record=record, groups=tuple([await self._group(one) for one in record.groups]))
+
+    async def compared(self, names: Sequence[str]) -> Comparison:
+        """The first run is the one that the others are compared with. Raises: NotFound, InvalidRequest."""
+        return compare_runs([await self._find(name) for name in names])
+
+    async def _group(self, task_id: str) -> TrainedGroup:
+        task: TaskView | None = None
+        try:
+            task = await self._service.store.query(self._service.store.task, task_id)
+        except NotFound:  # the service forgot it, or it ran in another one
+            return TrainedGroup(task_id=task_id, is_known=False, mean_reward=None, rewards=(), sessions=())
+        return TrainedGroup(
+            task_id=task_id,
+            is_known=True,
+            mean_reward=task.mean_reward,
+            rewards=task.rewards,
+            sessions=tuple(session.session_id for session in task.sessions),
+        )
+
+    async def _find(self, name: str) -> Run:
+        if self._data_dir is None:
+            raise NotFound("this server has no data folder with runs.")
+        folder = self._data_dir / "runs" / validated_id(name, "the name of a run")
+        async with self._reading:
+            return await asyncio.to_thread(self._read, folder)
+
+    def _read_summaries(self) -> list[RunSummary]:
+        folders = [] if self._data_dir is None else run_folders(self._data_dir)
+        self._summaries = {folder: held for folder, held in self._summaries.items() if folder in folders}
+        for folder in folders:
+            try:
+                state = state_of_files(folder)
+                if self._summaries.get(folder, (None,))[0] != state:
+                    self._summaries[folder] = (state, self._read(folder).summary)
+            except (GanglineError, OSError):  # of another version, or removed meanwhile
+                self._summaries.pop(folder, None)
+        return [summary for _, summary in self._summaries.values()]
+
+    def _read(self, folder: Path) -> Run:
+        if not (folder / "lineage.json").exists():
+            raise NotFound(f"there is no run {folder.name!r} in the server's data folder.")
+        reader = self._readers.pop(folder, None) or RunReader(folder)
+        self._readers[folder] = reader
+        while len(self._readers) > _MAX_RUNS:
+            self._readers.popitem(last=False)
+        return reader.read()
+
+
+def _curves(run: Run, max_points: int) -> RunCurves:
+    every = max(1, -(-len(run.records) // max_points))
+    records = [record for index, record in enumerate(run.records) if (len(run.records) - 1 - index) % every == 0]
+    numbers = [record.scalars() for record in records]
+    names = sorted({name for one in numbers for name in one})
+    return RunCurves(
+        summary=run.summary,
+        every=every,
+        steps=[record.step for record in records],
+        versions=[record.version for record in records],
+        wall_s=[record.wall_s for record in records],
+        curves={name: [one.get(name) for one in numbers] for name in names},
+        evaluations=run.evaluations,
+    )

@@ -1,0 +1,270 @@
+"""The contract with trainers: an adapter's input, its output, and its errors.
+
+An adapter (`gangline.train.trainers`) turns groups into the batch type of its trainer. It keeps three promises:
+
+    1. Nothing is lost, changed or put in another order: each trace that may be trained on arrives once, with just its
+       ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are).
+       Content that the trainer's type cannot hold is rejected, not left out. Turns whose log-probs are not those of the
+       distribution that was sampled from (top-p, penalties, grammars, raw ones at a temperature) are masked.
+    2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
+    3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
+       opened with the new version (`updating`). `gangline.train.weights.update` does all of it through a folder.
+
+`gangline.testing.trainer_conformance` checks an adapter. Source: Polar and NeMo RL, the collector's boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gangline.domain.completion import CompletionTree
+from gangline.domain.errors import InvalidGroup, NodeError
+from gangline.domain.experts import ExpertArray, ExpertsMissing
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.node_views import GateMode, GateState
+from gangline.domain.row_experts import experts_of_trace
+from gangline.domain.row_masks import mask_of_trace
+from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
+from gangline.domain.trajectory import Trace
+from gangline.rows.comparability import scoring_temperature
+from gangline.train.collecting.groups import (
+    Group,
+    require_no_images,
+    require_no_masks,
+    trainable_traces,
+    why_invalid,
+)
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Gate",
+    "GroupSource",
+    "TrainerRow",
+    "close_gates",
+    "open_gates",
+    "require_whole",
+    "rows_of",
+    "updating",
+]
+
+CONTRACT_VERSION = 3
+"""Grows when an adapter that kept the contract would no longer keep it."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerRow:
+    """The data of one trace that a trainer must receive. Arrays but `prompt_ids` are [T], T = len(response_ids)."""
+
+    task_id: str
+    session_id: str
+    trace_id: str
+    prompt_ids: TokenIds
+    """Whole, also where the `tree` builder shared its beginning."""
+    response_ids: TokenIds
+    loss_mask: LossMask
+    logprobs: Logprobs
+    """As the engine reported them; 0.0 where masked."""
+    versions: Versions
+    """-1 where masked."""
+    reward: float
+    """The trace's own reward where the evaluator rewards traces separately, else the session's. Unshaped: shaping,
+    credit and advantages are the algorithm's."""
+    session_reward: float
+    """The session's, which sessions of a group are compared by."""
+    outcome: Outcome
+    """Outcome of the session."""
+    trace: Trace
+    """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
+    routed_experts: ExpertArray | None = None
+    """[P + T - 1, layers, chosen] of prompt and response but the last token; None where no replay asks for them."""
+    sampling_mask: SamplingMask | None = None
+    """The mask of the response's T tokens, 0 ids where `loss_mask` is 0 or nothing was cut away; `logprobs` are among
+    the kept ids. None where no replay asks for it."""
+
+    @classmethod
+    def of(cls, trace: Trace, session: SessionResult, task_id: str) -> TrainerRow:
+        """trace: with its whole prompt. session: one that has a reward."""
+        assert session.reward is not None
+        return cls(
+            task_id=task_id,
+            session_id=session.session_id,
+            trace_id=trace.trace_id,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            loss_mask=trace.loss_mask,
+            logprobs=trace.response_logprobs,
+            versions=trace.response_versions,
+            reward=session.reward if trace.reward is None else trace.reward,
+            session_reward=session.reward,
+            outcome=session.outcome,
+            trace=trace,
+        )
+
+
+class GroupSource(Protocol):
+    """A collector (`gangline.train.collecting.collector`)."""
+
+    async def collect(self, num_groups: int) -> list[Group]: ...
+
+
+def require_whole(group: Group, num_samples: int) -> None:
+    """num_samples: sessions that the task has. Raises: InvalidGroup, with the problem of each session."""
+    wrong = {one.session_id: why for one in group.sessions if (why := why_invalid(one)) is not None}
+    times = Counter(session.session_id for session in group.sessions)
+    wrong |= {session_id: f"it is there {number} times" for session_id, number in times.items() if number > 1}
+    num_valid = len(times) - len(wrong)
+    if num_valid == num_samples == len(group.sessions):
+        return
+    why = "; ".join(f"{session_id}: {reason}" for session_id, reason in wrong.items())
+    raise InvalidGroup(
+        f"{group.task_id} was refused before the trainer saw it: valid_sessions={num_valid} "
+        f"group_sessions={num_samples} ({why or f'it has {len(group.sessions)} sessions'}). Judge groups as they are "
+        "collected (`ValiditySettings`), and hand over those that are kept."
+    )
+
+
+def rows_of(
+    group: Group,
+    num_samples: int,
+    *,
+    temperature: float = 1.0,
+    takes_images: bool = False,
+    replays_experts: bool = False,
+    replays_masks: bool = False,
+) -> list[TrainerRow]:
+    """The rows of a whole group: by session, and by trace as the session made them.
+
+    temperature: the trainer's divisor of logits. takes_images: the adapter hands over the pixels of a row.
+    replays_experts: the trainer routes tokens as they were routed when they were sampled.
+    replays_masks: the trainer's log-probs are among the ids that top-k and top-p kept.
+    Raises: as `require_whole`; InvalidGroup when log-probs are of another temperature, for then the trainer's own would
+    not be of the same distribution, when a row has images or masks that the adapter would leave behind, and when
+    experts or masks are replayed that are not known.
+    """
+    require_whole(group, num_samples)
+    rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
+    for row in rows:
+        _require_temperature(row, temperature)
+        if not takes_images:
+            require_no_images(row.trace)
+        if not replays_masks:
+            require_no_masks(row.trace)
+    if replays_masks:
+        rows = _with_masks(rows, group)
+    return _with_experts(rows, group) if replays_experts else rows
+
+
+def _with_masks(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
+    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
+    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
+    found: list[TrainerRow] = []
+    for row in rows:
+        try:
+            mask = mask_of_trace(trees[row.session_id], row.trace)
+        except ValueError as why:
+            raise InvalidGroup(f"{row.trace_id} cannot be trained with its sampling masks: {why}.") from why
+        found.append(replace(row, sampling_mask=mask.only(row.loss_mask != 0)))
+    return found
+
+
+def _with_experts(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
+    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
+    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
+    found: list[TrainerRow] = []
+    for row in rows:
+        try:
+            experts = experts_of_trace(trees[row.session_id], row.trace).array()
+        except ExpertsMissing as why:
+            raise InvalidGroup(
+                f"{row.trace_id} cannot be trained with replayed routing, for the experts of its tokens are not known: "
+                f"{why}. Sample its task with capture.routed_experts, or switch the replay off."
+            ) from why
+        found.append(replace(row, routed_experts=experts))
+    return found
+
+
+def _require_temperature(row: TrainerRow, temperature: float) -> None:
+    """Check that its log-probs are of this temperature."""
+    for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
+        if not row.loss_mask[span.start : span.end].any():
+            continue
+        what = f"{span.completion_id} in {row.trace_id}"
+        certified = scoring_temperature(certificate)
+        if not math.isclose(certified, temperature, rel_tol=1e-6):
+            raise InvalidGroup(
+                f"the log-probs of {what} are of temperature {certified:g}, and the trainer's are of {temperature:g}: "
+                "train at the temperature that was sampled at, or set the nodes' sampling policy."
+            )
+
+
+def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
+    if session.reward is not None:
+        for trace in trainable_traces(session):
+            yield TrainerRow.of(trace, session, task_id)
+
+
+class Gate(Protocol):
+    """A node's gate. `gangline.wire.client.NodeClient` is one."""
+
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState: ...
+
+    async def resume(self) -> GateState: ...
+
+    async def set_version(self, version: int) -> GateState: ...
+
+
+async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
+    """Let new model calls wait, and those in flight end, at all nodes at once.
+
+    lease_s: after which gates open by themselves, should the trainer die. Raises: NodeError when a node does not drain
+    in that time, ServerUnavailable when one does not answer; the gates are open again then.
+    """
+    answers = await asyncio.gather(*(gate.pause("drain", lease_s) for gate in gates), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    states = [answer for answer in answers if not isinstance(answer, BaseException)]
+    if not errors and all(state.is_drained for state in states):
+        return
+    await asyncio.gather(*(gate.resume() for gate in gates), return_exceptions=True)
+    if errors:
+        raise errors[0]
+    raise NodeError(f"model calls were still in flight after {lease_s:g} s: give the update a longer lease.")
+
+
+async def open_gates(gates: Sequence[Gate], *, version: int | None = None) -> None:
+    """Resume model calls; `version`: the policy version of tokens sampled from now on, if it changed.
+
+    Every gate is asked, even if others fail. Raises: the first one's error.
+    """
+    answers = await asyncio.gather(*(_open(gate, version) for gate in gates), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+
+
+async def _open(gate: Gate, version: int | None) -> None:
+    if version is not None:
+        await gate.set_version(version)
+    await gate.resume()
+
+
+@asynccontextmanager
+async def updating(gates: Sequence[Gate], version: int, *, lease_s: float = 600.0) -> AsyncGenerator[None]:
+    """Load weights in here: the gates are closed, and opened with the new version; with the old one if loading fails.
+
+    Raises: as `close_gates` and `open_gates`.
+    """
+    await close_gates(gates, lease_s=lease_s)
+    try:
+        yield
+    except BaseException:
+        await open_gates(gates)
+        raise
+    await open_gates(gates, version=version)

@@ -1,0 +1,112 @@
+"""NeMo Gym: the model calls of a session as its token capture, for the builders and trainers that read that.
+
+    async with NodeClient(url, control_token) as node:
+        await finalize_rollout_token_capture(result, SessionTokens(node))
+
+A rollout is a session that the agent's owner opened on a node, under the rollout's id. Our proxy is the capture, so
+there is no `TokenSink`: a call is in the node's journal before the last byte of its answer. To freeze a rollout is to
+finalize its session, which ends the calls in flight and refuses later ones.
+
+Laws
+- A rollout is incomplete when one of the policy's calls was cut off, or may not be trained on: NeMo Gym masks it whole.
+- A call whose prompt does not go on from its parent's exact tokens has no proven parent, so NeMo Gym masks it too.
+- Nothing is retired: the node keeps a finalized session for its time to live.
+
+Source: NeMo Gym's wheel 0.7.0, `nemo_gym/token_id_capture/` (`protocols.py`, `records.py`, `lineage.py`). Its package
+is imported when a source is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from gangline.domain.completion import EMPTY_GENERATION, Completion, CompletionTree
+from gangline.wire.client.sessions import CallerSessions
+from gangline.wire.dialects.responses.history import message_items
+
+__all__ = ["SessionTokens", "token_entries"]
+
+
+class SessionTokens:
+    """A `TokenSource` over the sessions of one node, or of those behind one server.
+
+    client: entered, and closed by its owner.
+    Raises: ImportError without the package `nemo_gym`.
+    """
+
+    def __init__(self, client: CallerSessions) -> None:
+        self._client = client
+        self._snapshot: Any = import_module("nemo_gym.token_id_capture.protocols").TokenCaptureSnapshot
+
+    async def freeze(self, rollout_id: str) -> Any:
+        """A `TokenCaptureSnapshot`; the same one every time. Raises: NotFound, Conflict when the session was aborted,
+        InvalidRequest when a call has content that NeMo Gym's records cannot hold.
+        """
+        result = await self._client.finalize(rollout_id, completions=True)
+        entries = token_entries(result.completions)
+        digest = hashlib.sha256("".join(entry.model_dump_json() for entry in entries).encode())
+        return self._snapshot(
+            rollout_id=rollout_id,
+            entries=tuple(entries),
+            incomplete=any(not one.trainable for one in _policy_calls(result.completions)),
+            snapshot_id=digest.hexdigest(),
+            version=1,
+        )
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Whether this is the rollout's snapshot. The node keeps the session all the same. Raises: as `freeze`."""
+        frozen = await self.freeze(rollout_id)
+        return bool((frozen.snapshot_id, frozen.version) == (snapshot_id, version))
+
+    async def close(self) -> None:
+        """Nothing to release: the client is the caller's."""
+
+
+def token_entries(completions: Iterable[Completion]) -> list[Any]:
+    """A `TokenEntry` for each whole call of the policy, in commit order, by NeMo Gym's own digests.
+
+    completions: all of one session.
+    Raises: ImportError without the package `nemo_gym`, InvalidRequest for content that its records cannot hold.
+    """
+    records, lineage = (import_module(f"nemo_gym.token_id_capture.{name}") for name in ("records", "lineage"))
+    tree = CompletionTree(completions)
+    entries: list[Any] = []
+    for one in _policy_calls(tree):
+        if one.status != "complete":
+            continue
+        output = message_items(one.response, one.completion_id)
+        entry = records.TokenEntry(
+            rollout_id=one.session_id,
+            model_call_id=one.completion_id,
+            model=one.model,
+            prompt_token_ids=tree.prompt_ids(one).tolist(),
+            generation_token_ids=one.sampled_ids.tolist(),
+            generation_log_probs=one.logprobs.tolist(),
+            output_items=output,
+            token_item_index=len(output) - 1 if output else None,
+            created_at=one.started_at,
+        )
+        lineage.stamp_continuation(entry, [item for message in tree.messages(one) for item in message_items(message)])
+        is_exact = one.certificate.context == "exact"
+        status = "root" if one.parent_id is None else "resolved" if is_exact else "unresolved"
+        entry.parent_resolution_reason = one.certificate.cause or ""
+        entries.append(
+            records.stamp_lineage(
+                entry,
+                one.parent_id if is_exact else None,
+                parent_resolution=records.ParentResolutionStatus(status),
+            )
+        )
+    return entries
+
+
+def _policy_calls(completions: Iterable[Completion]) -> list[Completion]:
+    """Those that the policy answered, without the empty replies that nobody saw."""
+    return [
+        one
+        for one in completions
+        if one.certificate.engine_role is None and one.metadata.get(EMPTY_GENERATION) != "retried"
+    ]

@@ -1,0 +1,58 @@
+"""Pushing weights that a trainer wrote into a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from gangline.domain.errors import GanglineError
+from gangline.train.weights.update import WeightUpdater
+
+__all__ = ["push_folder"]
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+
+
+async def push_folder(
+    weights: WeightUpdater,
+    source: Path,
+    version: int,
+    *,
+    patience_s: float = 600.0,
+    without: frozenset[str] = frozenset(),
+) -> None:
+    """Serve the weights in `source` as policy version `version`; its files stay.
+
+    patience_s: how long engines, nodes and server may be down. without: names of files that are no weights. Raises: as
+    `WeightUpdater.push`, the error of the last attempt.
+    """
+    ends_at = time.monotonic() + patience_s
+    while True:
+        try:
+            await weights.push(partial(_link, source, without), version)
+            return
+        except GanglineError as error:
+            if not error.retryable or time.monotonic() > ends_at:
+                raise
+            _log.warning("weights.push_again version=%d error=%s", version, error)
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _link(source: Path, without: frozenset[str], folder: Path) -> None:
+    """The files, in a folder of ours: the trainer removes its own."""
+    for path in source.iterdir():
+        if path.name in without:
+            continue
+        target = folder / path.name
+        with suppress(OSError):  # another disk, or one without links
+            os.link(path, target)
+            continue
+        shutil.copyfile(path, target)

@@ -1,0 +1,187 @@
+"""slime's rollout function: tasks at our service in, groups of samples out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from gangline.domain.errors import InvalidRequest
+from gangline.models.language.vision import ImageReader
+from gangline.settings.machine import read_secret
+from gangline.train.collecting.collector import Admit, PlainCollector, ReplenishingCollector
+from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.trainers.callbacks import CallbackClient, receiving
+from gangline.train.trainers.slime import arguments
+from gangline.train.trainers.slime.router import router_of
+from gangline.train.trainers.slime.samples import to_samples
+from gangline.train.trainers.slime.supply import EngineSupply, SupplySettings
+from gangline.train.trainers.slime.worker import Request, Requests, Worker
+from gangline.wire.client.server import ServerClient
+
+__all__ = ["CONTRACT", "DataSource", "GroupRollouts", "SlimeRollout"]
+
+CONTRACT = 3
+"""Version of the contract with trainers that this keeps."""
+
+
+class DataSource(Protocol):
+    """The trainer's: prompts as samples that are still empty."""
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]: ...
+
+
+class GroupRollouts:
+    """Groups for rollout calls, of a trainer whose engines our nodes use. slime's and miles's functions share it.
+
+    It has a thread of its own, in which the collector runs and callbacks arrive, from the first call until `stop`.
+
+    Each call begins with the engines' addresses and version, and ends with closed gates (`supply`). What is unfinished
+    then is cancelled, or goes on in the next call under its weights, as `--partial-rollout` says.
+
+    task_of: one of the trainer's empty samples -> the task, with an id of its own that is the same after a restart; its
+    `num_samples` is `n_samples_per_prompt`. folder: where groups are stored before their callback is acknowledged.
+    token_env: names the environment variable with the server's control token. port, public_url: fixed ones, where tasks
+    are to be known again after a restart. num_in_flight: groups; `over_sampling_batch_size` where None. supply: None
+    leaves engines and gates of the nodes alone.
+    Raises: InvalidRequest when the token is not there, or groups may shrink.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        task_of: Callable[[Any], Mapping[str, Any]],
+        folder: Path | str,
+        *,
+        token_env: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        public_url: str | None = None,
+        num_in_flight: int | None = None,
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        supply: SupplySettings | None = SupplySettings(),  # noqa: B008 (frozen)
+    ) -> None:
+        if validity is not None and validity.on_invalid == "shrink":
+            raise InvalidRequest("the trainer takes groups of one size: set on_invalid to refuse or resubmit.")
+        self._server_url = server_url
+        self._task_of = task_of
+        self._folder = Path(folder)
+        self._token = None if token_env is None else read_secret(token_env)
+        self._address: dict[str, Any] = {"host": host, "port": port, "public_url": public_url}
+        self._num_in_flight = num_in_flight
+        self._validity = validity
+        self._admit = admit
+        self._supply = supply
+        self._worker: Worker | None = None
+
+    def collect(self, args: Any, data_source: DataSource, version: int | None = None) -> list[Group]:
+        """`args.rollout_batch_size` groups. version: of the engines' weights, where the trainer says it.
+
+        Raises: InvalidRequest when the trainer would train wrongly on them, InvalidGroup, OutOfTasks, errors of the
+        service and the engines.
+        """
+        arguments.refuse_options(args, arguments.IGNORED_BY_ROLLOUTS)
+        arguments.require_fitting(args)
+        if arguments.carries_over(args):
+            arguments.require_correction(args)
+        if self._worker is None or self._worker.has_ended:
+            self._worker = Worker(lambda requests: self._serve(requests, args, data_source))
+        return self._worker.collect(args.rollout_batch_size, version)
+
+    def stop(self) -> None:
+        """Cancel groups in flight, and end the thread; idempotent."""
+        if self._worker is not None:
+            self._worker.stop()
+        self._worker = None
+
+    async def _serve(self, requests: Requests, args: Any, data_source: DataSource) -> None:
+        async with AsyncExitStack() as stack:
+            service = await stack.enter_async_context(ServerClient(self._server_url, self._token))
+            supply = await self._enter_supply(stack, service, args)
+            receiver = receiving(service, self._folder, key=self._token, **self._address)
+            client = await stack.enter_async_context(receiver)
+            collector = await stack.enter_async_context(self._collector(client, args, data_source))
+            while (request := await requests.get()) is not None:
+                await _answer(request, supply, collector, client)
+
+    async def _enter_supply(self, stack: AsyncExitStack, service: ServerClient, args: Any) -> EngineSupply | None:
+        if self._supply is None:
+            return None
+        supply = EngineSupply(service, router_of(args, self._supply.model), self._token, self._supply)
+        return await stack.enter_async_context(supply)
+
+    def _collector(
+        self, client: CallbackClient, args: Any, data_source: DataSource
+    ) -> PlainCollector | ReplenishingCollector:
+        tasks = self._tasks(args, data_source)
+        rules: dict[str, Any] = {"validity": self._validity, "admit": self._admit}
+        num_in_flight = self._num_in_flight or arguments.num_groups_in_flight(args)
+        if arguments.carries_over(args):
+            return ReplenishingCollector(client, tasks, num_in_flight=num_in_flight, **rules)
+        if num_in_flight == args.rollout_batch_size:  # nothing more than the batch: nothing to cancel
+            return PlainCollector(client, tasks, **rules)
+        return ReplenishingCollector(client, tasks, num_in_flight=num_in_flight, unfinished="cancel", **rules)
+
+    def _tasks(self, args: Any, data_source: DataSource) -> Iterator[Mapping[str, Any]]:
+        while True:
+            for group in data_source.get_samples(1):
+                yield {**self._task_of(group[0]), "num_samples": args.n_samples_per_prompt}
+
+
+class SlimeRollout:
+    """A rollout function for slime.
+
+    Arguments: of `GroupRollouts`; and sample_type: slime's `Sample`, which is imported where None; reader: image
+    processor of the model in training, without which rows with images are refused.
+    """
+
+    def __init__(self, *given: Any, sample_type: Any = None, reader: ImageReader | None = None, **options: Any) -> None:
+        self._rollouts = GroupRollouts(*given, **options)
+        self._reader = reader
+        self._sample_type = sample_type
+        self._num_groups = 0
+
+    def __call__(
+        self, args: Any, rollout_id: int, data_source: DataSource, evaluation: bool = False
+    ) -> list[list[list[Any]]]:
+        """`args.rollout_batch_size` groups: [group][session][trace]. Raises: as `GroupRollouts.collect`."""
+        if evaluation:
+            raise InvalidRequest("this rollout function is for training: give slime another --eval-function-path.")
+        groups = self._rollouts.collect(args, data_source)
+        samples = to_samples(
+            groups,
+            args.n_samples_per_prompt,
+            sample_type=self._sample_type,
+            first_group=self._num_groups,
+            temperature=args.rollout_temperature,
+            reader=self._reader,
+            replays_experts=arguments.replays_experts(args),
+            replays_masks=arguments.replays_masks(args),
+        )
+        self._num_groups += len(groups)
+        arguments.require_compared_by_session(args, samples)
+        return samples
+
+    def stop(self) -> None:
+        """Cancel groups in flight, and end the thread; idempotent."""
+        self._rollouts.stop()
+
+
+async def _answer(
+    request: Request,
+    supply: EngineSupply | None,
+    collector: PlainCollector | ReplenishingCollector,
+    client: CallbackClient,
+) -> None:
+    """Errors of a call go to its caller: the collector continues."""
+    try:
+        async with nullcontext() if supply is None else supply.opened(request.version):
+            groups = await collector.collect(request.num_groups)
+    except Exception as error:
+        request.groups.set_exception(error)
+        return
+    for group in groups:
+        client.forget(group.task_id)
+    request.groups.set_result(groups)

@@ -1,0 +1,202 @@
+"""TRL: its own `GRPOTrainer` trains on groups that the service collects.
+
+    with ServiceRollouts(connect) as rollouts:
+        GRPOTrainer(..., rollout_func=rollouts, reward_funcs=session_reward).train()
+
+TRL asks `rollout_func` for a batch of completions whenever it needs one. Its answer here: the trainer's weights are
+pushed to the engines if an optimiser step changed them since, groups are collected, and their exact tokens handed over.
+TRL's prompts only say how many sessions it wants: which tasks come is for the collector to say.
+
+Laws, beside the contract (`gangline.train.trainers.contract`): TRL compares `num_generations` rows by their place, so a
+group is so many sessions of one trace each, or it is refused. No session begins with other weights than those in
+training at that moment, unless the collector begins some beyond the requested ones.
+
+Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_generate_and_score_completions`,
+`_compute_loss`). `rollout_func` is experimental there. This module imports neither TRL nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from gangline.domain.errors import InvalidGroup, InvalidRequest
+from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace
+from gangline.train.collecting.groups import Group, trainable_traces
+from gangline.train.learning.masks import all_sampled
+from gangline.train.learning.samples import Mask
+from gangline.train.trainers.contract import GroupSource, TrainerRow, rows_of
+from gangline.train.weights.update import Save, WeightUpdater
+from gangline.wire.client.background import InBackground
+
+__all__ = [
+    "Connection",
+    "ServiceRollouts",
+    "one_trace_each",
+    "rollout_rows",
+    "session_reward",
+]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The adapter's connection to the service."""
+
+    collector: GroupSource
+    weights: WeightUpdater
+    first_version: int = 1
+    """Policy version of the weights that training begins, or goes on, with: above all that the service has had."""
+
+
+class ServiceRollouts:
+    """The `rollout_func` of one `GRPOTrainer`. Enter it before training, train within.
+
+    connect: opens the connection, on an event loop in a thread of its own.
+    mask: which tokens of a trace are trained on, by weights of 0 and 1.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Connection]],
+        *,
+        mask: Mask = all_sampled,
+    ) -> None:
+        self._service = InBackground(connect)
+        self._mask = mask
+        self._version: int | None = None
+        self._pushed_step: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Policy version that was pushed last; None before the first."""
+        return self._version
+
+    def __enter__(self) -> Self:
+        self._service.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._service.__exit__(*exc)
+
+    def __call__(self, prompts: Sequence[object], trainer: Any) -> dict[str, Any]:
+        """As many rows as there are prompts, group by group. trainer: a `GRPOTrainer`.
+
+        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer does not fit; errors
+        of collector and weights.
+        """
+        _check_trainer(trainer)
+        self.push(trainer)
+        num_groups, left = divmod(len(prompts), trainer.args.num_generations)
+        if left:
+            raise InvalidRequest(f"{len(prompts)} rows are no whole groups of {trainer.args.num_generations}.")
+        groups = self._service.run(lambda service: service.collector.collect(num_groups))
+        return rollout_rows(groups, trainer.args.num_generations, temperature=trainer.args.temperature, mask=self._mask)
+
+    def push(self, trainer: Any) -> None:
+        """Give the engines the trainer's weights, unless they have them. Call it after training, for the last ones."""
+        if trainer.state.global_step == self._pushed_step:
+            return
+
+        def save(folder: Path) -> None:
+            _whole_model(trainer).save_pretrained(folder)
+
+        self._version = self._service.run(lambda service: _push(service, save, self._version))
+        self._pushed_step = trainer.state.global_step
+
+
+async def _push(service: Connection, save: Save, last_version: int | None) -> int:
+    """The new version."""
+    version = service.first_version if last_version is None else last_version + 1
+    await service.weights.push(save, version)
+    return version
+
+
+def rollout_rows(
+    groups: Sequence[Group], num_generations: int, *, temperature: float = 1.0, mask: Mask = all_sampled
+) -> dict[str, Any]:
+    """The return value for TRL's `rollout_func`, a row for each session, group by group. `session` and `versions` are
+    columns for reward functions; versions: policy version of each token, -1 where not sampled.
+
+    Raises: InvalidGroup when a group is not whole or of another temperature, or a session has several traces;
+    InvalidRequest when the mask does not fit.
+    """
+    sessions = [session for group in groups for session in group.sessions]
+    rows = [row for group in groups for row in _one_each(rows_of(group, num_generations, temperature=temperature))]
+    return {
+        "prompt_ids": [row.prompt_ids.tolist() for row in rows],
+        "completion_ids": [row.response_ids.tolist() for row in rows],
+        "logprobs": [row.logprobs.tolist() for row in rows],
+        "env_mask": [_zeros_and_ones(row.trace, mask) for row in rows],
+        "versions": [row.versions.tolist() for row in rows],
+        "session": sessions,
+    }
+
+
+def session_reward(
+    *, session: Sequence[SessionResult], log_extra: Callable[[str, list[str]], None] | None = None, **_: object
+) -> list[float | None]:
+    """A reward function of TRL's: the evaluator's reward of each session, or of its one trace where that has its own.
+
+    Another one takes `session` too, and can use it freely.
+    """
+    if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
+        log_extra("session_id", [one.session_id for one in session])
+    return [_reward(one) for one in session]
+
+
+def _reward(session: SessionResult) -> float | None:
+    traces = trainable_traces(session)
+    own = traces[0].reward if len(traces) == 1 else None
+    return session.reward if own is None else own
+
+
+def one_trace_each(group: Group) -> Group | None:
+    """For a collector's `admit`: leave out groups in which a session has several traces, which TRL cannot take."""
+    return group if all(len(trainable_traces(session)) == 1 for session in group.sessions) else None
+
+
+def _check_trainer(trainer: Any) -> None:
+    if not trainer.model.training:
+        raise InvalidRequest(
+            "TRL asks for rollouts to evaluate on, and a collector's groups are for training: set eval_strategy='no', "
+            "and evaluate with `gangline eval`."
+        )
+    if trainer.accelerator.num_processes > 1:
+        raise InvalidRequest(
+            f"{trainer.accelerator.num_processes} processes train here, and each would collect and push by itself: "
+            "train in one process, or with an adapter for many GPUs."
+        )
+
+
+def _one_each(rows: list[TrainerRow]) -> list[TrainerRow]:
+    for session_id, num_traces in Counter(row.session_id for row in rows).items():
+        if num_traces > 1:
+            raise InvalidGroup(
+                f"{session_id} has {num_traces} traces to train on, and TRL takes one completion a session. Build with "
+                "prefix_merging, or leave such groups out: admit=one_trace_each."
+            )
+    return rows
+
+
+def _zeros_and_ones(trace: Trace, mask: Mask) -> list[int]:
+    weights = mask(trace)
+    if not np.isin(weights, (0.0, 1.0)).all():
+        raise InvalidRequest(
+            f"the mask weighs tokens of {trace.trace_id} other than by 0 and 1, and TRL would count them in its means "
+            "by that weight. Use another mask."
+        )
+    return weights.astype(int).tolist()
+
+
+def _whole_model(trainer: Any) -> Any:
+    """The model, adapters merged into a copy: in place, merging and taking out again would leave rounding behind."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model

@@ -1,0 +1,203 @@
+"""The two objects that TRL's `AsyncGRPOTrainer` takes from outside, as one: rollout worker and weight transfer.
+
+As the rollout worker it puts a `RolloutSample` for each trace into the queue that TRL drains. As the weight transfer it
+writes the tensors that TRL streams into a folder, and pushes that to the engines: the gates close, the engines load,
+the gates learn the version, and open.
+
+Law: a group with tokens older than `max_staleness`, or of unknown version, is left out by name.
+
+Source: trl 1.16.0, experimental/async_grpo/async_grpo_trainer.py (`RolloutWorkerProtocol`, `WeightTransferProtocol`,
+`_TrainBeginCallback`, `_sync_weight_merged`: order of the calls), which is experimental there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import queue
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from gangline.domain.errors import InvalidRequest
+from gangline.train.collecting.admission import StalenessSettings, is_fresh
+from gangline.train.collecting.groups import Group, trainable_traces
+from gangline.train.learning.algorithms import Algorithm
+from gangline.train.learning.masks import all_sampled
+from gangline.train.learning.samples import Mask
+from gangline.train.trainers.pushing import push_folder
+from gangline.train.trainers.trl import Connection
+from gangline.train.trainers.trl_async.samples import LongRows, to_rollout_samples
+from gangline.wire.client.background import InBackground
+
+__all__ = ["AsyncServiceRollouts"]
+
+_log = logging.getLogger(__name__)
+
+_FULL_S = 0.05
+"""Between looks at a queue that is full."""
+_SHARD_BYTES = 5 * 1024**3
+
+
+class AsyncServiceRollouts:
+    """The `rollout_worker` and the `weight_transfer` of one `AsyncGRPOTrainer`, for one call of `train`.
+
+    connect: opens the connection, on an event loop in a thread of its own; its collector goes on while TRL trains, so
+    make it a `ReplenishingCollector`. args: the trainer's `AsyncGRPOConfig`. max_queued: rows that wait in the queue
+    before collecting pauses; as many as one optimiser step takes where None. staging_dir: where tensors are written
+    before they are pushed, best on the disk of the engines' weights; the temporary folder where None.
+    engine_patience_s: how long engines, nodes and server may be down when weights are pushed.
+
+    Raises: InvalidRequest when the trainer is set up so that rows would be lost.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Connection]],
+        args: Any,
+        algorithm: Algorithm,
+        *,
+        mask: Mask = all_sampled,
+        long_rows: LongRows = "refuse",
+        max_queued: int | None = None,
+        staging_dir: Path | str | None = None,
+        engine_patience_s: float = 600.0,
+    ) -> None:
+        if args.token_budget is None:
+            raise InvalidRequest(
+                "token_budget is not set, and TRL would ask a vLLM server for it: set it to the longest row in tokens, "
+                "or to -1 to batch by number."
+            )
+        algorithm.require_group_advantages("TRL", one_by_one=True)
+        self._service = InBackground(connect)
+        self._is_open = False
+        self._args = args
+        self._algorithm = algorithm
+        self._mask: Mask = mask
+        self._long_rows: LongRows = long_rows
+        self._max_queued = max_queued or (
+            args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        )
+        self._staging_dir = staging_dir
+        self._engine_patience_s = engine_patience_s
+        self._version = 0
+        self._producing: asyncio.Task[None] | None = None
+        self.rollout_buffer = queue.Queue[Any]()
+        self.metrics_queue = queue.Queue[dict[str, Any]]()
+
+    # As TRL's weight transfer: called by the trainer's thread.
+
+    def init_weight_transfer(self) -> None:
+        """Open the connection. Raises: the errors of `connect`."""
+        self._service.__enter__()
+        self._is_open = True
+
+    def pause(self) -> None:
+        """Nothing: sampling goes on while the tensors are written, and `send_weights` closes the gates."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        """Give the engines these weights under the next version. Raises: as `WeightUpdater.push`."""
+        with tempfile.TemporaryDirectory(prefix="gangline-trl-", dir=self._staging_dir) as folder:
+            _write(iterator, Path(folder))
+            self._service.run(lambda service: self._push(service, Path(folder)))
+
+    def resume(self) -> None:
+        """Nothing: the gates are open again."""
+
+    def destroy(self) -> None:
+        """Close the connection; idempotent. Raises: errors of closing."""
+        if self._is_open:
+            self._is_open = False
+            self._service.__exit__()
+
+    # As TRL's rollout worker.
+
+    def start(self) -> None:
+        """Begin collecting."""
+        self._producing = self._service.run(self._begin)
+
+    def stop(self) -> None:
+        """End collecting; idempotent. Groups in flight are cancelled as the connection closes."""
+        producing, self._producing = self._producing, None
+        if producing is not None:
+            self._service.run(lambda _service: _end(producing))
+
+    def update_model_version(self, model_version: int) -> None:
+        """TRL calls it after each push; it counts from 1."""
+        self._version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises: the error that ended collecting. Slow sessions are no error: the collector waits for the service."""
+        if self._producing is not None and self._producing.done():
+            self._producing.result()
+
+    async def _push(self, service: Connection, folder: Path) -> None:
+        version = service.first_version + self._version
+        await push_folder(service.weights, folder, version, patience_s=self._engine_patience_s)
+
+    async def _begin(self, service: Connection) -> asyncio.Task[None]:
+        return asyncio.create_task(self._produce(service))
+
+    async def _produce(self, service: Connection) -> None:
+        staleness = StalenessSettings(max_lag=self._args.max_staleness)
+        group_ids = itertools.count()
+        while True:
+            if self.rollout_buffer.qsize() >= self._max_queued:
+                await asyncio.sleep(_FULL_S)
+                continue
+            for group in await service.collector.collect(1):
+                version = service.first_version - 1 + self._version
+                if all(is_fresh(trainable_traces(one), version, staleness) for one in group.sessions):
+                    self._put(service, group, next(group_ids))
+                else:
+                    _log.warning("trl.group_left_out task_id=%s version=%d reason=stale", group.task_id, version)
+
+    def _put(self, service: Connection, group: Group, group_id: int) -> None:
+        samples = to_rollout_samples(
+            group,
+            self._args.num_generations,
+            self._algorithm,
+            group_id=group_id,
+            first_version=service.first_version,
+            temperature=self._args.temperature,
+            token_budget=self._args.token_budget,
+            long_rows=self._long_rows,
+            mask=self._mask,
+        )
+        for sample in samples:
+            self.rollout_buffer.put_nowait(sample)
+
+
+async def _end(producing: asyncio.Task[None]) -> None:
+    producing.cancel()
+    with suppress(BaseException):  # `check_health` has told it
+        await producing
+
+
+def _write(iterator: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Safetensors, by parts that fit into memory, with their index."""
+    part, size, number = dict[str, Tensor](), 0, itertools.count(1)
+    places = dict[str, str]()
+
+    def flush() -> None:
+        name = f"model-{next(number):05d}.safetensors"
+        save_file(part, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(part, name))
+        part.clear()
+
+    for name, tensor in iterator:
+        if part and size + tensor.nbytes > _SHARD_BYTES:
+            flush()
+            size = 0
+        part[name] = tensor.detach().to("cpu", copy=True).contiguous()  # the model goes on
+        size += tensor.nbytes
+    flush()
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

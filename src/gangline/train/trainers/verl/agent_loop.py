@@ -1,0 +1,59 @@
+"""The class for `actor_rollout_ref.rollout.agent.agent_loop_manager_class` of verl's v1 trainer.
+
+verl makes it in its task runner, and asks it one thing: begin these prompts. Their rows go through verl's transfer
+queue. Sessions run on the nodes of a Gangline service; their model calls come back to verl's engines.
+
+Laws: `generate_sequences` returns before any session has ended. Nothing is asked of verl's engines but by verl's own
+client, so its modes pause, abort and resume calls as they do with its own agent loops.
+
+Source: verl 0.9.1, `trainer/main_ppo.py` (`TaskRunnerV1`), `trainer/ppo/v1/agent_loop_tq.py` (`AgentLoopManagerTQ`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Self
+
+import ray
+from tensordict import TensorDict
+
+from gangline.domain.errors import InvalidRequest
+from gangline.train.trainers.verl.settings import read_settings, require_supported
+from gangline.train.trainers.verl.worker import SessionWorker
+
+__all__ = ["GanglineAgentLoopManager"]
+
+_log = logging.getLogger("gangline.train.trainers.verl")
+_AT_ONCE = 100_000
+"""Calls of the worker's actor; each only begins something, or waits for the start."""
+
+
+class GanglineAgentLoopManager:
+    """Implements verl's agent loop manager over one `SessionWorker`."""
+
+    def __init__(self, worker: Any) -> None:
+        """worker: handle of the actor."""
+        self._worker = worker
+
+    @classmethod
+    def create(
+        cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
+    ) -> Self:
+        """Returns when a node samples from verl's engines.
+
+        reward_loop_worker_handles: not needed, for sessions are graded by their task's evaluator.
+        Raises: InvalidRequest when verl's configuration does not fit, before anything is started; errors of the start.
+        """
+        if teacher_client is not None:
+            raise InvalidRequest("distillation needs log-probs of a teacher, which rows of sessions do not have.")
+        require_supported(config)
+        settings = read_settings(config)
+        actor: Any = ray.remote(SessionWorker)
+        worker = actor.options(max_concurrency=_AT_ONCE, num_cpus=0).remote(config, llm_client)
+        url = ray.get(worker.start.remote())
+        _log.info("verl.engines_served url=%s server=%s", url, settings.url)
+        return cls(worker)
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Begin the prompts. Raises: InvalidRequest, InvalidGroup; Ray's errors when the worker has died."""
+        ray.get(self._worker.generate.remote(prompts))

@@ -1,0 +1,130 @@
+"""The settings under `actor_rollout_ref.rollout.custom.gangline`, and what they need of verl's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import Field, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.machine import Settings, read_secret
+from gangline.train.collecting.groups import ValiditySettings
+from gangline.train.options import TrainingOptions
+
+__all__ = ["KEY", "MANAGER", "GanglineSettings", "Sampling", "read_settings", "require_supported", "sampling_of"]
+
+KEY = "actor_rollout_ref.rollout.custom.gangline"
+MANAGER = "gangline.train.trainers.verl.agent_loop.GanglineAgentLoopManager"
+
+
+class GanglineSettings(TrainingOptions):
+    url: str
+    """URL of the rollout server."""
+    token_env: str | None = None
+    """Names the environment variable with the server's control token, in verl's workers; None is GANGLINE_TOKEN."""
+    task_column: str = "gangline_task"
+    """Column of the data set with a whole task, as JSON text."""
+    task_template: Path | None = None
+    """File of one task, for rows without `task_column`: the row's last user message becomes its instruction."""
+    validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
+    """The treatment of a prompt with a session that cannot be trained on, after all its runs: with `refuse` and
+    `resubmit` none of its rows reach verl; with `shrink` those of the others do."""
+    model_name: str = "policy"
+    """Name under which agents find the model."""
+    host: str = "127.0.0.1"
+    """Address at which verl's engines are served to the nodes."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: any free one."""
+    public_url: str | None = None
+    """URL of that address for the nodes, where they are on other machines. None: this machine's in Ray, where `host` is
+    0.0.0.0."""
+    ready_within_s: float = Field(default=300.0, gt=0)
+    """Seconds until a node must have accepted the engine."""
+
+    def token(self) -> str | None:
+        """Raises: InvalidRequest when the variable is not set."""
+        return Settings.from_environ().control_token if self.token_env is None else read_secret(self.token_env)
+
+
+class Sampling(TrainingOptions):
+    """The distribution that sessions are sampled from."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0 is no limit."""
+    max_tokens: int
+    """Limit of one reply."""
+
+    def as_policy(self) -> dict[str, Any]:
+        """A task's `capture.sampling`: nothing is left to the agent, but shorter replies."""
+        fixed = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        rules: dict[str, Any] = {name: {"override": value} for name, value in fixed.items()}
+        penalties = {name: {"override": 0.0} for name in ("presence_penalty", "frequency_penalty")}
+        return rules | penalties | {"max_tokens": {"max": self.max_tokens}}
+
+
+def read_settings(config: Any) -> GanglineSettings:
+    """config: verl's whole configuration. Raises: InvalidRequest."""
+    custom: Any = config.actor_rollout_ref.rollout.get("custom") or {}
+    given: Any = custom.get("gangline")
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"verl's configuration has no {KEY}: set at least +{KEY}.url=http://HOST:PORT.")
+    try:
+        return GanglineSettings.model_validate(_plain(cast("Mapping[str, Any]", given)))
+    except ValidationError as error:
+        wrong = "; ".join(f"{KEY}.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise InvalidRequest(f"verl's configuration does not fit: {wrong}.") from error
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _plain(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
+        for key, value in given.items()
+    }
+
+
+def sampling_of(config: Any, kind: Literal["train", "val"]) -> Sampling:
+    rollout = config.actor_rollout_ref.rollout
+    chosen = rollout if kind == "train" else rollout.val_kwargs
+    return Sampling(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=max(int(chosen.top_k), 0),
+        max_tokens=rollout.response_length,
+    )
+
+
+def require_supported(config: Any) -> None:
+    """Refuse settings of verl under which sessions would be trained on wrongly.
+
+    Raises: InvalidRequest, with all of them.
+    """
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    sampling = sampling_of(config, "train")
+    distillation: Any = config.get("distillation") or {}
+    wrong = {
+        "trainer.use_v1 must be true: the older trainer takes no rows from sessions": not config.trainer.use_v1,
+        "rollout.calculate_log_probs must be true: rows carry the engine's log-probs": not rollout.calculate_log_probs,
+        "rollout.top_p must be 1 and rollout.top_k -1: verl's log-probs are those of the whole distribution": (
+            sampling.top_p != 1 or sampling.top_k != 0
+        ),
+        "rollout.temperature must be above 0": sampling.temperature <= 0,
+        "algorithm.adv_estimator remax needs greedy sessions to compare with, which are not collected": (
+            config.algorithm.adv_estimator == "remax"
+        ),
+        "model.custom_chat_template is not known to the nodes: put the template into the tokenizer's folder": (
+            model.get("custom_chat_template") is not None
+        ),
+        "rollout.enable_rollout_routing_replay must be false: nodes reach verl's engines by a route that reports no "
+        "experts (`to_data_proto` takes them from sessions of other engines)": bool(
+            rollout.get("enable_rollout_routing_replay", False)
+        ),
+        "distillation needs log-probs of a teacher, which rows of sessions do not have": bool(
+            distillation.get("enabled", False)
+        ),
+    }
+    if found := [why for why, is_wrong in wrong.items() if is_wrong]:
+        raise InvalidRequest(f"verl's configuration does not fit sessions of Gangline: {'; '.join(found)}.")

@@ -1,0 +1,88 @@
+"""The process in which verl's prompts are carried out: an asynchronous Ray actor beside the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import ray
+from tensordict import TensorDict
+
+from gangline.train.trainers.verl.engine import NodeKeeper, make_sampler, served
+from gangline.train.trainers.verl.prompts import TaskMaker, prompts_in
+from gangline.train.trainers.verl.sessions import PromptRunner
+from gangline.train.trainers.verl.settings import GanglineSettings, read_settings, require_supported, sampling_of
+from gangline.wire.client.server import ServerClient
+
+__all__ = ["SessionWorker", "with_own_address"]
+
+
+class SessionWorker:
+    """`start` once, then `generate` any number of times. It lives as long as its actor."""
+
+    def __init__(self, config: Any, llm_client: Any) -> None:
+        """config: verl's. llm_client: verl's client of its engines. Raises: InvalidRequest."""
+        require_supported(config)
+        self._config = config
+        self._llm_client = llm_client
+        self._settings = read_settings(config)
+        self._stack = AsyncExitStack()
+        self._work = set[asyncio.Task[None]]()
+        self._runner: PromptRunner | None = None
+
+    async def start(self) -> str:
+        """Serve verl's engines, and wait for a node that takes them. Returns their URL.
+
+        Raises: InvalidRequest, NotFound, EngineUnavailable, PortUnavailable.
+        """
+        queue: Any = importlib.import_module("transfer_queue")
+        await asyncio.to_thread(queue.init)
+        token = self._settings.token()
+        tasks = TaskMaker(self._settings)
+        sampler = await asyncio.to_thread(make_sampler, self._config, self._llm_client, self._settings)
+        service = await self._stack.enter_async_context(ServerClient(self._settings.url, token))
+        settings = with_own_address(self._settings)
+        url = await self._stack.enter_async_context(served(sampler, settings))
+        keeper = NodeKeeper(service, token, url, settings)
+        await keeper.first()
+        self._own(keeper.keep())
+        rollout = self._config.actor_rollout_ref.rollout
+        self._runner = PromptRunner(
+            service,
+            queue,
+            tasks,
+            sampling={"train": sampling_of(self._config, "train"), "val": sampling_of(self._config, "val")},
+            num_samples={"train": rollout.n, "val": rollout.val_kwargs.n},
+            validity=self._settings.validity,
+            compares_sessions=self._config.algorithm.adv_estimator == "grpo",
+        )
+        return url
+
+    async def generate(self, batch: TensorDict) -> int:
+        """Begin the batch's prompts. Returns their number at once.
+
+        Raises: InvalidRequest, and InvalidGroup once no session can run, before any is begun.
+        """
+        assert self._runner is not None, "start comes first"
+        self._runner.check()
+        prompts = prompts_in(batch)
+        for prompt in prompts:
+            self._own(self._runner.run(prompt))
+        return len(prompts)
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+
+def with_own_address(settings: GanglineSettings) -> GanglineSettings:
+    """Where every address is listened on, nodes use this machine's address in Ray: Ray chose the machine."""
+    if settings.public_url is not None or settings.host not in ("0.0.0.0", "::"):
+        return settings
+    util: Any = ray.util
+    address: str = util.get_node_ip_address()
+    return settings.model_copy(update={"public_url": f"http://{f'[{address}]' if ':' in address else address}"})

@@ -1,0 +1,241 @@
+"""The parties of a weight update: the nodes that the server knows, their gates, and the engines behind them.
+
+An engine that serves several nodes is one engine here. One at a loopback address belongs to its node's machine, and is
+asked for at that machine's name. Engines that a node considers dead are left out: they come back without the weights,
+and their node knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
+from gangline.domain.node_views import GateState
+from gangline.domain.views import NodeView, ServiceStatus
+from gangline.models.engines.weights import EngineWeights, engine_weights
+from gangline.settings.machine import read_secret
+from gangline.wire.client.node import NodeClient
+
+__all__ = ["Failed", "Fleet", "FleetEngine", "FleetNode", "Mode", "Roster", "engine_url", "open_fleet"]
+
+_log = logging.getLogger("gangline.train")
+
+_DRAIN_POLL_S = 30.0
+
+Mode = Literal["drain", "keep"]
+Failed = tuple[str, GanglineError]
+"""The party that failed, and its error."""
+
+
+class Roster(Protocol):
+    """The calls of the service that a weight update needs. `gangline.wire.client.ServerClient` is one."""
+
+    async def status(self) -> ServiceStatus: ...
+
+
+@dataclass(eq=False)
+class FleetNode:
+    node_id: str
+    client: NodeClient
+    gate: GateState
+    """Its state, as last reported."""
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node_id}"
+
+    @property
+    def version(self) -> int | None:
+        return self.gate.version
+
+    async def hold(self, mode: Mode, lease_s: float, wait_s: float = 0.0) -> None:
+        self.gate = await self.client.hold(mode, lease_s, wait_s)
+
+    async def drain(self, lease_s: float) -> None:
+        while not self.gate.is_drained:
+            await self.hold("drain", lease_s, wait_s=min(_DRAIN_POLL_S, lease_s / 3))
+
+
+@dataclass(frozen=True)
+class Place:
+    """An engine at a node."""
+
+    node: FleetNode
+    url: str
+    """How the node names it."""
+    is_known: bool
+    """As far as the node knows, it has the weights of its gate's version."""
+
+
+@dataclass(eq=False)
+class FleetEngine:
+    url: str
+    weights: EngineWeights
+    places: list[Place] = field(default_factory=list["Place"])
+    """One for each node that has it."""
+    has: Literal["old", "loading", "new"] = "old"
+    """Weights in this update; `loading` also remains after a failed load."""
+
+    @property
+    def is_known(self) -> bool:
+        """All of its nodes know that it has the weights of their gates' version, which is the same."""
+        return all(place.is_known for place in self.places) and len({place.node.version for place in self.places}) == 1
+
+    async def load(self, folder: str, version: int) -> None:
+        """Raises: EngineError."""
+        self.has = "loading"
+        try:
+            await self.weights.load(folder, version)
+        except EngineRefused:
+            self.has = "old"
+            raise
+        self.has = "new"
+
+    async def version(self) -> int | None:
+        """Policy version of its weights; None: unknown. Raises: EngineError."""
+        said = await self.weights.version()
+        if said is None and self.is_known:
+            return self.places[0].node.version
+        return said if isinstance(said, int) else None
+
+
+@dataclass
+class Fleet:
+    nodes: list[FleetNode]
+    engines: list[FleetEngine]
+
+    # What could not be done is returned; the rest was.
+
+    async def close_gates(self, mode: Mode, lease_s: float) -> list[Failed]:
+        return await _failures((node.name, node.hold(mode, lease_s)) for node in self.nodes)
+
+    async def drain(self, lease_s: float) -> list[Failed]:
+        """Until no call is in flight at any node."""
+        return await _failures((node.name, node.drain(lease_s)) for node in self.nodes)
+
+    async def renew_leases(self, mode: Mode, lease_s: float, done: asyncio.Event) -> None:
+        """Until `done`. Never cut off: a renewal that is still on its way would close a gate that was opened."""
+        while not done.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), lease_s / 3)
+                return
+            await asyncio.gather(*(self._renew(node, mode, lease_s) for node in self.nodes))
+
+    async def _renew(self, node: FleetNode, mode: Mode, lease_s: float) -> None:
+        num_expired = node.gate.num_expired_leases
+        try:
+            await node.hold(mode, lease_s)
+        except GanglineError as error:
+            _log.warning("weights.lease_not_renewed node=%s error=%s", node.node_id, error)
+        if node.gate.num_expired_leases > num_expired:
+            _log.warning("weights.lease_ran_out node=%s", node.node_id)
+
+    async def load(self, folder: str, version: int) -> list[Failed]:
+        """Into all engines at once, after all are held."""
+        failed = await _failures((engine.url, engine.weights.hold()) for engine in self.engines)
+        return failed or await _failures((engine.url, engine.load(folder, version)) for engine in self.engines)
+
+    async def tell_version(self, version: int) -> list[Failed]:
+        """Report to each node the known versions of its engines, at any stage of the update."""
+        return await _failures((node.name, self._tell(node, version)) for node in self.nodes)
+
+    async def _tell(self, node: FleetNode, version: int) -> None:
+        here = [(engine.has, at.url) for engine in self.engines for at in engine.places if at.node is node]
+        not_new = [url for has, url in here if has != "new"]
+        is_done = all(engine.has == "new" for engine in self.engines)
+        if is_done or len(not_new) < len(here):
+            await node.client.set_version(version, not_new)
+        elif node.version is not None and (broken := [url for has, url in here if has == "loading"]):
+            await node.client.set_version(node.version, broken)
+
+    async def open(self) -> list[Failed]:
+        """Let the engines go, then open the gates."""
+        failed = await _failures((engine.url, engine.weights.let_go()) for engine in self.engines)
+        return failed + await _failures((node.name, node.client.resume()) for node in self.nodes)
+
+    def part(self, engines: Iterable[FleetEngine], nodes: Iterable[FleetNode]) -> Fleet:
+        """Those engines, and all of their nodes beside `nodes`."""
+        chosen = list(engines)
+        wanted = {*nodes, *(place.node for engine in chosen for place in engine.places)}
+        return Fleet([node for node in self.nodes if node in wanted], chosen)
+
+
+@asynccontextmanager
+async def open_fleet(roster: Roster, token: str | None, lost_after_s: float) -> AsyncGenerator[Fleet]:
+    """lost_after_s: a node that the server has not heard for so long is left out.
+
+    Raises: ServerUnavailable when server or node do not answer; EngineUnavailable when there is no engine;
+    EngineIncapable when one cannot load weights.
+    """
+    async with AsyncExitStack() as stack:
+        heard = [view for view in (await roster.status()).nodes if view.age_s <= lost_after_s]
+        engines: dict[str, FleetEngine] = {}
+        stack.push_async_callback(_close, engines)
+        nodes: list[FleetNode] = []
+        for view in heard:
+            client = await stack.enter_async_context(NodeClient(view.url, token))
+            nodes.append(await _node(view, client, engines))
+        if not engines:
+            raise EngineUnavailable(
+                f"no engine to give weights to: the server heard of {len(nodes)} nodes in the last {lost_after_s:g} s, "
+                "none of them with a healthy engine. Start a node with an engine, or wait for them."
+            )
+        yield Fleet(nodes, list(engines.values()))
+
+
+async def _close(engines: dict[str, FleetEngine]) -> None:
+    for engine in engines.values():
+        await engine.weights.close()
+
+
+async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngine]) -> FleetNode:
+    """With its engines of the policy, which are put into `engines` by their URL."""
+    gate, backends = await asyncio.gather(client.gate(), client.backends())
+    node = FleetNode(view.node_id, client, gate)
+    for backend in backends:
+        if backend.state != "healthy" or backend.role is not None:
+            continue
+        url = engine_url(backend.url, view.url)
+        if url not in engines:
+            key = backend.api_key_env
+            engines[url] = FleetEngine(url, engine_weights(backend.engine, url, key and read_secret(key)))
+        engines[url].places.append(Place(node, backend.url, backend.weights_known))
+    return node
+
+
+def engine_url(engine_url: str, node_url: str) -> str:
+    """How an engine that a node names is reached from here."""
+    engine, node = urlsplit(engine_url), urlsplit(node_url)
+    if not _is_loopback(engine.hostname) or _is_loopback(node.hostname):
+        return engine_url
+    host = node.netloc.rpartition("@")[2]
+    host = host[: host.rindex("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    return engine._replace(netloc=host if engine.port is None else f"{host}:{engine.port}").geturl()
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _failures(calls: Iterable[tuple[str, Awaitable[object]]]) -> list[Failed]:
+    """Every call comes to its end."""
+    named = list(calls)
+    answers = await asyncio.gather(*(call for _, call in named), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, GanglineError):
+            raise answer
+    return [
+        (name, answer) for (name, _), answer in zip(named, answers, strict=True) if isinstance(answer, GanglineError)
+    ]

@@ -1,0 +1,264 @@
+"""New weights for the engines of a service that goes on: over HTTP, through a folder that trainer and engines share.
+
+Order, by cost: the weights are written first, while everything samples. Then all gates close at once, calls in flight
+end (`drain`) or are kept (`keep`), the engines are paused and load, the gates learn the version, and all resume. Each
+phase is timed.
+
+Laws
+- After any failure engines are resumed and gates reopened; if the trainer died, the gates' leases do that.
+- A token is stamped with the weights that drew it or with none. The known versions of an engine's weights are reported
+  to its nodes also when an update fails.
+- An incomplete update is an error that lists each engine's version; pushing again repairs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gangline.domain.errors import EngineError, EngineIncapable, InvalidRequest, WeightsNotLoaded
+from gangline.train.runs.records import UpdateProfile
+from gangline.train.weights.fleet import Failed, Fleet, FleetEngine, Mode, Roster, open_fleet
+from gangline.train.weights.folders import WeightFolders, num_bytes
+
+__all__ = ["LostEngine", "Save", "ServiceWeights", "WeightUpdater"]
+
+_log = logging.getLogger("gangline.train")
+
+Save = Callable[[Path], None]
+"""Writes a Hugging Face folder of safetensors into an empty folder. Blocking; it is called in a thread."""
+
+
+class LostEngine(msgspec.Struct, frozen=True):
+    """An engine without the weights that it should have."""
+
+    url: str
+    version: int | None
+    """Version of its weights; None: unknown."""
+
+
+class WeightUpdater(Protocol):
+    """The operations that a trainer needs of the server of its policy."""
+
+    async def push(self, save: Save, version: int) -> UpdateProfile:
+        """Serve the weights that `save` writes, as policy version `version`.
+
+        Raises: WeightsNotLoaded, and pushing again repairs; InvalidRequest when the version would go back.
+        """
+        ...
+
+
+class ServiceWeights:
+    """Implements `WeightUpdater` for the engines of a service.
+
+    folder: seen by the engines too, under the same path or as `seen_as`.
+    token: the control token of the nodes.
+    mode: `drain` waits for calls in flight; `keep` holds them, and their last tokens come from the new weights.
+    lease_s: how long gates stay closed after the trainer died; renewed while loading takes longer.
+    patience_s: for a drain.
+    keep_last: folders of weights that are kept.
+    lost_after_s: a node that the server has not heard for so long gets none.
+    """
+
+    def __init__(
+        self,
+        service: Roster,
+        folder: Path,
+        *,
+        token: str | None = None,
+        mode: Mode = "drain",
+        lease_s: float = 60.0,
+        patience_s: float = 1800.0,
+        keep_last: int = 2,
+        lost_after_s: float = 60.0,
+        seen_as: Path | None = None,
+    ) -> None:
+        self._service = service
+        self._folders = WeightFolders(folder, keep_last)
+        self._token = token
+        self._mode: Mode = mode
+        self._lease_s = lease_s
+        self._patience_s = patience_s
+        self._lost_after_s = lost_after_s
+        self._seen_as = seen_as
+        self._written: tuple[int, Path] | None = None
+        """Version and folder of the last weights."""
+        self._reading: dict[str, Path] = {}
+        """URL of an engine -> the folder that it was asked to load without ever answering."""
+        self._lock = asyncio.Lock()
+
+    async def push(self, save: Save, version: int) -> UpdateProfile:
+        """See `WeightUpdater`. Also raises the errors of `save`, and ServerUnavailable."""
+        async with self._lock:
+            began = time.monotonic()
+            path = await self._write(save, version)
+            transfer_s = time.monotonic() - began
+            async with self._fleet() as fleet:
+                return await self._change(fleet, path, version, transfer_s)
+
+    async def lost(self, version: int) -> list[LostEngine]:
+        """Engines that do not have `version`: started again, or added, since. One that does not answer is not listed:
+        its node waits for it, and knows its version when it returns.
+
+        An engine is asked; of one that knows no versions its node knows whether it was down.
+
+        Raises: ServerUnavailable; EngineUnavailable when no engine is healthy.
+        """
+        async with self._fleet() as fleet:
+            return [LostEngine(engine.url, has) for engine, has in await _lost(fleet, version)]
+
+    async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
+        """Give `version` to the engines that lost it, and report it to nodes that do not know it; None: nothing was
+        lost. Weights of that version that this object pushed are still there, else `save` writes them. Raises: as
+        `push`.
+        """
+        async with self._lock:
+            async with self._fleet() as fleet:
+                if await _to_mend(fleet, version) is None:
+                    return None
+            began = time.monotonic()
+            known = self._written
+            path = known[1] if known is not None and known[0] == version else await self._write(save, version)
+            transfer_s = time.monotonic() - began
+            async with self._fleet() as fleet:
+                part = await _to_mend(fleet, version)
+                return None if part is None else await self._change(part, path, version, transfer_s)
+
+    async def latest_version(self) -> int | None:
+        """The highest that a node or an engine knows: a trainer that begins again numbers on from there."""
+        async with self._fleet() as fleet:
+            said = [await engine.version() for engine in fleet.engines]
+        return max((one for one in (*said, *(node.version for node in fleet.nodes)) if one is not None), default=None)
+
+    def _fleet(self) -> AbstractAsyncContextManager[Fleet]:
+        return open_fleet(self._service, self._token, self._lost_after_s)
+
+    async def _write(self, save: Save, version: int) -> Path:
+        path = await asyncio.to_thread(self._folders.write, save, version)
+        self._written = (version, path)
+        return path
+
+    async def _change(self, fleet: Fleet, path: Path, version: int, transfer_s: float) -> UpdateProfile:
+        """Raises: WeightsNotLoaded, InvalidRequest, EngineIncapable, a node's error."""
+        self._check(fleet, version)
+        times = [time.monotonic()]
+        done = asyncio.Event()
+        renewing = asyncio.create_task(fleet.renew_leases(self._mode, self._lease_s, done))
+        failed: list[Failed] = []
+        try:
+            for step in (self._close, self._drain, self._load):
+                failed += [] if failed else await step(fleet, path, version)
+                times.append(time.monotonic())
+        finally:
+            done.set()
+            await renewing
+            # However far it came, and also when it was cancelled.
+            failed += [*await fleet.tell_version(version), *await fleet.open()]
+        times.append(time.monotonic())
+        if failed:
+            raise _not_loaded(fleet, version, failed)
+        pause_s, drain_s, load_s, resume_s = (after - before for before, after in itertools.pairwise(times))
+        profile = UpdateProfile(
+            version=version,
+            transfer_s=transfer_s,
+            pause_s=pause_s,
+            drain_s=drain_s,
+            load_s=load_s,
+            resume_s=resume_s,
+            total_s=transfer_s + times[-1] - times[0],
+            num_engines=len(fleet.engines),
+            num_nodes=len(fleet.nodes),
+            num_bytes=await asyncio.to_thread(num_bytes, path),
+        )
+        await asyncio.to_thread(self._folders.prune, set(self._reading.values()))
+        _log.info("weights.updated version=%d engines=%d took_s=%.3f", version, len(fleet.engines), profile.total_s)
+        return profile
+
+    def _check(self, fleet: Fleet, version: int) -> None:
+        """Raises: InvalidRequest, EngineIncapable, before anything is done."""
+        latest = max((node.version for node in fleet.nodes if node.version is not None), default=0)
+        if version < latest:
+            raise InvalidRequest(
+                f"policy version {version} would go back: a node has {latest} already. Number on from "
+                "`latest_version()`.",
+                param="version",
+            )
+        others = [engine.url for engine in fleet.engines if not engine.weights.keeps_calls]
+        if self._mode == "keep" and others:
+            raise EngineIncapable(
+                f"engine {others[0]} gives one version for a whole reply, so calls in flight cannot be kept over an "
+                "update: use mode `drain`."
+            )
+
+    # The steps while the gates are closed: what could not be done is returned.
+
+    async def _close(self, fleet: Fleet, _path: Path, _version: int) -> list[Failed]:
+        return await fleet.close_gates(self._mode, self._lease_s)
+
+    async def _drain(self, fleet: Fleet, _path: Path, _version: int) -> list[Failed]:
+        if self._mode == "keep":
+            return []
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await fleet.drain(self._lease_s)
+        except TimeoutError:
+            late = WeightsNotLoaded(
+                f"calls in flight did not end within {self._patience_s:g} s: wait longer (`patience_s`), or use mode "
+                "`keep`."
+            )
+            return [(node.name, late) for node in fleet.nodes if not node.gate.is_drained]
+
+    async def _load(self, fleet: Fleet, path: Path, version: int) -> list[Failed]:
+        self._reading |= {engine.url: path for engine in fleet.engines}
+        seen = path if self._seen_as is None else self._seen_as / path.name
+        failed = await fleet.load(str(seen), version)
+        for engine in fleet.engines:
+            if engine.has != "loading":
+                del self._reading[engine.url]
+        return failed
+
+
+async def _lost(fleet: Fleet, version: int) -> list[tuple[FleetEngine, int | None]]:
+    """The engines that lost `version`, each with its current one."""
+    found = await asyncio.gather(*(_version_of(engine) for engine in fleet.engines))
+    return [
+        (engine, has) for engine, (answers, has) in zip(fleet.engines, found, strict=True) if answers and has != version
+    ]
+
+
+async def _version_of(engine: FleetEngine) -> tuple[bool, int | None]:
+    """Whether it answers, and its version."""
+    try:
+        return True, await engine.version()
+    except EngineError as error:
+        _log.warning("weights.engine_silent url=%s error=%s", engine.url, error)
+        return False, None
+
+
+async def _to_mend(fleet: Fleet, version: int) -> Fleet | None:
+    """Engines without the version and their nodes, and nodes that do not know it."""
+    lost = [engine for engine, _ in await _lost(fleet, version)]
+    unsure = [place.node for engine in fleet.engines for place in engine.places if not place.is_known]
+    part = fleet.part(lost, [*unsure, *(node for node in fleet.nodes if node.version != version)])
+    return part if part.nodes else None
+
+
+def _not_loaded(fleet: Fleet, version: int, failed: list[Failed]) -> WeightsNotLoaded:
+    said = "; ".join(f"{name}: {error.message}" for name, error in failed)
+    new = ", ".join(engine.url for engine in fleet.engines if engine.has == "new")
+    if not new:
+        broken = ", ".join(engine.url for engine in fleet.engines if engine.has == "loading")
+        state = f"nobody knows the weights of {broken}" if broken else "all engines keep the weights that they had"
+    elif all(engine.has == "new" for engine in fleet.engines):
+        state = "all engines have the new weights, and not all of the service goes on with them"
+    else:
+        state = f"the weights are mixed: only {new} has the new ones"
+    return WeightsNotLoaded(f"policy version {version} was not loaded everywhere; {state}. Push it again. {said}")

@@ -1,0 +1,4 @@
+"""HTTP from both ends, and the wire formats of model providers: `http/`, `client/`, `dialects/`.
+
+Start with `http.routes`.
+"""

@@ -1,0 +1,132 @@
+r"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
+refused, before anything is sampled.
+
+Clients in JavaScript cut tool output anywhere, also inside an emoji, and the rest of it goes out as a lone escape
+(`"\ud83d"`), which is no character and which strict decoders reject. An agent must not die of that: each lone half
+becomes U+FFFD, and `dropped` reports it. The same half is replaced in the same way when it comes back as history, so
+the conversation stays one. A body without one costs nothing: the search runs only on rejected bodies.
+
+Records and engines hold integers of 64 bits. In the arguments of tool calls longer ones are carried: those are text, as
+the model wrote them, and an agent that echoes its own history must not be refused. Dropped fields are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import InvalidRequest
+from gangline.wire.dialects.declared import speaks_of_state
+
+__all__ = ["LONE_SURROGATES", "decoded", "parse_body", "parse_mended", "role_in"]
+
+LONE_SURROGATES = "lone surrogates"
+"""Names in `ModelCall.dropped` that halves of characters were replaced."""
+
+# Every escape is matched, so that an escaped backslash before a `u` begins none. Whole pairs come before halves.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+_LONG = re.compile(rb"\d{19}")
+"""Without one there is no such integer; with one there may be, or it is a part of a text."""
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+def role_in(metadata: object) -> str | None:
+    """The role that a request's metadata name: `{"role": "solver"}`."""
+    role = cast("Mapping[str, object]", metadata).get("role") if isinstance(metadata, Mapping) else None
+    return role if isinstance(role, str) else None
+
+
+def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str = "[{}]") -> ModelCall:
+    """The call that `parse` returns. `index`: this provider's notation for a place in a list in its errors.
+
+    Raises: InvalidRequest, naming the field.
+    """
+    call = parse_mended(parse, body)
+    for field, value in call.undeclared.items():
+        if speaks_of_state(field, value):
+            raise InvalidRequest(
+                f"The `{field}` parameter is not supported here: nobody knows it, and by its name it brings or changes "
+                "a part of the conversation. Leave it out, and send the whole conversation.",
+                param=field,
+            )
+    recorded = _recorded(call)
+    if _LONG.search(msgspec.json.encode(recorded)):  # short, beside the body with its conversation
+        for number in _integers(recorded):
+            if not _LEAST <= number <= _MOST:
+                path = _path_of(number, msgspec.json.decode(body), index)
+                where = (path or "").removeprefix(".") or "body"
+                raise InvalidRequest(f"{where}: an integer of more than 64 bits cannot be carried.", param=where)
+    return call
+
+
+def parse_mended(parse: Callable[[bytes], ModelCall], body: bytes) -> ModelCall:
+    """The call that `parse` returns for the body, with lone halves replaced where it has any. Raises: the errors of
+    `parse`."""
+    try:
+        return parse(body)
+    except InvalidRequest:
+        mended = _mended(body)
+        if mended == body:
+            raise
+    call = parse(mended)
+    return msgspec.structs.replace(call, dropped=(*call.dropped, LONE_SURROGATES))
+
+
+def _mended(body: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: escape[0] if escape[1] is None else rb"\ufffd", body)
+
+
+def decoded(body: bytes | msgspec.Raw, kind: Any, refusal: Callable[[msgspec.ValidationError], InvalidRequest]) -> Any:
+    """The JSON as `kind`. refusal: the provider's error for another type. Raises: InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
+
+
+def _recorded(call: ModelCall) -> list[Any]:
+    """The values that a record keeps, or an engine receives, as numbers."""
+    tools = [(tool.parameters, tool.grammar) for tool in call.tools]
+    counts = [call.num_choices, call.num_top_logprobs]
+    return [msgspec.structs.asdict(call.sampling), counts, tools, call.template_kwargs, call.response_format]
+
+
+def _integers(value: Any) -> Iterator[int]:
+    match value:
+        case bool():
+            return
+        case int():
+            yield value
+        case dict():
+            for inner in cast("dict[str, Any]", value).values():
+                yield from _integers(inner)
+        case list() | tuple():
+            for inner in cast("list[Any]", value):
+                yield from _integers(inner)
+        case _:
+            return
+
+
+def _path_of(number: int, value: Any, index: str) -> str | None:
+    """The first place that holds the number, such as `.tools[0].parameters.maximum`."""
+    if value == number and isinstance(value, int):
+        return ""
+    entries: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        entries = [(f".{key}", inner) for key, inner in cast("dict[str, Any]", value).items()]
+    elif isinstance(value, list):
+        entries = [(index.format(i), inner) for i, inner in enumerate(cast("list[Any]", value))]
+    for name, inner in entries:
+        below = _path_of(number, inner, index)
+        if below is not None:
+            return name + below
+    return None

@@ -1,0 +1,290 @@
+"""OpenAI Chat: the request body -> the canonical call.
+
+Strict about fields that would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about
+fields without meaning here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
+
+Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`;
+other providers' words for thinking.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+
+from gangline.domain.conversation import (
+    Document,
+    Image,
+    Message,
+    ModelCall,
+    Part,
+    Role,
+    SamplingParams,
+    Text,
+    Thinking,
+    ThinkingWish,
+    ToolCall,
+    ToolResult,
+)
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.template_arguments import why_not_an_argument
+from gangline.wire.dialects.bodies import decoded, role_in
+from gangline.wire.dialects.chat.parts import content_parts
+from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
+from gangline.wire.dialects.declared import DeclaredFields
+from gangline.wire.dialects.thinking import KINDS, wish_of_effort
+
+__all__ = ["CHAT_FIELDS", "parse_chat_call"]
+
+MAX_CHOICES = 128
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"required field `(\w+)`")
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Custom(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+    custom: _Custom | None = None
+    id: str = ""
+    type: str = "function"
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str
+    messages: list[_Message]
+    tools: list[ChatTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    """As Qwen's API has it."""
+    thinking: _Thinking | bool | None = None
+    """As DeepSeek's, GLM's and Kimi's APIs have it."""
+    reasoning: _Reasoning | None = None
+    """As routers of many models have it."""
+    reasoning_effort: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _KnownBody(_Body, forbid_unknown_fields=True):
+    """Nothing in it can be refused or dropped."""
+
+
+_CACHING = "prefixes are cached by the engine itself"
+_ABOUT_THE_USER = "it names a user to the provider"
+CHAT_FIELDS = DeclaredFields(
+    served=frozenset(_Body.__struct_fields__),
+    refused={
+        "audio": (None,),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "logit_bias": (None, {}),
+        "min_p": (None, 0),
+        "modalities": (None, [], ["text"]),
+        "repetition_penalty": (None, 1),
+        "web_search_options": (None,),
+    },
+    dropped={
+        "moderation": "the reply is not moderated",
+        "prediction": "it makes the same reply come faster",
+        "prompt_cache_key": _CACHING,
+        "prompt_cache_options": _CACHING,
+        "prompt_cache_retention": _CACHING,
+        "safety_identifier": _ABOUT_THE_USER,
+        "service_tier": "it says who pays",
+        "store": "replies cannot be fetched later: that is answered with 404",
+        "user": _ABOUT_THE_USER,
+        "verbosity": "no chat template knows it",
+    },
+)
+
+
+def parse_chat_call(body: bytes) -> ModelCall:
+    """Raises: InvalidRequest; its details name the field as `param`."""
+    request, unread = _read(body)
+    tools, left_out = read_tools(request.tools or [])
+    allowed = read_allowed(request.tool_choice, tools)
+    tools, choice = allowed or (tools, read_tool_choice(request.tool_choice))
+    if not request.messages:
+        raise InvalidRequest("messages must not be empty.", param="messages")
+    return ModelCall(
+        dialect="openai_chat",
+        model=request.model,
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        sampling=_sampling(request),
+        num_choices=_num_choices(request.n),
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        response_format=request.response_format,
+        template_kwargs=_template_kwargs(request),
+        thinking=_thinking(request),
+        agent_role=role_in(request.metadata),
+        dropped=(*sorted(unread), *left_out),
+        undeclared={name: bytes(unread[name]).decode() for name in CHAT_FIELDS.undeclared(unread)},
+    )
+
+
+def _read(body: bytes) -> tuple[_Body, dict[str, msgspec.Raw]]:
+    """The body, and its fields that mean nothing here. Raises: InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=_KnownBody), {}  # one pass, for nearly all there are
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        fields: dict[str, msgspec.Raw] = decoded(body, dict[str, msgspec.Raw], _invalid)
+    _refuse_what_cannot_be_carried(fields)
+    read = CHAT_FIELDS.served | CHAT_FIELDS.refused.keys()
+    return decoded(body, _Body, _invalid), {name: value for name, value in fields.items() if name not in read}
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    text = str(error)
+    path = _PATH.search(text)
+    missing = _MISSING.search(text)
+    where = path.group(1) if path else ""
+    if missing:
+        where = f"{where}.{missing.group(1)}" if where else missing.group(1)
+    reason = text[: path.start()] if path else text
+    return InvalidRequest(f"{where or 'body'}: {reason}.", param=where or None)
+
+
+def _refuse_what_cannot_be_carried(fields: dict[str, msgspec.Raw]) -> None:
+    for name in CHAT_FIELDS.refused.keys() & fields.keys():
+        if CHAT_FIELDS.refuses(name, decoded(fields[name], Any, _invalid)):
+            raise InvalidRequest(f"{name!r} is not supported here; leave it out.", param=name)
+
+
+def _message(message: _Message, where: str) -> Message:
+    if message.audio is not None or message.function_call is not None:
+        raise InvalidRequest(
+            f"{where}: audio and function_call are not supported; use text and tool_calls.", param=where
+        )
+    pieces = content_parts(message.content, where, may_hold_media=message.role in ("user", "tool"))
+    match message.role:
+        case "system" | "developer" | "user":
+            return Message(cast("Role", message.role), pieces, message.name)
+        case "assistant":
+            return Message("assistant", _assistant_parts(message, pieces, where), message.name)
+        case "tool":
+            if message.tool_call_id is None:
+                raise InvalidRequest(f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
+            return Message("tool", (ToolResult(message.tool_call_id, pieces),), message.name)
+        case _:
+            known = "system, developer, user, assistant, tool"
+            raise InvalidRequest(f"{where}.role {message.role!r} is none of {known}.", param=f"{where}.role")
+
+
+def _assistant_parts(message: _Message, pieces: tuple[Text | Image | Document, ...], where: str) -> tuple[Part, ...]:
+    thought = message.reasoning_content or message.reasoning
+    parts: list[Part] = [Thinking(thought)] if thought else []
+    parts += [piece for piece in pieces if isinstance(piece, Text) and piece.text]
+    parts += [Text(message.refusal)] if message.refusal else []
+    parts += [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+    return tuple(parts)
+
+
+def _tool_call(call: _ToolCall, where: str) -> ToolCall:
+    if call.type == "function" and call.function is not None:
+        return ToolCall(call.id, call.function.name, _arguments(call.function.arguments))
+    if call.type == "custom" and call.custom is not None:
+        return ToolCall(call.id, call.custom.name, shimmed(call.custom.input))
+    raise InvalidRequest(f"{where} of type {call.type!r} is no function call and no custom call.", param=where)
+
+
+def _arguments(arguments: str | dict[str, Any] | None) -> str:
+    if isinstance(arguments, dict):
+        return msgspec.json.encode(arguments).decode()
+    return arguments or ""
+
+
+def _sampling(request: _Body) -> SamplingParams:
+    both = (request.max_completion_tokens, request.max_tokens)
+    return SamplingParams(
+        max_tokens=both[1] if both[0] is None else both[0],
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+    )
+
+
+def _template_kwargs(request: _Body) -> dict[str, Any]:
+    """Raises: InvalidRequest for an argument that would replace a part of the call."""
+    arguments = request.chat_template_kwargs or {}
+    if (why := why_not_an_argument(arguments)) is not None:
+        raise InvalidRequest(f"chat_template_kwargs: {why}.", param="chat_template_kwargs")
+    return arguments
+
+
+def _thinking(request: _Body) -> ThinkingWish:
+    reasoning = request.reasoning or _Reasoning()
+    wish = wish_of_effort(request.reasoning_effort or reasoning.effort)
+    kind = request.thinking
+    kind = KINDS.get(kind.type or "") if isinstance(kind, _Thinking) else kind
+    switches = (request.enable_thinking, kind, reasoning.enabled, wish.is_on)
+    is_on = next((one for one in switches if one is not None), None)
+    return ThinkingWish(is_on=is_on, effort=None if is_on is False else wish.effort)
+
+
+def _num_choices(n: int | None) -> int:
+    if n is not None and not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, got {n}.", param="n")
+    return n or 1

@@ -1,0 +1,68 @@
+"""The OpenAI Responses dialect: `POST /v1/responses`, `POST /v1/responses/input_tokens`, `GET /v1/models`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import GanglineError
+from gangline.domain.reply import Reply
+from gangline.wire.dialects.bodies import parse_body
+from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
+from gangline.wire.dialects.responses.errors import responses_error
+from gangline.wire.dialects.responses.reply import ResponsesEventWriter, responses_reply_body
+from gangline.wire.dialects.responses.request import parse_responses_call, parse_responses_count
+
+__all__ = ["ResponsesDialect"]
+
+
+class ResponsesDialect:
+    name: ClassVar[str] = "openai_responses"
+    title: ClassVar[str] = "OpenAI Responses"
+    routes: ClassVar[Sequence[DialectRoute]] = (
+        DialectRoute("POST", "/v1/responses", "call"),
+        DialectRoute("POST", "/v1/responses/input_tokens", "count"),
+        DialectRoute("GET", "/v1/models", "models"),
+        DialectRoute("GET", "/v1/models/{model:.+}", "model"),
+    )
+
+    def speaks(self, request: RawRequest) -> bool:
+        """Codex says who it is. Other clients look like those of OpenAI Chat, whose lists are the same."""
+        return request.headers.get("originator", "").startswith("codex")
+
+    def key_of(self, request: RawRequest) -> str | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return key.strip() or None if scheme.lower() == "bearer" else None
+
+    def parse_call(self, request: RawRequest) -> ModelCall:
+        return parse_body(parse_responses_call, request.body)
+
+    def parse_count(self, request: RawRequest) -> ModelCall:
+        return parse_body(parse_responses_count, request.body)
+
+    def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
+        return responses_reply_body(call, reply)
+
+    def count_body(self, num_tokens: int) -> bytes:
+        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+    def event_writer(self, call: ModelCall, *, reply_id: str, model: str, created_at: int) -> ResponsesEventWriter:
+        return ResponsesEventWriter(call, reply_id=reply_id, model=model, created_at=created_at)
+
+    def error_answer(self, error: GanglineError) -> ErrorAnswer:
+        return responses_error(error)
+
+    def model_list(self, models: list[str], max_context: int | None = None) -> bytes:
+        return msgspec.json.encode({"object": "list", "data": [_card(model, max_context) for model in models]})
+
+    def model_card(self, model: str, max_context: int | None = None) -> bytes:
+        return msgspec.json.encode(_card(model, max_context))
+
+
+def _card(model: str, max_context: int | None) -> dict[str, Any]:
+    """`max_model_len` is vLLM's addition, by which clients of local models size their prompts."""
+    card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
+    return card if max_context is None else card | {"max_model_len": max_context}

@@ -1,0 +1,19 @@
+"""A service with one key for all of its clients, beside the control token of a server or a node."""
+
+from __future__ import annotations
+
+import hmac
+
+from aiohttp import web
+
+from gangline.domain.errors import Unauthorized
+from gangline.wire.http.audit import given_token
+
+__all__ = ["require_key"]
+
+
+def require_key(request: web.Request, key: str | None) -> None:
+    """key: that every client sends as a bearer token; None takes whoever comes. Raises: Unauthorized."""
+    given = given_token(request, password_too=False).encode("utf-8", "surrogateescape")
+    if key is not None and not hmac.compare_digest(given, key.encode()):
+        raise Unauthorized("send this service's key as `Authorization: Bearer KEY`.")

@@ -1,0 +1,349 @@
+"""How server and nodes listen: everything is bounded that a stranger sends before a route knows who it is.
+
+Connections, heads and silence are bounded here for every route; bodies by `read_body`, with the limit of their route.
+docs/reference/limits.md lists all limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
+
+from gangline.domain.errors import (
+    GanglineError,
+    InvalidRequest,
+    LimitExceeded,
+    PortUnavailable,
+    RequestTimeout,
+    TooMany,
+)
+from gangline.domain.ids import new_id
+from gangline.wire.http.connections import Connection, Shape, numbered, with_request_id
+from gangline.wire.http.content_codings import BODY_UNREADABLE, checked_coding, decompressed
+from gangline.wire.http.problems import problem_body, problem_response
+
+__all__ = ["LIMITS", "ListenLimits", "accepting", "listening", "port_unavailable", "read_body", "read_pieces"]
+
+log = logging.getLogger("gangline.wire.http.listening")
+
+_BACKLOG = 1024
+_ACCEPT_TURNS = 4
+"""Turns of the event loop from an accepted connection to its protocol's `connection_made`, and one more."""
+
+
+_http_log = logging.getLogger("gangline.wire.http")
+_TOLD_WITHIN_S = 1.0
+_PIECE_BYTES = 128 << 10
+"""How long who is turned away has to read why."""
+
+
+class ListenLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one listening address."""
+
+    max_connections: int = 8192
+    """Beyond it one without a request gives way, first those that never had one; where there is none, the new one. At
+    most a quarter of the files that the process may have open."""
+    max_line_bytes: int = 8190
+    """Bytes of a request's first line: method, path and query."""
+    max_header_bytes: int = 8190
+    """Bytes of one header."""
+    max_headers: int = 128
+    head_s: float = 30.0
+    """How long the head of a connection's first request may take."""
+    idle_s: float = 300.0
+    """How long a connection may be without another request, and how long the head of that may take. Longer than the
+    proxies in front, and the clients, keep theirs."""
+    answer_idle_s: float = 300.0
+    """How long a client may read nothing of an answer that waits for it. Only where the kernel is Linux."""
+    body_idle_s: float = 60.0
+    """How long nothing of a body may come."""
+    body_s: float = 900.0
+    """How long a body may take in all."""
+
+
+LIMITS = ListenLimits()
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    *,
+    shutdown_s: float,
+    limits: ListenLimits = LIMITS,
+    shape: Shape | None = None,
+    **address: Any,
+) -> AsyncGenerator[tuple[str, int]]:
+    """Serve `app` inside the block; gives the address that it listens on.
+
+    shutdown_s: at the end, for requests under way.
+    shape: of errors that no route answers, such as a request that is no HTTP; None is problem+json.
+    address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
+    """
+    app.on_response_prepare.append(_tell_number)
+    # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
+    # compressed is decompressed by `read_body`, off the event loop; here it would also go on once it was refused.
+    settings = {
+        "access_log": None,
+        "logger": _http_log,
+        "auto_decompress": False,
+        "keepalive_timeout": limits.idle_s,
+        "max_line_size": limits.max_line_bytes,
+        "max_field_size": limits.max_header_bytes,
+        "max_headers": limits.max_headers,
+    }
+    door = _Door(_fitted(limits.max_connections), shape or _problem, settings)
+    app.middlewares.insert(0, door.attend)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_s)
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        door.open(runner.server)
+        async with accepting(door, **address) as listeners:
+            for listener in listeners if hasattr(socket, "TCP_USER_TIMEOUT") else ():
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.answer_idle_s * 1000))
+            watch = asyncio.create_task(door.watch_heads(limits.head_s), name="heads")
+            try:
+                yield listeners[0].getsockname()[:2]
+            finally:
+                watch.cancel()
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def accepting(
+    protocol: Callable[[], asyncio.BaseProtocol], **address: Any
+) -> AsyncGenerator[Sequence[socket.socket]]:
+    """Accept connections inside the block. Afterwards each that was accepted has its protocol.
+
+    asyncio makes that in a later turn of the event loop. A connection whose listener has gone by then stays open,
+    without an owner.
+
+    address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        server = await loop.create_server(protocol, backlog=_BACKLOG, **address)
+    except OSError as error:
+        at = address["sock"].getsockname() if "sock" in address else (address["host"], address["port"])
+        raise port_unavailable(error, *at[:2]) from error
+    try:
+        yield server.sockets
+    finally:
+        for listener in server.sockets:
+            loop.remove_reader(listener)
+        try:
+            for _ in range(_ACCEPT_TURNS):
+                await asyncio.sleep(0)
+        finally:
+            server.close()
+
+
+def port_unavailable(error: OSError, host: str, port: int) -> PortUnavailable:
+    """The error of an address that cannot be bound."""
+    why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return PortUnavailable(f"cannot listen on {host}:{port}: {why}. Choose another port, or 0 for any free one.")
+
+
+async def _tell_number(request: web.Request, response: web.StreamResponse) -> None:
+    with_request_id(response, request.path, speaks_anthropic="anthropic-version" in request.headers)
+
+
+def _problem(_method: str, _path: str, error: GanglineError) -> web.Response:
+    return problem_response(error)
+
+
+def _fitted(max_connections: int) -> int:
+    """Fewer where the process may have few files open: who connects must not take those of everything else."""
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max_connections if max_files == resource.RLIM_INFINITY else min(max_connections, max(1, max_files // 4))
+
+
+class _Door:
+    """Makes the protocol of each new connection, and knows which ones have a request under way."""
+
+    def __init__(self, max_connections: int, shape: Shape, settings: Mapping[str, Any]) -> None:
+        """`settings`: of each connection, as aiohttp names them."""
+        self._max_connections = max_connections
+        self._shape = shape
+        self._settings = settings
+        self._server: web.Server | None = None
+        self._busy = set[RequestHandler]()
+        self._idle_since = WeakKeyDictionary[asyncio.BaseTransport, float]()
+        """By the transports of connections that had a request."""
+        self._num_changing = 0
+        """Connections that were made in this turn of the event loop, less those that were ended."""
+        self._is_full = False
+
+    def open(self, server: web.Server) -> None:
+        self._server = server
+        server.request_handler = numbered(server.request_handler, self._shape)
+
+    @web.middleware
+    async def attend(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        protocol = request.protocol
+        self._busy.add(protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(protocol)
+            if protocol.transport is not None:
+                self._idle_since[protocol.transport] = asyncio.get_running_loop().time()
+
+    async def watch_heads(self, head_s: float) -> None:
+        """End connections whose first request has not come, between half of this time and all of it. For ever."""
+        seen = set[RequestHandler]()
+        while True:
+            await asyncio.sleep(head_s / 2)
+            waiting = {protocol for protocol, since in self._without_request() if since is None}
+            for protocol in waiting & seen:
+                self._end(protocol)
+            seen = waiting
+
+    def __call__(self) -> asyncio.Protocol:
+        assert self._server is not None
+        num_open = len(self._server.connections) + self._num_changing
+        if num_open >= self._max_connections:
+            num_open -= self._make_room()
+        was_full, self._is_full = self._is_full, num_open >= self._max_connections
+        if not self._is_full:
+            self._changed(1)
+            return Connection(self._server, self._shape, **self._settings)
+        if not was_full:
+            log.warning("connections.refused max=%d: more are not taken until some have ended", self._max_connections)
+        return _TurnedAway(self._max_connections)
+
+    def _make_room(self) -> int:
+        """End some at once, so that a flood of connections does not look for the next one each time."""
+        waiting = sorted(self._without_request(), key=lambda pair: -1.0 if pair[1] is None else pair[1])
+        num_ended = min(len(waiting), max(1, self._max_connections // 64))
+        for protocol, _since in waiting[:num_ended]:
+            self._end(protocol)
+        return num_ended
+
+    def _without_request(self) -> list[tuple[RequestHandler, float | None]]:
+        """Open connections that wait for one, oldest first, and since when; None for the first one."""
+        assert self._server is not None
+        return [
+            (protocol, self._idle_since.get(transport))
+            for protocol in self._server.connections
+            if (transport := protocol.transport) is not None
+            and not transport.is_closing()
+            and protocol not in self._busy
+        ]
+
+    def _end(self, protocol: RequestHandler) -> None:
+        if isinstance(protocol.transport, asyncio.WriteTransport):
+            protocol.transport.abort()
+            self._changed(-1)
+
+    def _changed(self, number: int) -> None:
+        """The server's own list follows in the next turn of the event loop."""
+        self._num_changing += number
+        asyncio.get_running_loop().call_soon(self._settle, number)
+
+    def _settle(self, number: int) -> None:
+        self._num_changing -= number
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection above the limit: it gets an error for any request."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        why = f"{self._max_connections} connections are open, which is the limit; try again later."
+        body = problem_body(TooMany(why), 503)
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
+            f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nX-Request-Id: {new_id('req')}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        asyncio.get_running_loop().call_later(_TOLD_WITHIN_S, transport.close)
+
+
+async def read_body(
+    request: web.Request,
+    max_bytes: int,
+    *,
+    idle_s: float = LIMITS.body_idle_s,
+    body_s: float = LIMITS.body_s,
+    on_piece: Callable[[int], None] = lambda _num_bytes: None,
+) -> bytes:
+    """As `read_pieces`, as bytes: copied, so only for short bodies."""
+    return b"".join(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
+
+
+async def read_pieces(
+    request: web.Request,
+    max_bytes: int,
+    *,
+    idle_s: float = LIMITS.body_idle_s,
+    body_s: float = LIMITS.body_s,
+    on_piece: Callable[[int], None] = lambda _num_bytes: None,
+) -> Sequence[bytes | bytearray]:
+    """The whole body, decompressed, in pieces: joining a long one would hold up the event loop.
+
+    on_piece: called with the length of each piece that arrives, and with the additional length of a decompressed body;
+    an error of its own ends the reading.
+
+    Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
+    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head claims;
+    UnsupportedMediaType, before anything is read, for an unknown coding.
+    """
+    coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
+    if (request.content_length or 0) > max_bytes:
+        raise _too_long(max_bytes)
+    pieces, num_bytes = [bytearray()], 0
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        if len(pieces[-1]) + len(piece) > _PIECE_BYTES:
+            pieces.append(bytearray())
+        pieces[-1] += piece
+        num_bytes += len(piece)
+        on_piece(len(piece))
+        if num_bytes > max_bytes:
+            raise _too_long(max_bytes)
+
+    content, loop = request.content, asyncio.get_running_loop()
+    if content.is_eof():  # a short one is here already
+        take(content.read_nowait())
+    ends_at = loop.time() + body_s
+    try:
+        while not content.at_eof():
+            async with asyncio.timeout_at(min(loop.time() + idle_s, ends_at)):
+                take(await content.readany())
+    except web.RequestPayloadError as error:
+        raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=BODY_UNREADABLE) from error
+    except TimeoutError:
+        if loop.time() >= ends_at:
+            raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
+        raise RequestTimeout(
+            f"the request body stalled: nothing came for {idle_s:g} s after {num_bytes} bytes"
+        ) from None
+    if coding == "identity" or not num_bytes:
+        return pieces
+    # In a thread: decoders let others run meanwhile.
+    decoded = await asyncio.to_thread(decompressed, pieces, coding, max_bytes)
+    on_piece(max(sum(map(len, decoded)) - num_bytes, 0))
+    return decoded
+
+
+def _too_long(max_bytes: int) -> LimitExceeded:
+    return LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)

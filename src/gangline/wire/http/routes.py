@@ -1,0 +1,174 @@
+"""A route, as it is served and described, and the door in front of all routes of a service.
+
+Every request is asked the same, in this order: the host and page that it is for, the control token, a method and path
+that exist, query parameters that the route has, a body of its type.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from gangline import __version__
+from gangline.domain.errors import ForeignRequest, MethodNotAllowed, NotFound, ReadOnly, Unauthorized
+from gangline.wire.http.audit import VISITOR, Actions, audited, given_token
+from gangline.wire.http.negotiation import JSON, RECORD_TYPES, answer_json
+from gangline.wire.http.problems import in_problems
+from gangline.wire.http.query import Query, refuse_unknown
+from gangline.wire.http.same_origin import OwnNames, require_json
+from gangline.wire.http.visitors import Visitors
+
+__all__ = ["HEALTH", "Door", "Route", "json_route"]
+
+_READING = ("GET", "HEAD")
+_OWN = "/v1/"
+"""Below it unknown query parameters are refused. Other systems' routes, and probes, may send more than is read."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route."""
+
+    method: Literal["GET", "POST", "DELETE", "*"]
+    path: str
+    handler: Handler
+    summary: str
+    opened_by: Literal["control", "session", "link", "nobody"] = "control"
+    """`control`: the control token, or a signed-in browser. `session`: the handler itself asks for the session's key.
+    `link`: the handler itself asks for a sign-in link. `nobody`: whoever asks is answered."""
+    body: Any = None
+    """Type of the request's body: a pydantic model, a struct, a list of them, or None."""
+    body_type: str = JSON
+    """Media type that is taken beside JSON; empty takes any."""
+    answer: Any = None
+    """Type of the answer; None for an object without a type of its own."""
+    answer_types: tuple[str, ...] = RECORD_TYPES
+    query: tuple[Query, ...] = ()
+    password_too: bool = False
+    """Whether the control token may be the password of the URL. Clients of Polar and ProRL Agent have no other place
+    for it in most of their requests. Other routes refuse it: a browser may remember a password and send it unasked."""
+    routine: bool = False
+    """Traffic of nodes, which is no action of anybody's."""
+    errors: tuple[int, ...] = (400, 401)
+
+
+json_route = partial(Route, answer_types=(JSON,), password_too=True)
+"""Route in the form of another system, which speaks JSON alone."""
+
+
+class Door:
+    """Checks every request to a service's own routes, answers errors as problems, and writes actions down.
+
+    control_token: None asks for nothing (then listen on loopback only).
+    names: names of the service; requests for others, and from web pages of others, are refused.
+    actions: log of changes and refusals.
+    visitors: browsers that are let in like the token; None lets none in.
+    """
+
+    def __init__(
+        self,
+        control_token: str | None,
+        names: OwnNames,
+        actions: Actions | None = None,
+        visitors: Visitors | None = None,
+    ) -> None:
+        self._expected = None if control_token is None else control_token.encode()
+        self._names = names
+        self._actions = actions
+        self._visitors = visitors
+
+    def served(self, routes: Iterable[Route]) -> list[web.RouteDef]:
+        """The routes behind the door. Other methods of their paths are answered 405, but for agents' routes."""
+        paths: dict[str, list[Route]] = {}
+        for route in routes:
+            paths.setdefault(route.path, []).append(route)
+        found: list[web.RouteDef] = []
+        for path, known in paths.items():
+            if known[0].opened_by != "session":
+                known.append(_other_method(path, [route.method for route in known]))
+            found += [web.route(route.method, path, self._opening(route)) for route in known]
+        return found
+
+    def beyond(self, root: str = "") -> web.RouteDef:
+        """The answer to all paths below `root` that no earlier route has: 404."""
+        path = f"{root}/{{path:.*}}"
+        return web.route("*", path, self._opening(Route("*", path, _no_route, "", body_type="", routine=True)))
+
+    def _opening(self, route: Route) -> Handler:
+        path = route.path if route.opened_by == "link" else None  # a link is a secret: logs have the route instead
+        handler = in_problems(self._checked(route), path=path)
+        if self._actions is None or route.opened_by not in ("control", "link"):
+            return handler
+        return audited(handler, self._actions, routine=route.routine, path=path)
+
+    def _checked(self, route: Route) -> Handler:
+        is_strict = route.path.startswith(_OWN) and route.method != "*"
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if route.opened_by == "control":
+                self._names.check(request)
+                self._check_opened(request, route)
+            elif route.opened_by == "link":
+                self._check_comes_by_link(request)
+            if is_strict and request.query_string:
+                refuse_unknown(request, route.query)
+            if route.body_type and route.opened_by != "nobody":
+                require_json(request, route.body_type)
+            return await route.handler(request)
+
+        return handler
+
+    def _check_opened(self, request: web.Request, route: Route) -> None:
+        """Raises: Unauthorized, ReadOnly, ForeignRequest."""
+        given = given_token(request, password_too=route.password_too).encode("utf-8", "surrogateescape")
+        if self._expected is None or hmac.compare_digest(given, self._expected):
+            return
+        visitor = None if given or self._visitors is None else self._visitors.visitor(request)
+        if visitor is None:
+            raise Unauthorized(
+                "the control token is missing or wrong; send `Authorization: Bearer TOKEN`. "
+                "A browser is signed in with `gangline open`."
+            )
+        VISITOR.set(visitor.name)
+        if request.method in _READING:
+            return
+        if visitor.read_only:
+            raise ReadOnly("this browser was signed in with a read-only link, which can change nothing.")
+        if hdrs.ORIGIN not in request.headers:
+            raise ForeignRequest("a change by a signed-in browser names its page in `Origin`.")
+
+    def _check_comes_by_link(self, request: web.Request) -> None:
+        """A link on another site may lead to the page that signs in; only that page itself goes on.
+
+        Raises: ForeignRequest.
+        """
+        if request.method in _READING:
+            self._names.check_host(request)
+        else:
+            self._names.check(request)
+
+
+def _other_method(path: str, methods: Sequence[str]) -> Route:
+    allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise MethodNotAllowed(f"{request.path} does not take {request.method}; it takes {allow}.", allow=allow)
+
+    return Route("*", path, refuse, "", body_type="", routine=True)
+
+
+async def _no_route(request: web.Request) -> web.StreamResponse:
+    raise NotFound(f"no route {request.method} {request.path[:200]}; GET /openapi.json lists the routes.")
+
+
+async def _health(_request: web.Request) -> web.Response:
+    return answer_json({"status": "ok", "version": __version__})
+
+
+HEALTH = json_route("GET", "/health", _health, "Whether the service answers.", opened_by="nobody", errors=())
