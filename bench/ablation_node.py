@@ -29,7 +29,7 @@ from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.contracts import ExecResult, Harness, HarnessContext, HarnessVerdict, RuntimeHandle
 from gangline.node.backends import pool
-from gangline.node.backends.placement import Placement
+from gangline.node.backends.pool import Placement
 from gangline.node.backends.records import Backend
 from gangline.node.node import serve
 from gangline.node.sessions.pools import PoolSizes

@@ -7,7 +7,6 @@ from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
 from gangline.node.control import sessions as control_sessions
 from gangline.node.external import sessions as external
 from gangline.node.health import disk_guard
-from gangline.node.sessions.harness import logs as harness_logs
 from gangline.node.sessions.harness import run as harness_run
 from gangline.sandbox.bubblewrap import command_line as bubblewrap
 from gangline.sandbox.network import relay
@@ -103,8 +102,8 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
             _size(harness_run.MAX_LOG_BYTES),
             "later output is dropped",
         ),
-        ("log files of a harness that are kept", f"{harness_logs.MAX_FILES}", "the others are left out"),
-        ("each of them", _size(harness_logs.MAX_FILE_BYTES), "only the end is kept"),
+        ("log files of a harness that are kept", f"{harness_run.MAX_FILES}", "the others are left out"),
+        ("each of them", _size(harness_run.MAX_FILE_BYTES), "only the end is kept"),
     ]
     usual = LimitsSpec()
     assert usual.memory_bytes is not None

@@ -120,7 +120,7 @@ def checked(data: Path, **env: str) -> dict[str, str]:
 
 _CHECK = """
 import sys, pathlib, msgspec
-from gangline.cli.machine.checks_folders import check_data_folder
+from gangline.cli.machine.doctor import check_data_folder
 from gangline.settings.machine import Settings
 settings = Settings.from_environ().model_copy(update={"data_dir": pathlib.Path(sys.argv[1])})
 print(msgspec.json.encode(check_data_folder(settings)).decode())

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading import csv_rows, lines
 from gangline.machine.reading.imported import Imported, LeftOut
-from gangline.tasks.importers.rows import read_rows
-from gangline.tasks.importers.source import Wanted, read_source
+from gangline.tasks.importers.source import Wanted, read_rows, read_source
 from support.requirements import need_module
 
 MAPPING = {"instruction": "question", "answer": "answer"}

@@ -12,7 +12,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.conversation import Text, Thinking, ToolCall
 from gangline.domain.tokens import token_ids
 from gangline.models.engines.contract import EngineChoice, assistant_message
-from gangline.node.calls.empty_generation import is_empty
+from gangline.node.calls.chat_call import is_empty
 from gangline.node.health.metrics import NodeMetrics
 from gangline.rows.audit import audit
 from gangline.rows.builders.building import built

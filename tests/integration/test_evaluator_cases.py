@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, InvalidRequest, RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.grading.cases.comparing import same_output, same_value
+from gangline.grading.cases.evaluator import same_output, same_value
 from gangline.node.sessions.attempt import Attempt
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.settings import plugins

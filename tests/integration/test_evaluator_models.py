@@ -19,7 +19,7 @@ from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.node.sessions.attempt import Attempt
-from gangline.node.sessions.verdicts import Verdicts
+from gangline.node.sessions.parts import Verdicts
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 from support.node.attempt import lease_of, node_parts

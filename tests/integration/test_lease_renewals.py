@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.node.sessions.leases.renewals import Renewals
+from gangline.node.sessions.leases.server_link import Renewals
 from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, beat, request
 

@@ -15,7 +15,7 @@ from gangline.domain.image_names import packed
 from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
 from gangline.server.run import serving
-from gangline.server.service.heartbeats import HeartbeatRate
+from gangline.server.service.core import HeartbeatRate
 from gangline.server.service.lease_turns import LeaseTurns
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
-from gangline.cli.machine.checks_agent import check_agent_python
+from gangline.cli.machine.doctor import check_agent_python
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
 from gangline.domain.ids import new_id

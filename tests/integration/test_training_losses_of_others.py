@@ -22,8 +22,8 @@ from torch import Tensor
 from gangline.train.collecting.groups import Group
 from gangline.train.learning.advantages import AdvantageSettings, batch_advantages, group_advantages
 from gangline.train.learning.algorithms import algorithm
-from gangline.train.learning.credit.critic.estimate import estimate_traces
 from gangline.train.learning.credit.critic.settings import CriticSettings
+from gangline.train.learning.credit.critic.targets import estimate_traces
 from gangline.train.learning.loss import LossInputs, policy_loss
 from gangline.train.learning.loss_settings import CorrectionSettings, RejectionSettings
 from gangline.train.learning.losses.corrections import correction_weights, kept_tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.machine.checks_folders import check_data_folder
+from gangline.cli.machine.doctor import check_data_folder
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.domain.errors import OtherVersion
 from gangline.settings.machine import Settings

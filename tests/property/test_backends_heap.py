@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.node.backends.placement import LeastAssigned
+from gangline.node.backends.pool import LeastAssigned
 
 _KEYS = st.sampled_from("abcdef")
 _RANKS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 99))

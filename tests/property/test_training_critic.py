@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from gangline.domain.trajectory import Trace
 from gangline.train.collecting.groups import Group
 from gangline.train.learning.algorithms import algorithm
-from gangline.train.learning.credit.critic.estimate import Estimate, estimate_traces, explained_variance
 from gangline.train.learning.credit.critic.settings import CriticSettings
+from gangline.train.learning.credit.critic.targets import Estimate, estimate_traces, explained_variance
 from gangline.train.learning.credit.tokens import token_rewards
 from gangline.train.learning.packing import pack
 from gangline.train.learning.samples import make_samples

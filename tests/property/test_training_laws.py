@@ -19,7 +19,7 @@ from gangline.domain.trajectory import Trace
 from gangline.train.collecting.groups import Group
 from gangline.train.learning.advantages import AdvantageSettings, group_advantages
 from gangline.train.learning.algorithms import Algorithm
-from gangline.train.learning.credit.shapley import shapley_values, two_level_shapley
+from gangline.train.learning.credit.coalitions import shapley_values, two_level_shapley
 from gangline.train.learning.credit.traces import CreditScheme, CreditSettings
 from gangline.train.learning.credit.turns import TurnCreditSettings
 from gangline.train.learning.loss import LossInputs, policy_loss

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gangline.node.backends.locality import is_on_this_machine
+from gangline.node.backends.pool import is_on_this_machine
 from support.requirements import DOES_NOT_APPLY
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.serving.embedded.linear import PackedLinear, pack
+from gangline.serving.embedded.weights import PackedLinear, pack
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="layers are packed on x86 CPUs")
 

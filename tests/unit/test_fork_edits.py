@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.conversation import Image, Message, Text, ToolResult
-from gangline.node.replay.editing import edited
+from gangline.node.replay.replay import edited
 
 EDIT = "edited"
 

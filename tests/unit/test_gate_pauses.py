@@ -11,7 +11,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.models.engines.contract import EngineChoice, assistant_message
 from gangline.node.backends.gate import ABANDONED_S, Gate, GateMeter
-from gangline.node.capture.versions import VersionStamps
+from gangline.node.capture.recorder import VersionStamps
 
 
 class Clock:

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import RuntimeFailed
-from gangline.node.sessions.harness.logs import MAX_FILE_BYTES, MAX_FILES, collect_logs
+from gangline.node.sessions.harness.run import MAX_FILE_BYTES, MAX_FILES, collect_logs
 from support.node.folder_runtime import FolderRuntime
 
 

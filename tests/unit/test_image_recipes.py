@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
+from gangline.sandbox.images.building import render
 from gangline.sandbox.images.recipe import Inputs, Recipe, Tool, digest_of
-from gangline.sandbox.images.rendering import render
 
 PI = Tool(harness="pi", command="pi", source="npm", requirements=("@scope/pi@1.2.3",), oldest=(20, 6))
 AIDER = Tool(harness="aider", command="aider", source="pypi", requirements=("aider-chat==1.0", "beside>2"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.sandbox.layers.contents import copy_content, have_equal_content
-from gangline.sandbox.layers.copying import TreeCopy
+from gangline.sandbox.layers.copying import TreeCopy, copy_content, have_equal_content
 from gangline.sandbox.layers.records import measured
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY

@@ -12,7 +12,7 @@ from gangline.cli.terminal.waiting import reasons_to_wait, waits_told
 from gangline.domain.errors import DiskFull, ServerUnavailable, StoreError
 from gangline.domain.session import Heartbeat
 from gangline.domain.views import NodeView, ServiceStatus
-from gangline.server.service.heartbeats import RefusedHeartbeats
+from gangline.server.service.core import RefusedHeartbeats
 
 HEALTHY = {"url": "http://a:1", "state": "healthy", "num_failures": 0, "error": None}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gangline.train.learning.advantages import group_advantages
-from gangline.train.learning.credit.shapley import shapley_values
+from gangline.train.learning.credit.coalitions import shapley_values
 from gangline.train.learning.masks import num_turns_in_epoch
 from gangline.train.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
 from support.service.papers import listing

@@ -10,7 +10,7 @@ import pytest
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import LimitsSpec
 from gangline.sandbox.bubblewrap.command_line import View, arguments, private_files
-from gangline.sandbox.bubblewrap.obstacles import obstacle
+from gangline.sandbox.bubblewrap.runtime import obstacle
 from gangline.sandbox.confinement.cgroups import group_name, joined_groups, make_groups, remove_owned
 from gangline.sandbox.confinement.limits import enforcement
 from gangline.sandbox.containers.engine import checked_image

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gangline.train.learning.advantages import AdvantageSettings, advantages_by_role, group_advantages
-from gangline.train.learning.credit.shapley import monte_carlo_shapley, shapley_values, two_level_shapley
+from gangline.train.learning.credit.coalitions import monte_carlo_shapley, shapley_values, two_level_shapley
 
 THREE_OF_EIGHT = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
 DR_GRPO = AdvantageSettings(scale="none")

@@ -14,7 +14,7 @@ from gangline.domain.errors import DiskFull, StoreError
 from gangline.machine.durable import disk_full_at
 from gangline.train.collecting.buffer import BufferState
 from gangline.train.run.checkpoint import Checkpoints, TrainerState
-from gangline.train.weights.folders import WeightFolders
+from gangline.train.weights.update import WeightFolders
 
 NAMES = ("trained.safetensors", "optimiser.pt", "state.json", "files.json")
 DAMAGE: dict[str, Callable[[Path], object]] = {

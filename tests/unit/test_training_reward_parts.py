@@ -10,7 +10,7 @@ import pytest
 
 from gangline.domain.lifecycle import Outcome
 from gangline.settings.plugins import make_evaluator
-from gangline.train.run.reward_parts import mean_reward_parts
+from gangline.train.run.trainer import mean_reward_parts
 from support.node.folder_runtime import FolderRuntime
 from support.training.evaluation_samples import a_context
 from support.training.samples import session

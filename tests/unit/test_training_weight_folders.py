@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.train.weights.folders import WeightFolders, num_bytes
+from gangline.train.weights.update import WeightFolders, num_bytes
 from support.node.weights import save
 
 

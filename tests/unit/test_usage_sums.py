@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.results.sessions_table import COLUMNS, write_sessions_csv
+from gangline.cli.results.export import COLUMNS, write_sessions_csv
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.usage import AMOUNTS, SessionUsage, Usage, since, summed, unmeasured

@@ -14,7 +14,7 @@ from gangline.domain.errors import InvalidRequest
 
 __all__ = ["Group", "wing_entries", "wing_part", "wing_parts"]
 
-Group = Literal["gangline.commands", "gangline.tasks.importers", "gangline.parts", "gangline.server_parts"]
+Group = Literal["gangline.commands", "gangline.importers", "gangline.parts", "gangline.server_parts"]
 
 
 @cache

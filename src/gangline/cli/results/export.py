@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -29,12 +30,52 @@ from gangline.cli.results.export_options import (
 )
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
 from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.session import SessionResult
+from gangline.domain.usage import AMOUNTS
+from gangline.machine.durable import replacing
 
 if TYPE_CHECKING:
     from gangline.cli.results.records import RequestOf
     from gangline.domain.session import SessionResult
 
-__all__ = ["register"]
+__all__ = ["COLUMNS", "register", "write_sessions_csv"]
+
+_PARTS = ("agent", "grading")
+COLUMNS: tuple[str, ...] = (
+    *("task_id", "session_id", "attempt", "outcome", "reward"),
+    *("num_completions", "num_prompt_tokens", "num_sampled_tokens"),
+    *(f"{stage}_s" for stage in STAGES),
+    *(f"{part}_{amount}" for part in _PARTS for amount in AMOUNTS),
+)
+
+
+def write_sessions_csv(results: Iterable[SessionResult], path: Path) -> int:
+    """Returns how many sessions."""
+    num = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as aside, aside.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for result in results:
+            writer.writerow(_line(result))
+            num += 1
+    return num
+
+
+def _line(result: SessionResult) -> list[str | float | None]:
+    calls = [completion for completion in result.completions if completion.choice_index == 0]
+    num_prompt = sum(completion.prompt_shared + len(completion.prompt_suffix_ids) for completion in calls)
+    num_sampled = sum(len(completion.sampled_ids) for completion in result.completions)
+    timings = result.timings
+    seconds = {stage: sum(one.ended_at - one.started_at for one in timings if one.stage == stage) for stage in STAGES}
+    parts = [None if result.usage is None else getattr(result.usage, part) for part in _PARTS]
+    return [
+        *(result.task_id, result.session_id, result.attempt, result.outcome, result.reward),
+        *(len(result.completions), num_prompt, num_sampled),
+        *(f"{seconds[stage]:.3f}" for stage in STAGES),
+        *(None if part is None else getattr(part, amount) for part in parts for amount in AMOUNTS),
+    ]
 
 
 class _Counted:
@@ -176,7 +217,7 @@ def _write(
         path = out / f"{name}.verifiers" / FILE_NAME
         return path, "traces", write_episodes(results, path, request_of=lru_cache(maxsize=8)(request_of))
     if row_format is RowFormat.csv:
-        from gangline.cli.results.sessions_table import write_sessions_csv
+        from gangline.cli.results.export import write_sessions_csv
 
         return out / f"{name}.csv", "lines", write_sessions_csv(results, out / f"{name}.csv")
     from gangline.rows.export import export_rows

@@ -5,9 +5,10 @@ It fits a terminal of 80 columns. Text from agents and tools has no control char
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -15,7 +16,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from gangline.cli.results.grading_view import grading_lines
 from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
@@ -40,6 +40,38 @@ _CONTEXT = Style(color="grey58")
 _SPLICED = Style(color="magenta", italic=True)
 _UNTRAINED = Style(color="grey58", strike=True)
 _ELIDED = Style(color="grey58", italic=True)
+
+
+def grading_lines(details: Mapping[str, object]) -> Iterator[Text]:
+    """A line for each finding, nested ones by dotted names; text of several lines below its name."""
+    if details:
+        yield Text("grading", "bold")
+    for name, value in _findings(details):
+        lines = printable_lines(_text(value)).splitlines()
+        if len(lines) < 2:
+            yield Text(f"  {name}: {''.join(lines)}")
+            continue
+        yield Text(f"  {name}:")
+        yield from (Text(f"    {line}") for line in lines)
+
+
+def _findings(details: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in details.items():
+        if isinstance(value, Mapping) and value:
+            yield from _findings(cast("Mapping[str, object]", value), f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _text(value: object) -> str:
+    """A list of texts has one on each line."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        items = cast("list[object]", value)
+        if items and all(isinstance(one, str) for one in items):
+            return "\n".join(cast("list[str]", items))
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _table(*titles: str) -> Table:

@@ -5,7 +5,7 @@ files of `collect` come over. Hidden files arrive after the agent's processes ar
 place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
 
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, that is an EvaluatorError, never 0: a control (`controls.py`) shows whose failure it is. Its HOME
+file. If it does not, that is an EvaluatorError, never 0: a control shows whose failure it is. Its HOME
 is empty and its own: the agent's HOME may hold files that programs read at their start.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -23,21 +23,21 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
-from gangline.domain.errors import CallerError, EvaluatorError, NotFound
+from gangline.domain.errors import CallerError, EvaluatorError, GanglineError, NotFound
 from gangline.domain.services import ServiceName
 from gangline.domain.task import TextEncoding, decoded
 from gangline.domain.task_values import AnyPath, Argv, Environment, FilePath, Line, Seconds, Size
 from gangline.grading.script.collecting import (
+    Archive,
     CollectCommand,
     Collected,
     collected,
     collected_of_services,
     run_commands,
 )
-from gangline.grading.script.controls import stand_ins, working_folder
 from gangline.grading.solution_user import serving_solution
 from gangline.grading.transcript import transcript
-from gangline.grading.untrusted.graded_before import GradedBefore
+from gangline.grading.untrusted.graded_before import MAX_BYTES, GradedBefore
 
 __all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
 
@@ -47,6 +47,55 @@ _HOME = f"{_FOLDER}/home"
 _MAX_REWARD_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 2_000
 _MKDIR_TIMEOUT_S = 60.0
+
+_TAR_TIMEOUT_S = 60.0
+_TAR = 'tar -cf - --exclude=./.gangline . | head -c "$1"'
+
+_MODULE = b"""
+def _itself(*_args, **_kwargs):
+    return _thing
+
+class _Thing:
+    __call__ = __getitem__ = __enter__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _itself
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _itself
+    __neg__ = __pos__ = __abs__ = __round__ = __await__ = _itself
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = lambda self, _other: False
+    __ne__ = lambda self, _other: True
+    __bool__ = lambda self: False
+    __int__ = __index__ = __len__ = __hash__ = lambda self: 0
+    __float__ = lambda self: 0.0
+    __str__ = __repr__ = lambda self: ""
+    __iter__ = lambda self: iter(())
+    __exit__ = lambda self, *_error: None
+
+    def __getattr__(self, name):
+        return __getattr__(name)
+
+_thing = _Thing()
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _thing
+"""
+"""A module that has every name and gets every answer wrong."""
+
+
+def stand_ins(paths: Iterable[str]) -> Collected:
+    """Files for `paths` that can be read as what their names say, and solve nothing."""
+    kinds = {".py": _MODULE, ".json": b"{}"}
+    return Collected(files={path: kinds.get(path[path.rfind(".") :], b"") for path in paths})
+
+
+async def working_folder(runtime: RuntimeHandle) -> Collected | None:
+    """None where it is too large to be remembered, or cannot be read."""
+    command = ["sh", "-c", _TAR, "sh", str(MAX_BYTES)]
+    try:
+        taken = await runtime.exec(command, timeout_s=_TAR_TIMEOUT_S, max_output_bytes=MAX_BYTES)
+    except GanglineError:
+        return None
+    is_whole = taken.ok and 0 < len(taken.stdout) < MAX_BYTES
+    return Collected(archives={".": Archive(taken.stdout, ".")}) if is_whole else None
 
 
 class HiddenFile(BaseModel):

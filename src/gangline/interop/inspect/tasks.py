@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.interop.inspect.program import CONFIG_FILE, TASK_FOLDER, reading, scoring, scoring_files
 from gangline.machine.reading.files import hidden_files, own_file, written
 from gangline.machine.reading.grading import GRADING_MARGIN_S
 from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource
@@ -32,6 +31,34 @@ _SETUP = "/tmp/inspect-setup"
 _SETUP_S = 300.0
 _OUR_KINDS = ("local", "gangline")
 _CONTAINERS = ("docker", "podman")
+
+_HERE = Path(__file__).parent
+_FOLDER = ".inspect"
+"""Relative to where the scorer runs."""
+CONFIG_FILE = f"{_FOLDER}/config.json"
+TASK_FOLDER = f"{_FOLDER}/task"
+_SCORING = ("__init__", "commands", "conversation", "solution", "scoring")
+
+_READ = "import sys; sys.path.append(sys.argv[1]); from inside.reading import main; main(sys.argv[2])"
+_SCORE = (
+    "import os, sys; folder = os.path.abspath(sys.argv[1]); sys.path.append(folder);"
+    " from inside.scoring import main; main(folder)"
+)
+
+
+def reading(python: str, source: str) -> tuple[str, ...]:
+    """The command that prints a task as JSON. source: as `inspect eval` takes it."""
+    return (python, "-c", _READ, str(_HERE), source)
+
+
+def scoring(python: str) -> tuple[str, ...]:
+    """The command that scores a session, with its files beside it. Nothing that the agent wrote is imported."""
+    return (python, "-I", "-c", _SCORE, _FOLDER)
+
+
+def scoring_files() -> dict[str, str]:
+    """Path -> content of the program."""
+    return {f"{_FOLDER}/inside/{name}.py": (_HERE / "inside" / f"{name}.py").read_text() for name in _SCORING}
 
 
 class InspectScorer(msgspec.Struct, frozen=True):

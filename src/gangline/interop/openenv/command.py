@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
+from aiohttp import web
 
 from gangline.cli.processes.door import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
 from gangline.cli.tasks.files import by_name, read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.interop.openenv.episode import Episode, WaitingCall
 from gangline.settings.machine import Settings
 from gangline.wire.http.same_origin import OwnNames
 
@@ -19,6 +24,49 @@ if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
 
 __all__ = ["register"]
+
+MODEL = "openenv-client"
+_MAX_BODY_BYTES = 256 << 20
+
+
+class _Call(msgspec.Struct):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+
+
+def create_engine(episodes: Mapping[str, Episode]) -> web.Application:
+    """An OpenAI-compatible server. episodes: by key, as they are at each call."""
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def chat(request: web.Request) -> web.Response:
+        call = msgspec.json.decode(await request.read(), type=_Call)
+        first = call.messages[0] if call.messages else {}
+        episode = episodes.get(str(first.get("content"))) if first.get("role") == "system" else None
+        if episode is None:
+            error = {"message": "no client plays this session: its episode was closed.", "code": "episode_closed"}
+            return web.json_response({"error": error}, status=404)
+        waiting = WaitingCall(call.messages, call.tools)
+        episode.ask(waiting)
+        return web.json_response(_completion(await waiting.reply))
+
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.add_routes([web.get("/v1/models", models), web.get("/health", health), web.post("/v1/chat/completions", chat)])
+    return app
+
+
+def _completion(message: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": message["tool_calls"][0]["id"],
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}],
+    }
 
 
 def serve(
@@ -60,8 +108,7 @@ class _Server:
         from gangline.cli.options.settings import UP
         from gangline.cli.service.through import with_own
         from gangline.cli.service.up import plan_of
-        from gangline.interop.openenv.engine import create_engine
-        from gangline.interop.openenv.episode import Episode
+        from gangline.interop.openenv.command import create_engine
         from gangline.models.engine_server.app import serving
         from gangline.settings.service import resolve
 

@@ -7,6 +7,7 @@ and can be seen on every other route.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Any, get_args
@@ -19,7 +20,6 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_json
 from gangline.domain.views import TaskView
-from gangline.interop.polar.names import id_to_submit, newest_id, polar_name
 from gangline.interop.polar.records import LogprobForm, polar_result, polar_task_status, stopped_early
 from gangline.interop.polar.tasks import task_from_polar
 from gangline.interop.polar.views import PolarNode, polar_node
@@ -34,6 +34,44 @@ __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_t
 _NEWEST_TASKS = 1000
 _REMEMBERED_S = 300.0
 """How long a cancelling is kept for a task that has not been submitted yet."""
+
+_AGAIN = re.compile(r"--again-\d+\Z")
+
+
+def polar_name(task_id: str) -> str:
+    return _AGAIN.sub("", task_id)
+
+
+async def newest_id(service: RolloutService, name: str) -> str:
+    """The id of the newest task of that name; the name itself where there is none. Raises: StoreError."""
+    return _numbered(name, max(await _num_tasks(service, name), 1))
+
+
+async def id_to_submit(service: RolloutService, name: str) -> str:
+    """The id of the task of that name that has not ended, else a new one. Raises: StoreError."""
+    number = await _num_tasks(service, name)
+    if number and not await service.store.query(service.store.task_ended, _numbered(name, number)):
+        return _numbered(name, number)
+    return _numbered(name, number + 1)
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}--again-{number}"
+
+
+async def _num_tasks(service: RolloutService, name: str) -> int:
+    number = 0
+    while await _exists(service, _numbered(name, number + 1)):
+        number += 1
+    return number
+
+
+async def _exists(service: RolloutService, task_id: str) -> bool:
+    try:
+        await service.store.query(service.store.task_ended, task_id)
+    except NotFound:
+        return False
+    return True
 
 
 class PolarSubmitted(msgspec.Struct, frozen=True, kw_only=True):

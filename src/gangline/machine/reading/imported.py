@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 class FolderFormat(NamedTuple):
-    """A format whose tasks are folders: an entry point of group `gangline.tasks.importers`, by its name."""
+    """A format whose tasks are folders: an entry point of group `gangline.importers`, by its name."""
 
     recognizes: Callable[[Path], bool]
     read: Callable[[SourcePath, Choices], Imported]

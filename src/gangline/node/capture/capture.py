@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from gangline.domain.completion import (
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.experts import ExpertEvidence
 from gangline.domain.node_views import TemplateFacts
+from gangline.domain.row_masks import outside_of_mask
+from gangline.domain.sampling_masks import MaskEvidence, SamplingMask
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice
@@ -29,7 +31,6 @@ from gangline.models.engines.templates.words import unmet_wishes
 from gangline.models.language.parsing.marks import lost_calls
 from gangline.models.language.parsing.values import is_object
 from gangline.node.capture.experts import KeptExperts, kept_experts
-from gangline.node.capture.masks import KeptMask, kept_mask
 from gangline.node.capture.placing import Place
 
 __all__ = [
@@ -50,6 +51,41 @@ _NO_ID = re.compile(r"(call_\d+)?")
 
 _NO_LOGPROB = -9999.0
 """vLLM's number for minus infinity."""
+
+
+class KeptMask(NamedTuple):
+    evidence: MaskEvidence
+    data: bytes
+    """As `SamplingMask.data`; empty where the evidence is refused."""
+
+
+def kept_mask(choice: EngineChoice, num_ids: int | None) -> KeptMask:
+    """num_ids: size of the vocabulary, where it is known."""
+    mask = choice.sampling_mask
+    if mask is None:
+        return _refused("the engine reported no sampling mask")
+    sampled = token_ids() if choice.sampled_ids is None else choice.sampled_ids
+    if (problem := outside_of_mask(mask, sampled)) is not None:
+        return _refused(problem)
+    if (mask.ids < 0).any() or (num_ids is not None and (mask.ids >= num_ids).any()):
+        return _refused("the mask keeps an id that is outside of the vocabulary")
+    if (wrong := _first_repeating(mask)) is not None:
+        return _refused(f"the mask of sampled token {wrong} keeps an id twice")
+    data = mask.data()
+    return KeptMask(MaskEvidence.of(mask, data), data)
+
+
+def _first_repeating(mask: SamplingMask) -> int | None:
+    """Index of the first token that keeps an id twice: a sum over the kept ids would count it twice."""
+    token = np.repeat(np.arange(len(mask.counts), dtype=np.int64), mask.counts)
+    # Engines mostly write ascending ids, and a stable sort of what is sorted takes no time.
+    pairs = np.sort((token << 32) | mask.ids, kind="stable")
+    again = np.flatnonzero(pairs[1:] == pairs[:-1])
+    return int(pairs[again[0]] >> 32) if len(again) else None
+
+
+def _refused(reason: str) -> KeptMask:
+    return KeptMask(MaskEvidence(refused=reason), b"")
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

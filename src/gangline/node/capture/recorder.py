@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gangline.domain.completion import Completion
+from gangline.domain.completion import Completion, VersionSpan
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.tokens import token_ids
 from gangline.machine.event_loop import Turn
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice, assistant_message
 from gangline.models.engines.evidence import cuts
+from gangline.node.backends.gate import Gate
 from gangline.node.capture.capture import (
     ENGINE_CALL_IDS,
     Prompt,
@@ -25,11 +26,50 @@ from gangline.node.capture.capture import (
 from gangline.node.capture.lineage_index import HistoryDigest
 from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import Place
-from gangline.node.capture.versions import VersionStamps
 
-__all__ = ["Recorder", "Sampled"]
+__all__ = ["Recorder", "Sampled", "VersionStamps"]
 
 _log = logging.getLogger("gangline.calls")
+
+
+class VersionStamps:
+    """Each token is stamped with the gate's version when it came. A reply that came in one piece has the version that
+    it was begun under: where in it the weights changed cannot be known, and the older one is never too good."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._begun_under: int | None = None
+        self._spans: dict[int, list[VersionSpan]] = {}
+
+    def begin(self) -> None:
+        """The engine is asked now. Tokens of an earlier try do not count."""
+        self._spans.clear()
+        self._begun_under = self._gate.version
+
+    def saw(self, choice_index: int, num_ids: int) -> None:
+        """`num_ids` more tokens of a choice came just now."""
+        version = self._gate.version
+        if version is None or num_ids == 0:
+            return
+        spans = self._spans.setdefault(choice_index, [])
+        end = spans[-1].end if spans else 0
+        if spans and spans[-1].version == version:
+            spans[-1] = VersionSpan(version, spans[-1].start, end + num_ids)
+        else:
+            spans.append(VersionSpan(version, end, end + num_ids))
+
+    def spans(self, choice: EngineChoice) -> tuple[VersionSpan, ...]:
+        """Version spans of all sampled tokens of a choice: as the engine reports them, else as the gate did; empty
+        where they are unknown."""
+        if choice.version_spans or not choice.weights_known:
+            return choice.version_spans
+        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
+        seen = self._spans.get(choice.index)
+        if seen and seen[-1].end == num_ids:
+            return tuple(seen)
+        if self._begun_under is None or num_ids == 0:
+            return ()
+        return (VersionSpan(self._begun_under, 0, num_ids),)
 
 
 class Sampled(NamedTuple):

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.conversation import ToolCall
 from gangline.domain.environment import EnvironmentCall
 from gangline.domain.task import McpServer, RuntimeSpec, TaskRequest
-from gangline.node.environments.turns import with_turns
 from gangline.node.environments.world import World
 from gangline.settings import plugins
 
-__all__ = ["RECORD", "Worlds", "recorded_calls"]
+__all__ = ["RECORD", "Worlds", "recorded_calls", "with_turns"]
 
 RECORD = "environment.jsonl"
 """Artifact with the agent's calls."""
 _MAX_RECORD_BYTES = 4 << 20
+
+
+def with_turns(calls: Iterable[EnvironmentCall], completions: Sequence[Completion]) -> list[EnvironmentCall]:
+    """The calls with their turns. completions: in commit order."""
+    asked = [(completion, _asked(completion)) for completion in completions]
+    found: list[EnvironmentCall] = []
+    for call in calls:
+        turn = _turn_of(call, asked)
+        found.append(msgspec.structs.replace(call, completion_id=None if turn is None else turn.completion_id))
+    return found
+
+
+def _turn_of(
+    call: EnvironmentCall, asked: Sequence[tuple[Completion, list[tuple[str, Mapping[str, Any]]]]]
+) -> Completion | None:
+    """Takes the tool call that it finds out of `asked`."""
+    for completion, tool_calls in reversed(asked):
+        if completion.started_at > call.began_at:
+            continue
+        for tool_call in tool_calls:
+            name, arguments = tool_call
+            if name.endswith(call.tool) and arguments == call.arguments:
+                tool_calls.remove(tool_call)
+                return completion
+    ended = [completion for completion, _ in asked if completion.finished_at <= call.began_at]
+    return max(ended, key=lambda completion: completion.finished_at, default=None)
+
+
+def _asked(completion: Completion) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(part.name, _arguments(part.arguments)) for part in completion.response.parts if isinstance(part, ToolCall)]
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
 
 
 class Worlds:

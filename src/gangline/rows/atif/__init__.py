@@ -1,5 +1,5 @@
 """Sessions as ATIF documents, the interchange format of agents' trajectories.
 
-`document` has the types, `content` the contents of a step, and `export` makes and writes documents. Start with
+`document` has the types, and `export` makes and writes documents. Start with
 `export`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,18 +13,75 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 
-from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
+from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from gangline.sandbox.images.recipe import Inputs, Recipe, digest_of
-from gangline.sandbox.images.rendering import LOCK_NAME, render
 from gangline.sandbox.images.shelf import ImageRecord, Shelf
+from gangline.settings.installation import extra_command
 
-__all__ = ["Built", "ImageBuilder"]
+__all__ = ["Built", "ImageBuilder", "render"]
 
 _ASK_S = 60.0
 _DEFINITION = {"apptainer": "image.def", "docker": "Dockerfile"}
+
+LOCK_NAME = "requirements.lock"
+"""The lock file's name beside the definition, and in `/opt/gangline` of the image."""
+_TEMPLATES = Path(__file__).parent / "templates"
+_BUILT_IN = {"apptainer": "apptainer.def.j2", "docker": "Dockerfile.j2"}
+
+
+def render(recipe: Recipe, inputs: Inputs) -> str:
+    """Raises: InvalidRequest when a template is wrong, or Jinja2 is missing."""
+    source = recipe.definition or _TEMPLATES / _BUILT_IN[recipe.kind]
+    text = _read(source)
+    return _filled(text, source.name, _variables(recipe, inputs)) if source.suffix == ".j2" else text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}.") from error
+
+
+def _filled(text: str, name: str, variables: dict[str, Any]) -> str:
+    try:
+        import jinja2  # noqa: PLC0415 (an extra)
+        import jinja2.sandbox  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"images need Jinja2. Run: {extra_command('images')}") from error
+    environment = jinja2.sandbox.SandboxedEnvironment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = lambda value: shlex.quote(str(value))
+    try:
+        return environment.from_string(text).render(variables)
+    except jinja2.TemplateError as error:
+        raise InvalidRequest(f"the template {name} is wrong: {error}") from error
+
+
+def _variables(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
+    """Variables of the templates; docs/guides/images.md lists them."""
+    npm = [tool for tool in recipe.tools if tool.source == "npm"]
+    return {
+        "name": recipe.name,
+        "base": recipe.base_name,
+        "bootstrap": "localimage" if recipe.is_base_local else recipe.base.rpartition("://")[0] or "docker",
+        "packages": recipe.packages,
+        "lock": LOCK_NAME if recipe.lock is not None else None,
+        "npm_requirements": [one for tool in npm for one in tool.requirements],
+        "npm_node": ".".join(map(str, max((tool.oldest for tool in npm), default=(0, 0)))),
+        "pypi_tools": [tool for tool in recipe.tools if tool.source == "pypi"],
+        "harnesses": [tool.harness for tool in recipe.tools],
+        "framework": inputs.framework,
+    }
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):

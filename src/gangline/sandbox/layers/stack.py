@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,6 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
 from gangline.sandbox.layers.copying import TreeCopy
-from gangline.sandbox.layers.folders import opened_folder, refusing
 from gangline.sandbox.layers.mounting import Lower, View, can_mount, mounted
 from gangline.sandbox.layers.records import FILES, Layer, leave, load, measured, save, spec_digest, use
 from gangline.sandbox.shared.keyrings import clear_keyrings
@@ -36,6 +36,38 @@ __all__ = ["Layers"]
 
 _MAX_DEPTH = 64
 """Layers under a sandbox; the next checkpoint is whole. The kernel allows 500, and each slows down missing names."""
+
+
+@contextmanager
+def refusing() -> Generator[None]:
+    """Raises: RuntimeFailed for an error of the file system, which an agent can cause."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeFailed(f"the files of a sandbox cannot be kept as they are: {error.strerror}.") from error
+
+
+@contextmanager
+def opened_folder(path: Path) -> Generator[tuple[int, int]]:
+    """Descriptor and mode of a folder. One that its owner, our user, has closed to itself is open meanwhile."""
+    held = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found, again = os.fstat(held), f"/proc/self/fd/{held}"
+        mode = stat.S_IMODE(found.st_mode)
+        is_closed = os.geteuid() == found.st_uid != 0 and mode & stat.S_IRWXU != stat.S_IRWXU
+        if is_closed:
+            os.chmod(again, mode | stat.S_IRWXU)
+        try:
+            fd = os.open(again, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                yield fd, mode
+            finally:
+                os.close(fd)
+        finally:
+            if is_closed:
+                os.chmod(again, mode)
+    finally:
+        os.close(held)
 
 
 class Processes(Protocol):

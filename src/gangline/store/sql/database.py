@@ -2,7 +2,7 @@
 
 One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
 runs in WAL mode with `synchronous=FULL`: answered writes survive a power cut, not only `kill -9` (docs/adr/0003).
-Waiting jobs share a commit (`writer.py`). With PostgreSQL other servers may write too, so each job is a transaction,
+Waiting jobs share a commit (`Writer`). With PostgreSQL other servers may write too, so each job is a transaction,
 which locks its rows as briefly as it can; one that lost against another server's is `Contended`, and is retried
 (`repeated`). Nothing here knows the meaning of the tables.
 """
@@ -15,9 +15,11 @@ import functools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,7 +34,6 @@ from gangline.machine.private import make_private_file, make_private_folder
 from gangline.settings.installation import extra_command
 from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.sql.schema import SCHEMA_VERSION
-from gangline.store.sql.writer import Writer
 
 __all__ = ["Contended", "Database", "check_database", "repeated"]
 
@@ -51,6 +52,84 @@ _WHOLE = frozenset({"UTF8", "SQL_ASCII"})
 _LEFT_AT, _IDLE_S = "gangline_left_at", 1.0
 _LOST = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
+
+Answer = Callable[[], None]
+
+
+class Writer:
+    """Jobs for one thread. A job that has begun is finished even when no caller awaits it any more.
+
+    together: one transaction for all writes on this thread inside the block; yields a list of functions to call once it
+    is durable.
+    max_shared: jobs in one transaction, at most.
+    """
+
+    def __init__(self, together: Callable[[], AbstractContextManager[list[Answer]]], *, max_shared: int) -> None:
+        self._together = together
+        self._max_shared = max_shared
+        self._waiting: deque[_Job] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+
+    def submit(self, job: Callable[..., T], *args: Any) -> Future[T]:
+        """From any thread."""
+        future: Future[T] = Future()
+        self._waiting.append(_Job(future, partial(job, *args)))
+        self._thread.submit(self._do_waiting)
+        return future
+
+    def close(self) -> None:
+        """Finishes the waiting jobs."""
+        self._thread.shutdown(wait=True)
+
+    def _do_waiting(self) -> None:
+        """Once for each job that came; mostly another one has been done with it already."""
+        jobs = self._taken()
+        if len(jobs) > 1 and self._did_together(jobs):
+            return
+        for job in jobs:
+            job.do()
+
+    def _taken(self) -> list[_Job]:
+        jobs: list[_Job] = []
+        while self._waiting and len(jobs) < self._max_shared:
+            job = self._waiting.popleft()
+            if job.future.set_running_or_notify_cancel():
+                jobs.append(job)
+        return jobs
+
+    def _did_together(self, jobs: list[_Job]) -> bool:
+        """Whether they are done and answered; if not, nothing of them is kept."""
+        try:
+            with self._together() as when_durable:
+                answers = [job.tried() for job in jobs]
+        except Exception:  # whatever broke what they shared: each will say by itself
+            return False
+        for call in (*when_durable, *answers):
+            call()
+        return True
+
+
+class _Job:
+    def __init__(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        self.future = future
+        self._call = call
+
+    def do(self) -> None:
+        try:
+            answer = self.tried()
+        except StoreError as error:
+            answer = partial(self.future.set_exception, error)
+        answer()
+
+    def tried(self) -> Answer:
+        """The answer, to be given once it is durable. Raises: StoreError, when the transaction may have broken."""
+        try:
+            found = self._call()
+        except StoreError:
+            raise
+        except BaseException as error:
+            return partial(self.future.set_exception, error)
+        return partial(self.future.set_result, found)
 
 
 class Contended(StoreError):

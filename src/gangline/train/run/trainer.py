@@ -18,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from gangline.domain.session import SessionResult
 from gangline.train.collecting.admission import lag_histogram
 from gangline.train.collecting.batches import Batches
 from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
@@ -37,21 +39,39 @@ from gangline.train.collecting.selection import Selection
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.credit.coalitions import asked_coalitions, mean_shapley
-from gangline.train.learning.credit.parts import parts_differ
+from gangline.train.learning.credit.parts import found_parts, parts_differ
 from gangline.train.learning.credit.roles import mean_role_rewards
 from gangline.train.learning.credit.turns import mean_turn_score
 from gangline.train.learning.mask_settings import FullMask, GroupMasks, Phase
 from gangline.train.run.checkpoint import Checkpoints, TrainerState
 from gangline.train.run.evaluation import Evaluation
 from gangline.train.run.lessons import Learning, Lessons
-from gangline.train.run.reward_parts import mean_reward_parts
 from gangline.train.runs.log import RunLog
 from gangline.train.runs.records import EvaluationRecord, StepRecord
 from gangline.train.weights.upkeep import Weights, WeightsUpkeep
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "mean_reward_parts"]
 
 _log = logging.getLogger("gangline.trainer")
+
+
+def mean_reward_parts(sessions: Iterable[SessionResult]) -> dict[str, float]:
+    """Name -> mean reward of a part of `composite`, or share of sessions that passed a gate of `staged`.
+
+    Names of nested parts are joined by dots. A gate that was not asked, since an earlier one was not passed, is not
+    passed.
+    """
+    sums: dict[str, float] = {}
+    num_asked, num_staged, level_of = Counter[str](), Counter[str](), dict[str, str]()
+    for session in sessions:
+        for level, name, value in found_parts(session.reward_details):
+            if name is None:
+                num_staged[level] += 1
+                continue
+            sums[name] = sums.get(name, 0.0) + value
+            num_asked[name] += 1
+            level_of[name] = level
+    return {name: total / (num_staged[level_of[name]] or num_asked[name]) for name, total in sums.items()}
 
 
 class Trainer:

@@ -12,7 +12,8 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,7 +21,6 @@ import msgspec
 from gangline.agents.harnesses.native.config import SUBMIT, Finish
 from gangline.agents.harnesses.native.model import Message, ModelReply
 from gangline.agents.harnesses.native.toolbox import Acted, Toolbox
-from gangline.agents.harnesses.native.untagged import has_untagged_call
 from gangline.domain.errors import HarnessError
 
 __all__ = ["Model", "converse"]
@@ -33,6 +33,17 @@ _UNREAD = (
 _NOTHING_SUBMITTED = (
     f"You called no tool, so nothing was done. Go on with the task, or call {SUBMIT} if it is done: only that ends it."
 )
+
+_CALL = re.compile(
+    r'^[ \t]*\[?[ \t]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+    r'"name"\s*:\s*"(?P<name>[^"\n]*)"\s*,\s*"(?:arguments|parameters)"\s*:',
+    re.MULTILINE,
+)
+
+
+def has_untagged_call(text: str, names: Collection[str]) -> bool:
+    """names: of the offered tools."""
+    return any(found["name"] in names for found in _CALL.finditer(text))
 
 
 class Model(Protocol):

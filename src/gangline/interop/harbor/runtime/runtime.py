@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -27,8 +28,7 @@ from gangline.domain.ids import validated_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
 from gangline.interop.harbor.runtime.link import Link
-from gangline.interop.harbor.runtime.streams import RemoteForeman
-from gangline.interop.harbor.runtime.tunnels import Tunnels
+from gangline.interop.harbor.runtime.streams import RemoteForeman, SocketStream, Wire
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import Order
 from gangline.sandbox.commands.sandbox import Entry, Life, SandboxHandle, begun
@@ -43,7 +43,8 @@ from gangline.sandbox.confinement.limits import (
 from gangline.sandbox.confinement.system_calls import enforced, filter_for
 from gangline.sandbox.containers.runtime import check_spec, checked_folder
 from gangline.sandbox.namespaced import HOME
-from gangline.sandbox.network.forwarding import proxy_variables
+from gangline.sandbox.network.forwarding import Forwarder, proxy_variables
+from gangline.sandbox.network.relay import MAX_CONNECTIONS
 from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.environment import argv_of, image_environment
 from gangline.sandbox.shared.files import SharedFolders
@@ -57,6 +58,64 @@ from gangline.settings.machine import Settings
 __all__ = ["HarborRuntime"]
 
 _NOT_THE_IMAGE_S = ("HOME", "HOSTNAME", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "TERM", "USER", "LOGNAME", "_")
+
+
+class Tunnels:
+    """Those of one sandbox, over all its lives."""
+
+    def __init__(self, start: RuntimeStart) -> None:
+        self.env: Mapping[str, str] = {}
+        """Variables by which programs find the way to the list's hosts."""
+        self.traffic = {"proxy": Traffic(), "list": Traffic()}
+        self._start = start
+        self._open: set[SocketStream] = set()
+        self._forwarder: Forwarder | None = None
+
+    @property
+    def ports(self) -> list[int]:
+        """Ports of the listeners in the sandbox: that of the proxy, and 0 for any where there is a list."""
+        start = self._start
+        if start.spec.network == "none" or start.proxy_port is None:
+            return []
+        return [start.proxy_port, 0] if start.spec.network_rules else [start.proxy_port]
+
+    def connected(self, wire: Wire, index: int, number: int) -> None:
+        """A program in the sandbox has dialled the listener `index`."""
+        self._open = {stream for stream in self._open if stream.is_open}
+        if len(self._open) >= MAX_CONNECTIONS:
+            wire.say(number, b"R")
+        elif index == 0:
+            self._open.add(SocketStream(wire, number, self._dial, self.traffic["proxy"]))
+        else:
+            self._open.add(SocketStream(wire, number, self._forwarded))
+
+    async def _dial(self) -> socket.socket:
+        """Raises: OSError."""
+        outwards = socket.socket()
+        outwards.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(outwards, ("127.0.0.1", self._start.proxy_port))
+        except BaseException:
+            outwards.close()
+            raise
+        return outwards
+
+    async def _forwarded(self) -> socket.socket:
+        if self._forwarder is None:
+            rules, traffic = self._start.spec.network_rules, self.traffic["list"]
+            self._forwarder = Forwarder(rules, self._start.runtime_id, traffic=traffic)
+        ours, theirs = socket.socketpair()
+        await self._forwarder.take(theirs)
+        return ours
+
+    async def close(self) -> None:
+        """Idempotent."""
+        for stream in self._open:
+            await stream.close()
+        self._open.clear()
+        if self._forwarder is not None:
+            await self._forwarder.close()
+            self._forwarder = None
 
 
 class HarborRuntime:

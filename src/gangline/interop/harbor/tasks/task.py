@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from gangline.domain.errors import InvalidRequest
-from gangline.interop.harbor.tasks.config import HarborConfig, config_of, resolved
-from gangline.interop.harbor.tasks.network import Networks, networks_of, notes_on_services
+from gangline.domain.network import NetworkRule
+from gangline.interop.harbor.tasks.config import (
+    MAIN,
+    HarborAgent,
+    HarborConfig,
+    HarborEnvironment,
+    HarborVerifier,
+    config_of,
+    resolved,
+)
 from gangline.interop.harbor.tasks.places import INIT_S, environment_of, init_timeout_s, runtime_of
-from gangline.interop.harbor.tasks.refused import notes_on_users, refuse_uncarried
-from gangline.interop.harbor.tasks.skills import skills_of
 from gangline.interop.harbor.tasks.steps import Parts, parts_of
 from gangline.interop.harbor.tasks.verifier import Verification, is_separate, verifier_of
 from gangline.machine.reading.documents import read_toml
@@ -32,6 +38,155 @@ __all__ = ["FORMAT", "is_harbor_task", "read_harbor_task"]
 _EMPTY_LOGS = {"type": "exec", "command": "find /logs/agent -mindepth 1 -delete", "timeout_seconds": 30.0}
 """An agent begins each step without the logs of the one before."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+
+_FILES = (".harborignore",)
+_FILES_OF_RUN = ("trajectory.json", "tests/docker-compose.yaml", "tests/.harborignore")
+
+
+def skills_of(name: str, skills_dir: str, copied: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """The body's `agent.skills`: each folder with a SKILL.md.
+
+    copied: path in the environment -> file.
+    Raises: InvalidRequest when none is known, or a file of one is no text.
+    """
+    inside = PurePosixPath(skills_dir)
+    found: dict[str, dict[str, str]] = {}
+    for text, file in copied.items():
+        path = PurePosixPath(text)
+        if inside not in path.parents or len(parts := path.relative_to(inside).parts) < 2:
+            continue
+        if "encoding" in file:
+            raise InvalidRequest(f"{name}: environment.skills_dir: {path} is no text, and a skill's files are.")
+        found.setdefault(parts[0], {})["/".join(parts[1:])] = file["content"]
+    skills = {skill: files for skill, files in found.items() if "SKILL.md" in files}
+    if not skills:
+        raise InvalidRequest(
+            f"{name}: environment.skills_dir: no COPY of environment/Dockerfile brings a SKILL.md below {skills_dir}; "
+            "skills that only an image has are not carried."
+        )
+    return skills
+
+
+def refuse_uncarried(folder: SourcePath, name: str, parts: Parts) -> None:
+    """Raises: InvalidRequest, naming the fields and the files."""
+    step = () if parts.step is None else ("steps", parts.step.name)
+    files = [*_FILES, *dict.fromkeys("/".join((*own, path)) for own in ((), step) for path in _FILES_OF_RUN)]
+    asked = [*_fields(parts.config), *(path for path in files if (folder / path).is_there())]
+    if asked:
+        raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
+
+
+def notes_on_users(config: HarborConfig) -> list[str]:
+    """What becomes of the users that it names: sandboxes have one of their own for the agent, who is never root."""
+    users = {"agent.user": config.agent.user, "verifier.user": config.verifier.user}
+    return [f"{field} {user!r} is the sandbox's own user" for field, user in users.items() if user is not None]
+
+
+def _fields(config: HarborConfig) -> Iterator[str]:
+    verifier = config.verifier
+    asked = {
+        "agent.user (root)": _is_root(config.agent.user),
+        "verifier.user (root)": _is_root(verifier.user),
+    }
+    yield from (field for field, value in asked.items() if value)
+    yield from _of_environment("environment", config.environment)
+    if (own := verifier.environment) is not None:
+        yield from _of_environment("verifier.environment", own)
+        yield from (
+            f"verifier.environment.{field}"
+            for field, value in (("mcp_servers", own.mcp_servers), ("skills_dir", own.skills_dir))
+            if value
+        )
+    for number, hook in enumerate(verifier.collect):
+        if hook.service == MAIN and _is_root(hook.user):
+            yield f"verifier.collect.{number}.user (root)"
+
+
+def _of_environment(field: str, environment: HarborEnvironment) -> Iterator[str]:
+    if environment.os.lower() != "linux":
+        yield f"{field}.os"
+    for name in ("gpu_types", "tpu"):
+        if getattr(environment, name):
+            yield f"{field}.{name}"
+
+
+def _is_root(user: str | int | None) -> bool:
+    return user in ("root", "0", 0)
+
+
+class Policy(NamedTuple):
+    mode: str
+    hosts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.mode}: {', '.join(self.hosts)}" if self.hosts else self.mode
+
+
+class Networks(NamedTuple):
+    """Fields of a runtime."""
+
+    agent: dict[str, Any]
+    verifier: dict[str, Any]
+
+
+def networks_of(name: str, config: HarborConfig, choices: Choices, *, separate: bool) -> Networks:
+    """The network of the agent, and of the verifier: the same, unless it has a runtime of its own.
+
+    Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it.
+    Raises: InvalidRequest when nobody decided, or the policies cannot be given.
+    """
+    if choices.network not in (None, "list"):
+        return Networks({"network": choices.network}, {"network": choices.network})
+    baseline = _baseline(config.environment)
+    verifiers = config.verifier.environment
+    agent = _explicit(config.agent) or baseline
+    verifier = _explicit(config.verifier) or (_baseline(verifiers) if separate and verifiers else baseline)
+    wanted = sorted({str(one) for one in (agent, verifier, baseline) if one.mode != "no-network"})
+    if choices.network is None and wanted:
+        raise InvalidRequest(
+            f"{name}: asks for the network ({' and '.join(wanted)}). Give --network list for the hosts that it names; "
+            "--network full; or --network proxy, so that agent and tests reach the model only, and see by `gangline "
+            "submit --oracle` whether its tests can do without."
+        )
+    if agent != verifier and not separate:
+        raise InvalidRequest(
+            f"{name}: agent.network_mode ({agent}) and verifier.network_mode ({verifier}) differ, and both work in one "
+            "runtime, which has one network. Give --network full or proxy."
+        )
+    return Networks(_given(name, agent), _given(name, verifier))
+
+
+def notes_on_services(config: HarborConfig, runtime: dict[str, Any]) -> list[str]:
+    """What is different of the services in the agent's runtime."""
+    if not runtime.get("services"):
+        return []
+    own = {_baseline(config.environment), _explicit(config.agent) or _baseline(config.environment)}
+    notes = ["its services reach nothing outside"]
+    if any(policy.mode != "public" for policy in own):
+        notes.append("its services are at their names, where Harbor's Docker has them at the agent's localhost")
+    return notes if runtime["network"] != "full" else notes[1:]
+
+
+def _given(name: str, policy: Policy) -> dict[str, Any]:
+    if policy.mode == "public":
+        raise InvalidRequest(f"{name}: asks for the public network, which is no list. Give --network full or proxy.")
+    if not policy.hosts:
+        return {"network": "proxy"}
+    for host in policy.hosts:
+        try:
+            NetworkRule.parse(host)
+        except ValueError as error:
+            raise InvalidRequest(f"{name}: allowed_hosts: {error}") from error
+    return {"network": "list", "network_allow": list(policy.hosts)}
+
+
+def _explicit(phase: HarborAgent | HarborVerifier) -> Policy | None:
+    return None if phase.network_mode is None else Policy(phase.network_mode, tuple(phase.allowed_hosts or ()))
+
+
+def _baseline(environment: HarborEnvironment) -> Policy:
+    mode = environment.network_mode or ("no-network" if environment.allow_internet is False else "public")
+    return Policy(mode, tuple(environment.allowed_hosts or ()))
 
 
 def is_harbor_task(folder: Path) -> bool:

@@ -2,6 +2,6 @@
 
 `probe` has conversations rendered and compares the prompts; `taken_messages` finds which forms of messages a template
 takes, `choices` what it lets its caller choose of thinking; they ask through `renderings`. `fitting` brings messages to
-the template. `tails` finds the ids that follow a sampled turn, `stitched_turns` and `as_rendered` whether those are
-what the template writes. `words` puts a call's wishes into a template's words. Start with `probe`.
+the template. `tails` finds the ids that follow a sampled turn, and `as_rendered` whether those are what the template
+writes. `words` puts a call's wishes into a template's words. Start with `probe`.
 """

@@ -16,14 +16,24 @@ from typing import Any
 
 import msgspec
 
-from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
+from gangline.domain.conversation import (
+    Message,
+    ModelCall,
+    SamplingParams,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolDefinition,
+    ToolResult,
+)
+from gangline.domain.errors import EngineError, EngineRefused
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len
-from gangline.models.engines.contract import Engine
+from gangline.models.engines.contract import Engine, EngineRequest
+from gangline.models.engines.templates.as_rendered import difference
 from gangline.models.engines.templates.choices import probe_choices
-from gangline.models.engines.templates.ends import reports_ends
 from gangline.models.engines.templates.renderings import Renderings, Renders, unless_refused
-from gangline.models.engines.templates.stitched_turns import tool_turns_as_rendered, user_turns_as_rendered
+from gangline.models.engines.templates.tails import CannotStitch, Tails, rendered
 from gangline.models.engines.templates.taken_messages import PROBE_TOOL, taken_messages
 from gangline.models.engines.templates.taken_tools import refusal_of_some_tools
 
@@ -44,6 +54,88 @@ _OTHER_TOOL = ToolDefinition(
 )
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2} [A-Z][a-z]{2,8} \d{4}|[A-Z][a-z]{2,8} \d{1,2}, \d{4}")
 
+_ASKED = Message("user", (Text("Say: done."),))
+_MAX_TOKENS = 2
+"""The end is the next token. With one, engines say that the length ended the reply."""
+_WAIT_S = 10.0
+_NEXT = Message("user", (Text("And then?"),))
+_TOOL = ToolDefinition(
+    name="probe",
+    description="Look something up.",
+    parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+)
+
+_Turn = tuple[Message, Message]
+"""A reply, and the message that follows it."""
+
+
+async def user_turns_as_rendered(engine: Renders) -> bool | None:
+    """None where nothing can be stitched. Raises: EngineUnavailable."""
+    return await _first_known(engine, (), [(Message("assistant", (Text(text),)), _NEXT) for text in ("one", "two")])
+
+
+async def tool_turns_as_rendered(engine: Renders) -> bool | None:
+    """Likewise."""
+    return await _first_known(engine, (_TOOL,), [_round("call00001", "one"), _round("call00002", "two")])
+
+
+def _round(call_id: str, found: str) -> _Turn:
+    asked = Message("assistant", (ToolCall(call_id, "probe", '{"query": "x"}'),))
+    return asked, Message("tool", (ToolResult(call_id, (Text(found),)),))
+
+
+async def _first_known(engine: Renders, tools: Sequence[ToolDefinition], turns: Sequence[_Turn]) -> bool | None:
+    """With a system message, or without where the template refuses one."""
+    for first in ((_SYSTEM, _USER), (_USER,)):
+        try:
+            return await _as_rendered(engine, tools, first, turns)
+        except (EngineRefused, CannotStitch):
+            continue
+    return None
+
+
+async def _as_rendered(
+    engine: Renders, tools: Sequence[ToolDefinition], first: tuple[Message, ...], turns: Sequence[_Turn]
+) -> bool:
+    """Raises: EngineRefused, CannotStitch."""
+    tails, messages, added = Tails(engine, tools, {}), first, list[TokenIds]()
+    front = await rendered(engine, first, tools, {})
+    for reply, follows in turns:
+        messages = (*messages, reply, follows)
+        tail, _ = await tails.after(reply, [follows])
+        added.append(tail)
+        whole = await rendered(engine, messages, tools, {})
+        if difference(whole, front, added, await tails.opening()) is not None:
+            return False
+    return True
+
+
+async def reports_ends(engine: Engine) -> bool | None:
+    """By a reply to a prompt in which only the end of a turn is missing; for engines that take ids.
+
+    None: the model did not end there, or the engine or its template refuses, or takes too long.
+    """
+    whole, longer = [
+        await unless_refused(engine.render((_ASKED, Message("assistant", (Text(said),)), _ASKED)))
+        for said in ("Done.", "Done. More.")
+    ]
+    if whole is None or longer is None:
+        return None
+    sampling = SamplingParams(max_tokens=_MAX_TOKENS, temperature=1.0, top_k=1)
+    call = ModelCall(dialect="probe", model="", messages=(_ASKED,), sampling=sampling)
+    request = EngineRequest(call=call, prompt_ids=whole[: common_prefix_len(whole, longer)])
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            reply = await engine.chat(request)
+    except (EngineError, TimeoutError):
+        return None
+    choice = reply.choices[0] if reply.choices else None
+    if choice is None or choice.sampled_ids is None or choice.finish_reason != "stop":
+        return None
+    shown = await unless_refused(engine.detokenize(choice.sampled_ids.tolist()))
+    text = "".join(part.text for part in choice.message.parts if isinstance(part, Text | Thinking))
+    return None if shown is None else shown.strip() != text.strip()
+
 
 def _says(text: str, thought: str = "") -> Message:
     return Message("assistant", (Thinking(thought), Text(text)) if thought else (Text(text),))
@@ -58,6 +150,7 @@ def _calls(thought: str = "", result: str = "found") -> tuple[Message, Message]:
 
 _USER = Message("user", (Text("x"),))
 _OTHER = Message("user", (Text(_TEXT),))
+
 _SYSTEM = Message("system", (Text("Be brief."),))
 _BY_TEMPLATE: tuple[tuple[tuple[Message, ...], tuple[ToolDefinition, ...], dict[str, Any]], ...] = (
     ((_SYSTEM, _USER, _says("y"), _USER), (), {}),

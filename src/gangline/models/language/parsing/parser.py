@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from gangline.models.language.parsing.call_bodies import GLM, HERMES, QWEN3_CODE
 from gangline.models.language.parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
 from gangline.models.language.parsing.families import SECTIONS
 from gangline.models.language.parsing.harmony import Harmony
-from gangline.models.language.parsing.llama_json import LlamaJson
+from gangline.models.language.parsing.json_calls import whole_objects
 from gangline.models.language.parsing.marks import lost_calls
 from gangline.models.language.parsing.sections import SectionCalls
 from gangline.models.language.parsing.tagged_calls import TaggedCalls
@@ -72,6 +73,54 @@ ToolFormat = Literal[
     "seed_oss",
     "solar",
 ]
+# Their marks are tokens, but not special ones.
+_PLAIN_THINKING = frozenset({None, "qwen3", "deepseek_r1"})
+_PLAIN_TOOLS = frozenset({None, "hermes", "qwen3_coder", "glm"})
+_OFTEN_PLAIN_TOOLS = frozenset({"llama3_json", "functionary", "minicpm", "minimax_m1", "minimax_m2", "nemotron_v2"})
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class LlamaJson:
+    """Nothing closes a call, so a reply that begins like one is held back to its end."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self.num_broken = 0
+        self._schemas = schemas
+        self._held: list[str] = []
+        self._state: Literal["start", "call", "text"] = "start"
+
+    def feed(self, text: str) -> list[Event]:
+        if self._state == "text":
+            return [TextEvent(text)]
+        self._held.append(text)
+        if self._state == "start":
+            begun = "".join(self._held).lstrip()
+            if begun.startswith(("{", _PYTHON_TAG)):
+                self._state = "call"
+            elif not _PYTHON_TAG.startswith(begun):
+                self._state = "text"
+                return self._released()
+        return []
+
+    def finish(self) -> list[Event]:
+        held = "".join(self._held).strip()
+        calls = whole_objects(held.removeprefix(_PYTHON_TAG), self._schemas)
+        if calls:
+            return list[Event](calls)
+        # JSON without the tag may be the answer itself.
+        self.num_broken += held.startswith(_PYTHON_TAG) or _names_one(held, self._schemas)
+        return self._released()
+
+    def _released(self) -> list[Event]:
+        held = "".join(self._held)
+        self._held.clear()
+        return [TextEvent(held)] if held else []
+
+
+def _names_one(text: str, names: Schemas) -> bool:
+    return text.lstrip().startswith("{") and any(json.dumps(name) in text for name in names)
+
 
 _CALLS = {
     "hermes": partial(TaggedCalls, HERMES),
@@ -79,10 +128,6 @@ _CALLS = {
     "glm": partial(TaggedCalls, GLM),
     "llama3_json": LlamaJson,
 }
-# Their marks are tokens, but not special ones.
-_PLAIN_THINKING = frozenset({None, "qwen3", "deepseek_r1"})
-_PLAIN_TOOLS = frozenset({None, "hermes", "qwen3_coder", "glm"})
-_OFTEN_PLAIN_TOOLS = frozenset({"llama3_json", "functionary", "minicpm", "minimax_m1", "minimax_m2", "nemotron_v2"})
 
 
 @dataclass(frozen=True)

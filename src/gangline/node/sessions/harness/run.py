@@ -8,7 +8,8 @@ are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -26,13 +27,57 @@ from gangline.node.calls.session import ModelSession
 from gangline.node.health.watchdog import session_task
 from gangline.node.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
 from gangline.node.sessions.failures import failure_of
-from gangline.node.sessions.harness.logs import collect_logs
 from gangline.node.sessions.sandboxes import describe_end, usage_of
 
-__all__ = ["HarnessRun", "Prepared", "over_limit"]
+__all__ = ["MAX_FILES", "MAX_FILE_BYTES", "HarnessRun", "Prepared", "collect_logs", "over_limit"]
 
 MAX_LOG_BYTES = 256 << 10
 _KILL_GRACE_S = 15.0
+
+log = logging.getLogger("gangline.node")
+
+MAX_FILES = 16
+MAX_FILE_BYTES = 128 << 10
+_TIMEOUT_S = 10.0
+_MAX_NAMES_BYTES = 64 << 10
+
+# Patterns are the adapter's, and are expanded here; names that come out of them are the agent's, and never are.
+_LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && printf "%s\\0" "$name"; done; true'
+
+
+async def collect_logs(handle: RuntimeHandle, patterns: Sequence[str]) -> dict[str, bytes]:
+    """Artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: an unavailable
+    log is no reason to lose a session."""
+    found: dict[str, bytes] = {}
+    try:
+        for name in await _names(handle, patterns):
+            result = await handle.exec(
+                ["tail", "-c", str(MAX_FILE_BYTES), "--", name],
+                cwd=handle.home,
+                timeout_s=_TIMEOUT_S,
+                max_output_bytes=MAX_FILE_BYTES,
+            )
+            if result.ok:
+                found[f"harness.logs/{name}"] = result.stdout
+    except GanglineError as error:
+        log.warning("harness.logs_failed runtime=%s message=%s", handle.runtime_id, error)
+    return found
+
+
+async def _names(handle: RuntimeHandle, patterns: Sequence[str]) -> list[str]:
+    if not patterns:
+        return []
+    listing = _LIST.format(patterns=" ".join(patterns))
+    result = await handle.exec(listing, timeout_s=_TIMEOUT_S, max_output_bytes=_MAX_NAMES_BYTES)
+    names = [name.decode() for name in result.stdout.split(b"\0")[:-1] if _is_text(name)]
+    return names[:MAX_FILES]
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        return name.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@
     generate_rollout = SlimeRollout(server_url, task_of, folder)
 
 `samples` makes a sample of each trace, `rewards` compares sessions, `arguments` reads slime's options and refuses those
-under which it would train wrongly. `rollout` collects, in the thread of `worker`; `router` lists slime's engines, and
+under which it would train wrongly. `rollout` collects, in a thread of its own; `router` lists slime's engines, and
 `supply` gives them to the nodes and closes the gates between rollout calls. Start with `rollout`.
 
 Source: slime, github.com/THUDM/slime at 624b824 (2026-08-21): `slime/utils/types.py` (Sample), `slime/ray/rollout.py`

@@ -10,6 +10,7 @@ Source: verl 0.9.1, `protocol.DataProto`, `experimental/agent_loop/agent_loop.py
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -19,14 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.experts import ExpertArray
+from gangline.domain.image_files import placed_images
 from gangline.models.language.vision import ImageReader
 from gangline.settings.installation import extra_command
 from gangline.train.collecting.groups import Group
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.samples import make_samples, over_batch
 from gangline.train.trainers.contract import TrainerRow, rows_of
-from gangline.train.trainers.verl.experts import expert_tensor
-from gangline.train.trainers.verl.pixels import multi_modal_inputs, vision_positions
+from gangline.train.trainers.pixels import processed
+
+__all__ = ["CONTRACT", "to_data_proto"]
 
 try:
     from verl.protocol import DataProto
@@ -37,6 +41,49 @@ __all__ = ["CONTRACT", "to_data_proto"]
 
 CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
+
+
+def multi_modal_inputs(rows: Sequence[TrainerRow], reader: ImageReader) -> NDArray[Any]:
+    """[B] of dictionaries: `pixel_values`, `image_grid_thw`, `images_seqlens`; empty where a row has no image."""
+    found = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        found[number] = _inputs(row, reader) if placed_images(row.trace) else {}
+    return found
+
+
+def _inputs(row: TrainerRow, reader: ImageReader) -> dict[str, Any]:
+    """Raises: PixelsMissing."""
+    inputs = processed(row.trace, reader)
+    grid = inputs["image_grid_thw"]
+    return inputs | {"images_seqlens": torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])}
+
+
+def vision_positions(
+    input_ids: Tensor, attention_mask: Tensor, inputs: NDArray[Any], processor: Any, placeholder_id: int
+) -> Tensor:
+    """[B, 4, P + T], as verl hands them to models whose positions have several dimensions; the first one is the text's.
+
+    processor: verl's, to which it has bound the model's `get_rope_index`.
+    """
+    rows = zip(input_ids[:, None], attention_mask[:, None], inputs, strict=True)
+    return torch.cat([_positions(ids, mask, one, processor, placeholder_id) for ids, mask, one in rows])
+
+
+def _positions(ids: Tensor, mask: Tensor, inputs: dict[str, Any], processor: Any, placeholder_id: int) -> Tensor:
+    given: dict[str, Any] = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None}
+    if "mm_token_type_ids" in inspect.signature(processor.get_rope_index).parameters:  # since transformers 5.3
+        given["mm_token_type_ids"] = (ids == placeholder_id).to(ids.dtype)
+    seen, _ = processor.get_rope_index(input_ids=ids, attention_mask=mask, **given)
+    of_text = torch.ones_like(ids)
+    of_text[0, mask[0].bool()] = torch.arange(int(mask.sum()))
+    return torch.cat([of_text[:, None], seen.transpose(0, 1)], dim=1)
+
+
+def expert_tensor(experts: ExpertArray) -> torch.Tensor:
+    """int16, as verl has them. Raises: InvalidRequest for a number that int16 does not hold."""
+    if experts.size and int(experts.max()) > np.iinfo(np.int16).max:
+        raise InvalidRequest(f"verl holds experts as int16, and there is expert {int(experts.max())}.")
+    return torch.from_numpy(experts.astype(np.int16))
 
 
 def to_data_proto(

@@ -10,10 +10,56 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gangline.train.learning.advantages import AdvantageSettings, batch_advantages
-from gangline.train.learning.credit.critic.estimate import estimate_traces, explained_variance
 from gangline.train.learning.credit.critic.settings import CriticSettings
 
-__all__ = ["Estimated", "Rewarded", "ValueTargets", "estimate_batches"]
+__all__ = [
+    "Estimate",
+    "Estimated",
+    "Rewarded",
+    "ValueTargets",
+    "estimate_batches",
+    "estimate_traces",
+    "explained_variance",
+]
+
+
+class Estimate(NamedTuple):
+    """[N] each."""
+
+    advantages: NDArray[np.float64]
+    """Neither whitened nor clipped."""
+    returns: NDArray[np.float64]
+    """The critic's targets."""
+
+
+def estimate_traces(
+    rewards: NDArray[np.float64], values: NDArray[np.float64], traces: NDArray[np.int64], settings: CriticSettings
+) -> Estimate:
+    """rewards, values: [N] of trained tokens, trace by trace, in order. traces: [N] which trace a token is of."""
+    ends = np.append(np.flatnonzero(np.diff(traces)) + 1, len(traces))
+    advantages, start = np.zeros(len(rewards)), 0
+    for end in ends.tolist():
+        advantages[start:end] = _advantages(rewards[start:end], values[start:end], settings)
+        start = end
+    return Estimate(advantages, advantages + values)
+
+
+def _advantages(
+    rewards: NDArray[np.float64], values: NDArray[np.float64], settings: CriticSettings
+) -> NDArray[np.float64]:
+    """[T] of one trace."""
+    deltas = rewards + settings.gamma * np.append(values[1:], 0.0) - values
+    decay, later = settings.gamma * settings.lam, 0.0
+    found = np.empty(len(deltas))
+    for at in range(len(deltas) - 1, -1, -1):
+        found[at] = later = deltas[at] + decay * later
+    return found
+
+
+def explained_variance(returns: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """1 with a perfect critic, 0 with one that knows the mean alone, less with a worse one. 0 of equal returns."""
+    variance = float(np.var(returns)) if len(returns) else 0.0
+    return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else 0.0
 
 
 class Rewarded(NamedTuple):
