@@ -32,12 +32,18 @@ from gangline.node.backends import pool
 from gangline.node.backends.pool import Placement
 from gangline.node.backends.records import Backend
 from gangline.node.node import serve
-from gangline.node.sessions.pools import PoolSizes
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 
 NUM_SESSIONS = 16
 """That run at once."""
-SIZES = PoolSizes(init_workers=4, ready_slots=8, run_slots=NUM_SESSIONS, prewarm_workers=2, postrun_workers=4)
+SIZES = {
+    "init_workers": 4,
+    "ready_slots": 8,
+    "run_slots": NUM_SESSIONS,
+    "prewarm_workers": 2,
+    "postrun_workers": 4,
+}
 MEDIAN_TURNS, MOST_TURNS = 8, 40
 TIMEOUT_S = 60.0
 EARNED = "earned.txt"
@@ -117,12 +123,11 @@ async def _serve(shell: str, placement: str, node_id: str, folder: Path, server_
     if placement == "turn":
         pool.Placement = InTurn
     serving = serve(
+        NodeSettings(engines=tuple(engine_urls.split(",")), **SIZES),
         data_dir=folder,
         node_id=node_id,
         server_url=server_url,
         control_token=None,
-        engine_urls=engine_urls.split(","),
-        sizes=SIZES,
         on_ready=lambda url: print(url, flush=True),
     )
     task = asyncio.create_task(serving)

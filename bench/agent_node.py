@@ -29,13 +29,17 @@ from no_runtime import NoHandle, NoRuntime
 from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.node.node import serve
-from gangline.node.sessions.pools import PoolSizes
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 
 RUN_SLOTS = 16
-SIZES = PoolSizes(
-    init_workers=RUN_SLOTS, ready_slots=RUN_SLOTS, run_slots=RUN_SLOTS, prewarm_workers=0, postrun_workers=RUN_SLOTS
-)
+SIZES = {
+    "init_workers": RUN_SLOTS,
+    "ready_slots": RUN_SLOTS,
+    "run_slots": RUN_SLOTS,
+    "prewarm_workers": 0,
+    "postrun_workers": RUN_SLOTS,
+}
 
 CONVERSE, WORK, STRAGGLE, GRADE = "converse", "work", "straggle", "grade"
 """What harness and evaluator run."""
@@ -204,12 +208,11 @@ async def _serve(node_id: str, folder: Path, server_url: str, engine_url: str) -
     runtime = AgentRuntime(folder / "runs.jsonl")
     plugins.make_runtime = lambda name: runtime
     serving = serve(
+        NodeSettings(engines=(engine_url,), **SIZES),
         data_dir=folder,
         node_id=node_id,
         server_url=server_url,
         control_token=None,
-        engine_urls=[engine_url],
-        sizes=SIZES,
         on_ready=lambda url: print(url, flush=True),
     )
     task = asyncio.create_task(serving)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ from gangline.domain.node_views import OpenedSession
 from gangline.node.node import serve as serve_node
 from gangline.server.run import serve as serve_server
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 from gangline.wire.client.node import NodeClient
 from gangline.wire.client.server import ServerClient
 
@@ -157,7 +159,12 @@ async def measure() -> tuple[set[str], set[str]]:
         engine_url = await stack.enter_async_context(mock_engine())
         server_url = await stack.enter_async_context(served(serve_server, data_dir=folder / "server"))
         node_url = await stack.enter_async_context(
-            served(serve_node, data_dir=folder / "node", node_id="n1", server_url=server_url, engine_urls=[engine_url])
+            served(
+                partial(serve_node, NodeSettings(engines=(engine_url,))),
+                data_dir=folder / "node",
+                node_id="n1",
+                server_url=server_url,
+            )
         )
         node = await stack.enter_async_context(NodeClient(node_url, None))
         client = await stack.enter_async_context(ServerClient(server_url, None))

@@ -18,12 +18,12 @@ from pathlib import Path
 from no_runtime import NoRuntime
 
 from gangline.node.node import serve as serve_node
-from gangline.node.sessions.pools import PoolSizes
 from gangline.server.run import ONE_MACHINE, Storage
 from gangline.server.run import serve as serve_server
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 
-SIZES = PoolSizes(init_workers=16, ready_slots=32, run_slots=64, postrun_workers=16)
+SIZES = {"init_workers": 16, "ready_slots": 32, "run_slots": 64, "postrun_workers": 16}
 
 
 async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:
@@ -36,12 +36,11 @@ async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:
     else:
         plugins.make_runtime = lambda name: NoRuntime()
         serving = serve_node(
+            NodeSettings(engines=tuple(urls[1:]), **SIZES),
             data_dir=folder,
             node_id="n1",
             server_url=urls[0],
             control_token=None,
-            engine_urls=urls[1:],
-            sizes=SIZES,
             on_ready=ready,
         )
     task = asyncio.create_task(serving)

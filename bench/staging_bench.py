@@ -112,13 +112,13 @@ async def lived(folder: Path, kind: str, num_nodes: int) -> Lived:
 
 def bound(session_ids: list[str]) -> float:
     """Use of the RUN slots by a node that loses no time: each step begins as soon as a worker and a place are free."""
-    init_workers, slots = [0.0] * STAGED.init_workers, [0.0] * RUN_SLOTS
+    init_workers, slots = [0.0] * STAGED["init_workers"], [0.0] * RUN_SLOTS
     runs: list[tuple[float, float]] = []
     for session_id in session_ids:
         times = times_of(session_id)
         began = heapq.heappop(init_workers)
-        if len(runs) >= STAGED.ready_slots:  # the READY buffer is full until an earlier session has come to RUN
-            began = max(began, runs[-STAGED.ready_slots][0])
+        if len(runs) >= STAGED["ready_slots"]:  # the READY buffer is full until an earlier session has come to RUN
+            began = max(began, runs[-STAGED["ready_slots"]][0])
         prepared = began + times.init_s
         heapq.heappush(init_workers, prepared)
         start = max(prepared, heapq.heappop(slots))

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from no_runtime import NoHandle, NoRuntime
 
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
-from gangline.node.node import serve
+from gangline.node import node
 from gangline.node.sessions.pools import PoolSizes
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 
 RUN_SLOTS = 8
 AGENT, GRADER = "work", "grade"
@@ -54,10 +55,20 @@ class OneWorkerEach(PoolSizes):
         return self.run_slots
 
 
-STAGED = PoolSizes(init_workers=6, ready_slots=8, run_slots=RUN_SLOTS, prewarm_workers=6, postrun_workers=8)
-UNSTAGED = OneWorkerEach(
-    init_workers=RUN_SLOTS, ready_slots=0, run_slots=RUN_SLOTS, prewarm_workers=0, postrun_workers=RUN_SLOTS
-)
+STAGED = {
+    "init_workers": 6,
+    "ready_slots": 8,
+    "run_slots": RUN_SLOTS,
+    "prewarm_workers": 6,
+    "postrun_workers": 8,
+}
+UNSTAGED = {
+    "init_workers": RUN_SLOTS,
+    "ready_slots": 0,
+    "run_slots": RUN_SLOTS,
+    "prewarm_workers": 0,
+    "postrun_workers": RUN_SLOTS,
+}
 
 
 class TimedRuntime(NoRuntime):
@@ -82,15 +93,16 @@ class _TimedHandle(NoHandle):
         return b"1" if Path(path).name == "reward.txt" else await super().download(path)
 
 
-async def _serve(sizes: PoolSizes, node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
+async def _serve(kind: str, node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
     plugins.make_runtime = lambda name: TimedRuntime()
-    serving = serve(
+    if kind == "unstaged":
+        node.PoolSizes = OneWorkerEach
+    serving = node.serve(
+        NodeSettings(engines=(engine_url,), **(UNSTAGED if kind == "unstaged" else STAGED)),
         data_dir=folder,
         node_id=node_id,
         server_url=server_url,
         control_token=None,
-        engine_urls=[engine_url],
-        sizes=sizes,
         on_ready=lambda url: print(url, flush=True),
     )
     task = asyncio.create_task(serving)
@@ -100,4 +112,4 @@ async def _serve(sizes: PoolSizes, node_id: str, folder: Path, server_url: str, 
 
 if __name__ == "__main__":
     kind, node_id, folder, server_url, engine_url = sys.argv[1:]
-    asyncio.run(_serve(UNSTAGED if kind == "unstaged" else STAGED, node_id, Path(folder), server_url, engine_url))
+    asyncio.run(_serve(kind, node_id, Path(folder), server_url, engine_url))

@@ -19,6 +19,7 @@ from gangline.node.external.sessions import ClaimRequest, ExternalSessions, Sess
 from gangline.node.external.store import ExternalStore
 from gangline.node.node import serve
 from gangline.serving.scripted.server import scripted_server
+from gangline.settings.node import NodeSettings
 from gangline.store.journal.log import AttemptOpened, Journal
 from support.node.node import RunningNode, running_node
 
@@ -183,12 +184,11 @@ async def test_an_agent_cannot_claim_what_a_result_cannot_carry(node: RunningNod
 async def test_a_node_that_anyone_could_reach_wants_a_control_token(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="GANGLINE_TOKEN"):
         await serve(
+            NodeSettings(engines=(NOBODY,), host="0.0.0.0"),
             data_dir=tmp_path,
             node_id="n1",
             server_url=NOBODY,
             control_token=None,
-            engine_urls=[NOBODY],
-            host="0.0.0.0",
         )
 
 

@@ -151,9 +151,7 @@ async def test_a_node_whose_engines_differ_does_not_start(tmp_path: Path) -> Non
 
 
 async def test_the_operators_policy_holds_for_sessions_of_callers_too(tmp_path: Path) -> None:
-    from gangline.domain.task import SamplingPolicy
-
-    policy = SamplingPolicy.model_validate({"temperature": {"override": 0.25}})
+    policy = {"temperature": {"override": 0.25}}
     async with scripted_server(SCRIPT) as url, running_node(tmp_path, url, sampling=policy) as node:
         opened = await node.client.open_session()
         await ask(opened)

@@ -45,7 +45,9 @@ async def test_a_task_that_no_node_may_run_says_so_when_it_is_submitted(tmp_path
     async with (
         scripted_server({"rules": [{"pattern": ".", "text": "hi"}]}) as engine,
         serving(data_dir=tmp_path / "server", control_token=TOKEN) as server,
-        running_node(tmp_path / "node", engine, server_url=server.url, allowed=ALLOWED),
+        running_node(
+            tmp_path / "node", engine, server_url=server.url, runtimes=("sandbox",), networks=("none", "proxy")
+        ),
         ServerClient(server.url, TOKEN) as client,
     ):
         for number, runtime in enumerate(REFUSED):

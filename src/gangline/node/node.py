@@ -13,20 +13,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
 
 from aiohttp import web
 
 from gangline.agents.tools.search.shipped import shipped_sources
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
-from gangline.domain.mcp_source import McpSource
 from gangline.domain.node_views import NodeStatus
-from gangline.domain.placement import Allowed
-from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
-from gangline.domain.task import SamplingPolicy
 from gangline.grading.untrusted.isolated import ForkServers
 from gangline.machine.private import close_to_others, make_private_folder, open_data_folder
 from gangline.machine.telemetry.exposition import CONTENT_TYPE
@@ -67,7 +61,7 @@ from gangline.sandbox.keeping.kept import Keeper, reap_keeper
 from gangline.settings import plugins
 from gangline.settings.addresses import local_url, reachable_url
 from gangline.settings.machine import Settings
-from gangline.settings.node import CallLimits, RoleEngines
+from gangline.settings.node import NodeSettings, RoleEngines
 from gangline.store.audit import ActionLog
 from gangline.store.journal.log import AttemptKey, Journal
 from gangline.wire.client.server import ServerClient
@@ -85,44 +79,16 @@ log = logging.getLogger("gangline.node")
 TITLE = "Gangline node"
 
 _EXPIRE_EVERY_S = 30.0
+_GIB = 1 << 30
 
 
 async def serve(
+    settings: NodeSettings,
     *,
     data_dir: Path,
     node_id: str,
     server_url: str,
     control_token: str | None,
-    engine_urls: Sequence[str],
-    engine_kind: str = "auto",
-    engine_wait_s: float = 60.0,
-    engine_key_env: str | None = None,
-    engine_options: Mapping[str, Any] | None = None,
-    role_engines: Mapping[str, RoleEngines] | None = None,
-    affinity_slack: int = 0,
-    capture: Literal["ids", "text"] = "ids",
-    sampling: SamplingPolicy | None = None,
-    grader_engines: Mapping[str, GraderEngine] | None = None,
-    search_sources: Mapping[str, SearchSource] | None = None,
-    mcp_sources: Mapping[str, McpSource] | None = None,
-    reward_functions: Sequence[str] = (),
-    call_limits: CallLimits | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    public_url: str | None = None,
-    allowed_hosts: Sequence[str] = (),
-    sizes: PoolSizes | None = None,
-    breaker: Breaker | None = None,
-    stuck_after_s: float = 60.0,
-    labels: Sequence[str] = (),
-    allowed: Allowed | None = None,
-    disk_reserve_bytes: int | None = None,
-    checkpoint_bytes: int = 8 << 30,
-    checkpoint_hold_s: float = 600.0,
-    warm: WarmSizes | None = None,
-    hooks: Sequence[str] = (),
-    hook_budget_s: float = 60.0,
-    adopt_grace_s: float = 60.0,
     on_ready: Callable[[str], None] | None = None,
     on_result: Callable[[SessionResult], None] | None = None,
 ) -> None:
@@ -130,39 +96,22 @@ async def serve(
 
     Long because it lists the node's parts in the order of their begin, the reverse of the order of their end.
 
-    engine_urls: its initial backends; none where they come later. Changes while it runs are remembered over restarts
-        with these.
-    engine_key_env: names the environment variable with the key that those engines ask for.
-    engine_options: of their plug-in, and `parsers`.
-    role_engines: engines that answer the calls of a role instead; others answer for the policy.
-    affinity_slack: see `BackendPool`.
-    public_url: how others reach the node; None is the address that it listens on, or the machine's name.
-    allowed_hosts: more names under which the control routes are reached.
-    capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
-    sampling: the operator's policy, applied after a task's own.
-    grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
-    search_sources: places that tools of agents may search, beside those that are part of the package.
-    mcp_sources: MCP servers over HTTP that agents in the node may use.
-    call_limits: limits of one model call; None is the usual ones.
-    stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
-    labels: that tasks may ask for, beside the machine's architecture.
-    allowed: runtimes and networks that tasks may use; None: all.
-    disk_reserve_bytes: see `DiskGuard`.
-    checkpoint_bytes, checkpoint_hold_s: see `Checkpoints`.
-    warm: bounds of warm sandboxes; None: there are none.
-    hooks, hook_budget_s: see `Hooks`.
-    adopt_grace_s: seconds that sandboxes outlive this process if it dies, so that its next start can adopt them; 0 is
-    not at all.
+    settings: its engines are the initial backends. Changes while it runs are remembered over restarts with these.
+    node_id: in place of the one in `settings`.
     on_result: called with each attempt that ended, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
     InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment, NodeIdTaken
-    when a node of another data folder has the id, also later, where that one took it while this one was not heard.
+    when a node of another data folder has the id, also later, where that one took it while this one was not heard;
+    UnknownPlugin when a runtime that tasks may use is not installed.
     """
+    host, public_url = settings.host, settings.public_url
+    allowed = settings.allowed()
     refuse_open_door(host, control_token)
-    names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
-    wanted, max_files = sizes or PoolSizes(), _allow_many_files()
+    names = OwnNames(host, public_url=public_url, allowed_hosts=settings.allowed_hosts)
+    wanted = PoolSizes(**{name: getattr(settings, name) for name in PoolSizes.model_fields})
+    max_files = _allow_many_files()
     sizes = wanted.fitted(max_files)
     if sizes != wanted:
         log.warning(
@@ -178,22 +127,29 @@ async def serve(
         stack.push_async_callback(journal.close)
         runtimes_folder = folder / "runtimes"
         await asyncio.to_thread(make_private_folder, runtimes_folder)
-        keeper = Keeper(folder / "keeper", owner=owner, runtimes_folder=runtimes_folder, grace_s=adopt_grace_s)
+        keeper = Keeper(folder / "keeper", owner=owner, runtimes_folder=runtimes_folder, grace_s=settings.adopt_grace_s)
         stack.push_async_exit(partial(_end_runtimes, keeper, owner, runtimes_folder))
         for_agents = await keeper.join(lambda: _bind("127.0.0.1", 0))
         stack.callback(for_agents.close)
         backends = BackendsByRole(
-            partial(BackendPool, node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
+            partial(
+                BackendPool,
+                node=socket.gethostname(),
+                capture=settings.capture,
+                affinity_slack=settings.affinity_slack,
+            )
         )
         stack.push_async_callback(backends.close)
-        options = dict(engine_options or {})
-        named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
-        named += _of_roles(role_engines or {})
+        named = [
+            BackendSpec(url, settings.engine_kind, None, settings.engine_key_env, settings.engine_options)
+            for url in settings.engines
+        ]
+        named += _of_roles(settings.role_engines)
         memory = MemberFile(folder / "backends.json", named)
-        await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
+        await _add_all(backends, named, await asyncio.to_thread(memory.changed), settings.engine_wait_s)
         client = await stack.enter_async_context(ServerClient(server_url, control_token))
 
-        listener = _bind(host, port)
+        listener = _bind(host, settings.port)
         stack.callback(listener.close)
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
@@ -209,12 +165,15 @@ async def serve(
         child_work = ForkServers()
         stack.push_async_callback(child_work.close)
         checkpoints = Checkpoints(
-            keeper.release, max_bytes=checkpoint_bytes, hold_s=checkpoint_hold_s, found=keeper.checkpoints
+            keeper.release,
+            max_bytes=int(settings.checkpoint_gib * _GIB),
+            hold_s=settings.checkpoint_hold_s,
+            found=keeper.checkpoints,
         )
         stack.push_async_callback(checkpoints.close)
-        spares = WarmPool(lambda spec, runtime_id: start_prepared(parts, spec, runtime_id), warm or WarmSizes())
+        spares = WarmPool(lambda spec, runtime_id: start_prepared(parts, spec, runtime_id), _warm(settings))
         stack.push_async_callback(spares.close)
-        proxy = Proxy(limits=call_limits, readers=readers, on_error=metrics.error_told)
+        proxy = Proxy(limits=settings.call_limits, readers=readers, on_error=metrics.error_told)
         parts = NodeParts(
             node_id=node_id,
             owner=owner,
@@ -227,12 +186,12 @@ async def serve(
             proxy_port=int(for_agents.getsockname()[1]),
             journal=journal,
             pools=Pools(sizes),
-            sampling=sampling,
-            grader_engines=grader_engines or {},
-            search_sources={**shipped_sources(), **(search_sources or {})},
-            mcp_sources=mcp_sources or {},
-            reward_functions=frozenset(reward_functions),
-            allowed=allowed or Allowed(),
+            sampling=settings.policy(),
+            grader_engines=settings.engines_of_graders(),
+            search_sources={**shipped_sources(), **settings.sources_of_search()},
+            mcp_sources=settings.sources_of_mcp(),
+            reward_functions=frozenset(settings.reward_functions),
+            allowed=allowed,
             child_work=child_work,
             metrics=metrics,
             on_result=on_result,
@@ -243,21 +202,21 @@ async def serve(
             keeper=keeper,
         )
         parts.gate.on_expired = backends.policy.lease_expired
-        after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
+        after = Hooks(settings.hooks, budget_s=settings.hook_timeout_s, at_once=sizes.postrun_workers)
         delivery = Delivery(folder / "outgoing", client, journal, after)
         adopted = await _adopted(keeper, delivery, parts)
         checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
-        offers = await asyncio.to_thread(partial(Offers, labels=labels, allowed=parts.allowed))
+        offers = await asyncio.to_thread(partial(Offers, labels=settings.labels, allowed=parts.allowed))
         pipeline = Pipeline(
             parts,
             client,
             delivery,
             url=url,
             identity=await asyncio.to_thread(node_identity, folder),
-            breaker=breaker,
-            watchdog=Watchdog(stuck_after_s),
-            disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
+            breaker=Breaker(settings.breaker_faults, pause_s=settings.breaker_pause_s),
+            watchdog=Watchdog(settings.stuck_after_s),
+            disk=await asyncio.to_thread(DiskGuard, runtimes_folder, settings.disk_reserve_bytes()),
             offers=offers,
             num_external=external.num_open,
         )
@@ -272,7 +231,7 @@ async def serve(
         stack.callback(keeper.stopping)
         pipeline.adopt(adopted)
         settle_interpreter()
-        log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
+        log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(settings.engines), parts.model)
         if on_ready is not None:
             on_ready(local_url(host, bound_port))
         async with one_error(), asyncio.TaskGroup() as group:
@@ -282,6 +241,11 @@ async def serve(
             await external.all_ended()
             for task in keeping:
                 task.cancel()
+
+
+def _warm(settings: NodeSettings) -> WarmSizes:
+    memory_bytes = int(settings.warm_memory_gib * _GIB)
+    return WarmSizes(count=settings.warm_sandboxes, memory_bytes=memory_bytes, age_s=settings.warm_age_s)
 
 
 async def reap(data_dir: Path, node_id: str) -> None:

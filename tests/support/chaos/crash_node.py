@@ -31,6 +31,7 @@ from typing import Any
 import gangline
 from gangline.node.node import serve
 from gangline.settings import plugins
+from gangline.settings.node import NodeSettings
 from gangline.store.journal import frames
 
 PACKAGE = str(Path(gangline.__file__).parent)
@@ -103,11 +104,11 @@ async def live(folder: Path, engine_url: str, plan: dict[str, Any], counter: mma
 
     task = asyncio.create_task(
         serve(
+            NodeSettings(engines=(engine_url,)),
             data_dir=folder,
             node_id="n1",
             server_url="http://127.0.0.1:9",
             control_token="token",
-            engine_urls=[engine_url],
             on_ready=ready,
         )
     )

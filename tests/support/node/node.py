@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -13,7 +13,9 @@ from typing import Any
 
 import aiohttp
 
+from gangline.domain.session import SessionResult
 from gangline.node.node import serve
+from gangline.settings.node import NodeSettings
 from gangline.wire.client.node import NodeClient
 
 TOKEN = "control-token"
@@ -35,11 +37,26 @@ class RunningNode:
 
 
 @asynccontextmanager
-async def running_node(folder: Path, *engine_urls: str, **options: Any) -> AsyncGenerator[RunningNode]:
+async def running_node(
+    folder: Path,
+    *engine_urls: str,
+    node_id: str = "n1",
+    server_url: str = NO_SERVER,
+    control_token: str | None = TOKEN,
+    on_result: Callable[[SessionResult], None] | None = None,
+    **settings: Any,
+) -> AsyncGenerator[RunningNode]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    node: dict[str, Any] = {"node_id": "n1", "server_url": NO_SERVER, "control_token": TOKEN, **options}
     task = asyncio.create_task(
-        serve(data_dir=folder, engine_urls=engine_urls, **node, on_ready=ready.set_result),
+        serve(
+            NodeSettings(engines=engine_urls, **settings),
+            data_dir=folder,
+            node_id=node_id,
+            server_url=server_url,
+            control_token=control_token,
+            on_ready=ready.set_result,
+            on_result=on_result,
+        )
     )
     try:
         await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import socket
-from typing import Any
 
 import typer
 
@@ -14,7 +13,6 @@ from gangline.cli.options.tracing import traces_of
 from gangline.cli.processes.serving import ParentOption, serve
 from gangline.cli.terminal.output import JsonOption
 from gangline.domain.errors import InvalidRequest
-from gangline.settings.node import NodeSettings
 from gangline.settings.service import Resolved
 from gangline.wire.client.running import Service, find_service, refuse_both
 
@@ -48,11 +46,11 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
     with traces_of("node", machine) as traces:
         serve(
             lambda on_ready: serve_node(
+                wanted,
                 data_dir=machine.data_dir,
                 node_id=name,
                 server_url=address.server_url,
                 control_token=token,
-                **_arguments(wanted),
                 on_ready=on_ready,
                 on_result=None if traces is None else traces.attempt_ended,
             ),
@@ -62,47 +60,6 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
             log_format=machine.log_format,
             clean_up=lambda: asyncio.run(reap(machine.data_dir, name)),
         )
-
-
-def _arguments(wanted: NodeSettings) -> dict[str, Any]:
-    from gangline.node.health.breaker import Breaker
-    from gangline.node.sessions.pools import PoolSizes
-    from gangline.node.sessions.stock.warm import WarmSizes
-
-    same = ("engine_kind", "engine_wait_s", "engine_key_env", "engine_options", "affinity_slack", "capture")
-    same += (
-        "role_engines",
-        "reward_functions",
-        "call_limits",
-        "host",
-        "port",
-        "public_url",
-        "allowed_hosts",
-        "stuck_after_s",
-        "labels",
-        "hooks",
-        "adopt_grace_s",
-    )
-    return {
-        **{name: getattr(wanted, name) for name in same},
-        "engine_urls": wanted.engines,
-        "sampling": wanted.policy(),
-        "allowed": wanted.allowed(),
-        "grader_engines": wanted.engines_of_graders(),
-        "search_sources": wanted.sources_of_search(),
-        "mcp_sources": wanted.sources_of_mcp(),
-        "sizes": PoolSizes(**{name: getattr(wanted, name) for name in PoolSizes.model_fields}),
-        "breaker": Breaker(wanted.breaker_faults, pause_s=wanted.breaker_pause_s),
-        "disk_reserve_bytes": wanted.disk_reserve_bytes(),
-        "checkpoint_bytes": int(wanted.checkpoint_gib * (1 << 30)),
-        "checkpoint_hold_s": wanted.checkpoint_hold_s,
-        "warm": WarmSizes(
-            count=wanted.warm_sandboxes,
-            memory_bytes=int(wanted.warm_memory_gib * (1 << 30)),
-            age_s=wanted.warm_age_s,
-        ),
-        "hook_budget_s": wanted.hook_timeout_s,
-    }
 
 
 def _token_for(address: Service, given: str | None, no_token: bool) -> str | None:
