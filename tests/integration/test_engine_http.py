@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -165,6 +167,36 @@ async def test_an_engine_that_says_something_now_and_then_is_not_silent() -> Non
             await asyncio.sleep(0.5)
             said.connections[0].write(b"1\r\na\r\n")
             assert await anext(pieces) == b"a"
+
+
+def _chunks(body: bytes, size: int) -> list[bytes]:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return [CHUNKED, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("body", [b'{"a": "data: x\\n\\n"}', b'\n  {"a":\n\n1}'])
+async def test_a_server_that_does_not_stream_answers_with_one_event(body: bytes, size: int) -> None:
+    async with server(_chunks(body, size)) as said, asking(said) as http:
+        found = [event async for events in http.events("/path", b"{}") for event in events]
+    assert [json.loads(event) for event in found] == [json.loads(body)]
+
+
+@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b"[]", b"busy"])
+async def test_what_is_no_stream_is_malformed_and_shown(body: bytes) -> None:
+    async with server(_chunks(body, 1000)) as said, asking(said) as http:
+        with pytest.raises(EngineMalformed, match=f"answered with no stream: got {re.escape(repr(body.decode()))}"):
+            async for _ in http.events("/path", b"{}"):
+                pass
+
+
+@pytest.mark.parametrize("body", [b"", b": ping\n\n", b"data: 1", b"data: 1\n\n", b"event: a\n\n"])
+async def test_a_stream_that_ends_before_it_was_done_is_unavailable(body: bytes) -> None:
+    async with server(_chunks(body, 1000)) as said, asking(said) as http:
+        with pytest.raises(EngineUnavailable, match="before it was done") as failed:
+            async for _ in http.events("/path", b"{}"):
+                pass
+    assert type(failed.value) is EngineUnavailable
 
 
 async def test_a_redirect_is_no_answer() -> None:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from gangline.agents.tools.search.shipped import shipped_sources
 from gangline.domain.completion import Completion
-from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
+from gangline.domain.errors import EngineMalformed, EngineUnavailable, GanglineError, StoreError
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import SessionResult
 from gangline.grading.untrusted.isolated import ForkServers
@@ -359,9 +359,11 @@ async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> No
             await backends.add(spec)
         except EngineUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
+                is_silent = error.details.get("status") is None and not isinstance(error, EngineMalformed)
+                why = f"did not answer within {wait_s:g} s" if is_silent else "answers, but cannot be used"
                 raise EngineUnavailable(
-                    f"the engine at {spec.url} did not answer within {wait_s:g} s ({error}). "
-                    f"Start it, or name another with {'--engine' if spec.role is None else '--role-engines'}."
+                    f"the engine at {spec.url} {why} ({error}). {'Start' if is_silent else 'Repair'} it, or name "
+                    f"another with {'--engine' if spec.role is None else '--role-engines'}."
                 ) from error
             await asyncio.sleep(0.5)
         else:

@@ -21,6 +21,9 @@ __all__ = ["EngineHttp"]
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 _DONE = b"[DONE]"
+_OF_EVENTS = (b":", b"data", b"event", b"id", b"retry", b"\xef")
+"""Beginnings of a stream of events."""
+_HEAD_BYTES = 120
 
 _PIECE_BYTES = 128 << 10
 """Bytes of a longer body sent in one piece: a socket copies the part that it cannot take at once."""
@@ -69,14 +72,19 @@ class EngineHttp:
             return await answer.read()
 
     async def events(self, path: str, body: bytes | Sequence[bytes]) -> AsyncGenerator[list[bytes]]:
-        """The data of a stream's events, as many as each read completes, until `[DONE]`.
+        """The data of a stream's events, as many as each read completes, until `[DONE]`. The whole reply, as the one
+        event, of a server that does not stream: it answers JSON.
 
-        Raises: as `request`, and EngineUnavailable where the stream ends before.
+        Raises: as `request`; EngineUnavailable where the stream ends before; EngineMalformed where it is none.
         """
-        events = SseEvents()
+        events, head, has_events = SseEvents(), b"", False
         async with self.request("POST", path, body) as response:
             async for piece in response.content.iter_any():
+                if not head and (head := piece.lstrip()[:_HEAD_BYTES]).startswith(b"{"):
+                    yield [piece + await response.content.read()]
+                    return
                 found = events.feed(piece)
+                has_events = has_events or bool(found)
                 if _DONE in found:
                     yield found[: found.index(_DONE)]
                     return
@@ -84,6 +92,10 @@ class EngineHttp:
                     yield found
         found = events.finish()
         if _DONE not in found:
+            if not has_events and not found and head and not head.startswith(_OF_EVENTS):
+                raise EngineMalformed(
+                    f"engine {self.url} answered with no stream: got {head.decode(errors='replace')!r}"
+                )
             raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
         yield found[: found.index(_DONE)]
 

@@ -169,6 +169,9 @@ class VllmEngine:
         """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
         broken = next((number for number, chunk in enumerate(chunks) if chunk.is_error), None)
+        if len(chunks) == 1:
+            for choice in chunks[0].choices:
+                choice.delta = choice.delta or choice.message  # the whole reply, of a server that does not stream
         if good := chunks[:broken]:
             yield from engine_deltas(good, calls, sent)
         if broken is not None:
