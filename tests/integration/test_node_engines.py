@@ -18,6 +18,7 @@ from gangline.models.engine_server.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.nemo_rl import nemo_rl_server
 from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}
@@ -103,6 +104,16 @@ async def test_a_remembered_engine_that_is_gone_does_not_keep_the_node_from_star
             assert await ask(await node.client.open_session()) == "as you wish"
     with pytest.raises(EngineUnavailable, match="did not answer"):
         async with running_node(tmp_path, one, engine_wait_s=0.0):
+            pass
+
+
+async def test_an_engine_that_answers_wrongly_is_not_called_silent(tmp_path: Path) -> None:
+    async with nemo_rl_server(SCRIPT, train=(0.8, 1.0), val=(0.8, 1.0)) as url:
+        with pytest.raises(EngineUnavailable, match=r"answers, but cannot be used.*with temperature 1.*Repair it"):
+            async with running_node(tmp_path, url, engine_wait_s=0.0):
+                pass
+    with pytest.raises(EngineUnavailable, match=r"did not answer within 0 s.*Start it"):
+        async with running_node(tmp_path, "http://127.0.0.1:9", engine_wait_s=0.0):
             pass
 
 

@@ -13,7 +13,7 @@ from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.models.engines.auto import AutoEngine, detect_engine
 from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.models.engines.text.engine import Capture, OpenAITextEngine
+from gangline.models.engines.text.engine import OpenAITextEngine
 from gangline.node.backends.pool import BackendPool
 from gangline.node.calls.proxy import Proxy
 from gangline.node.calls.session import ModelSession
@@ -123,21 +123,6 @@ async def test_a_known_kind_without_ids_says_what_it_lacks_and_may_still_serve_t
             await _kind_of(sglang)
         assert await _kind_of(vllm, capture="text") == "openai_text"
         assert await _kind_of(sglang, capture="text") == "openai_text"
-
-
-@pytest.mark.parametrize("capture", ["ids", "text"])
-async def test_a_server_of_two_routes_is_told_what_it_lacks(capture: Capture) -> None:
-    """As NeMo RL's `expose_http_server`: its replies have ids, and nobody can know its model."""
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.json_response({"tokens": [1], "count": 1, "choices": [], "prompt_token_ids": [1]})
-
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", answer), web.post("/tokenize", answer)])
-    async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
-        with pytest.raises(EngineRefused, match=r"no /v1/models.*NeMo RL") as told:
-            await detect_engine(f"http://{host}:{port}", capture=capture)
-    assert "no token ids" not in told.value.message
 
 
 async def test_a_server_that_refuses_calls_for_now_may_serve_text() -> None:

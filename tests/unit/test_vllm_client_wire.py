@@ -78,6 +78,7 @@ async def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
         "logprobs": True,
         "top_logprobs": 0,
         "return_token_ids": True,
+        "return_tokens_as_token_ids": False,
         "return_weight_versions": True,
         "include_reasoning": True,
         "kv_transfer_params": {"prompt_token_ids": [1, 2]},

@@ -141,6 +141,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     state: BackendState
     model: str
     version: str
+    tier: str = ""
+    """How its prompts are captured at most, and why: `auto`, `observe` or `text`, then words."""
     template: TemplateFacts
     template_told: tuple[str, ...] = ()
     """The same in a few words each."""

@@ -106,8 +106,7 @@ async def _probed(url: str) -> tuple[str, list[str]]:
             can = await engine.probe()
     finally:
         await engine.close()
-    exact = "exact prompt ids are taken" if can.takes_prompt_ids else "prompts are compared, not stitched"
-    what = f"{can.engine} {can.version} serves {can.model}; {exact}; template: {', '.join(told(can.template))}"
+    what = f"{can.engine} {can.version} serves {can.model}; tier {can.tier}; template: {', '.join(told(can.template))}"
     return what, lacks(can.template)
 
 

@@ -58,6 +58,7 @@ def _view(one: BackendView) -> Table:
         "role": one.role,
         "engine": one.engine,
         "model": one.model,
+        "tier": one.tier,
         "template": ", ".join(one.template_told),
         "error": one.error,
     }

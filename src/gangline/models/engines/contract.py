@@ -66,6 +66,15 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Who makes the prompts of calls without exact ids; `rendered` (T2): its client here."""
     template: TemplateFacts = TemplateFacts()
 
+    @property
+    def tier(self) -> str:
+        """How prompts are captured at most, and why; for people."""
+        if self.takes_prompt_ids:
+            return "auto: exact prompt ids are taken"
+        if self.reports_ids:
+            return "observe: takes no exact prompt ids, so it renders each prompt, and its replies tell the ids"
+        return "text: reports no token ids, so nothing can be trained on"
+
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall

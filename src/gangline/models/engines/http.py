@@ -49,6 +49,22 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 
+_CHAT = "/v1/chat/completions"
+
+_OWN_SAMPLING = (
+    ". NeMo RL's server (`expose_http_server`) answers so to a call whose temperature, top_p or top_k is not the "
+    "trainer's own. Train with temperature 1 and top_p 1, and have each call sampled so: "
+    '`"capture": {"sampling": {"temperature": {"override": 1}, "top_p": {"override": 1}, "top_k": {"override": -1}}}`'
+)
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+class _Length(msgspec.Struct):
+    max_model_len: int | None = None
+
 
 class EngineHttp:
     """One engine at `url` (without `/v1`)."""
@@ -62,6 +78,8 @@ class EngineHttp:
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session: aiohttp.ClientSession | None = None
+        self.lists_models = True
+        """False once `served_model` found no list."""
 
     async def get(self, path: str) -> bytes:
         async with self.request("GET", path, None) as answer:
@@ -151,36 +169,68 @@ class EngineHttp:
                 try:
                     await self.get("/health")
                 except EngineRefused:
-                    # Not every server has the route; all of them list their models.
-                    await self.get("/v1/models")
+                    await self._check_known_route()  # not every server has the other one
         except EngineRefused as refused:
             raise EngineUnavailable(refused.message) from refused
         except TimeoutError as late:
             raise EngineUnavailable(f"engine {self.url} did not answer a health check in {timeout_s:g} s") from late
 
-    async def served_model(self, wanted: str | None) -> ModelCard:
-        """The engine's description of the model `wanted`, or of the first that it lists.
+    async def _check_known_route(self) -> None:
+        try:
+            await self.get("/v1/models" if self.lists_models else _CHAT)
+        except EngineRefused as refused:
+            if self.lists_models or refused.details.get("status") != 405:  # the route is there, for POST
+                raise
 
-        Raises: EngineRefused when the engine does not serve it, or lists no models.
+    async def served_model(self, wanted: str | None) -> ModelCard:
+        """The engine's description of the model `wanted`, or of the first that it lists. Where it has no list: of
+        `wanted`, or of the model that its replies name.
+
+        Raises: EngineRefused when the engine does not serve it, or does not name it.
         """
         try:
             listed = await self.get("/v1/models")
         except EngineRefused as error:
             if error.details.get("status") != 404:
                 raise
-            raise EngineRefused(
-                f"engine {self.url} has no /v1/models, so nobody can know which model it serves. A server of a few "
-                "routes, such as the one that NeMo RL opens over its vLLM, cannot be used: name the vLLM or SGLang "
-                "server itself.",
-                status=404,
-                lists_models=False,
-            ) from error
+            self.lists_models = False
+            name = await self._name_in_reply() if wanted is None else wanted
+            return ModelCard(name, await self._max_context(name))
+        self.lists_models = True
         cards = decode(listed, ModelList, self.url).data
         found = [card for card in cards if wanted in (None, card.id)]
         if not found:
             known = ", ".join(card.id for card in cards) or "none"
             raise EngineRefused(f"engine {self.url} does not serve {wanted!r}; it serves: {known}.", status=404)
         return found[0]
+
+    async def _name_in_reply(self) -> str:
+        """vLLM takes a call without a model's name, and names its model in the reply. Raises: EngineRefused."""
+        asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
+        try:
+            named = decode(await self.post(_CHAT, msgspec.json.encode(asked)), _Named, self.url).model
+        except (EngineRefused, EngineMalformed) as error:
+            if error.details.get("status") in (401, 403):
+                raise
+            why = "it has no chat route either" if error.details.get("status") == 404 else error.message
+        else:
+            if named:
+                return named
+            why = "its replies name none"
+        raise EngineRefused(
+            f"engine {self.url} has no /v1/models, and nobody can know which model it serves: {why}. Name the URL of "
+            "an engine; or, if it is one, its model: `--engine-kind vllm --engine-options '{\"model\": NAME}'`.",
+            status=404,
+            lists_models=False,
+        )
+
+    async def _max_context(self, model: str) -> int | None:
+        """As vLLM's `/tokenize` tells it; None where there is no such route."""
+        try:
+            answer = await self.post("/tokenize", msgspec.json.encode({"model": model, "prompt": "x"}))
+            return decode(answer, _Length, self.url).max_model_len
+        except EngineError:
+            return None
 
     def refusal(self, status: int, body: bytes) -> EngineError:
         """The error behind a body that is no reply."""
@@ -189,7 +239,8 @@ class EngineHttp:
         if code == "context_length_exceeded" or _OVERFLOW.search(message):
             return ContextOverflow(message)
         if status >= 500 or status in (408, 425, 429):
-            return EngineUnavailable(text, status=status)
+            is_assertion = message == "Internal Server Error" and not self.lists_models
+            return EngineUnavailable(text + (_OWN_SAMPLING if is_assertion else ""), status=status)
         return EngineRefused(text, status=status)
 
     async def close(self) -> None:

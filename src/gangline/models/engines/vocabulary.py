@@ -28,6 +28,8 @@ async def vocabulary_size(http: EngineHttp, model: str) -> int | None:
         "model": model,
         "messages": [{"role": "user", "content": "x"}],
         "max_tokens": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
         "logit_bias": {str(_IMPOSSIBLE_ID): 0},
     }
     try:

@@ -95,6 +95,7 @@ class Backend:
             state=self.state,
             model=self.capabilities.model,
             version=self.capabilities.version,
+            tier=self.capabilities.tier,
             template=self.capabilities.template,
             template_told=tuple(told(self.capabilities.template)),
             template_lacks=tuple(lacks(self.capabilities.template)),

@@ -86,7 +86,7 @@ class VllmEngine:
         card = await self._http.served_model(self._model)
         self._model = card.id
         prompt_ids = await self._render_or_none([_user("One word.")])
-        reply = await self.chat(_probe_request(prompt_ids))
+        reply = await self.chat(self._probe_request(prompt_ids))
         values = self._probed_logprobs(reply)
         echoed = (
             prompt_ids is not None and reply.prompt_ids is not None and np.array_equal(reply.prompt_ids, prompt_ids)
@@ -103,7 +103,7 @@ class VllmEngine:
             reports_experts=reply.choices[0].experts is not None,
             streams_ids=streamed,
             renders=prompt_ids is not None,
-            logprob_kind=_logprob_kind(values),
+            logprob_kind=_logprob_kind(values) if self._http.lists_models else "raw",
             num_ids=await vocabulary_size(self._http, card.id),
             reports_versions=bool(reply.choices[0].version_spans),
             template=TemplateFacts() if prompt_ids is None else await probe_template(self, self if echoed else None),
@@ -122,13 +122,23 @@ class VllmEngine:
     async def _probe_stream(self) -> bool:
         """Whether a stream reports the prompt ids and an id and a log-prob for each sampled token."""
         folded = ReplyAccumulator()
-        async with aclosing(self.stream(_probe_request(None))) as deltas:
+        async with aclosing(self.stream(self._probe_request(None))) as deltas:
             async for delta in deltas:
                 folded.feed(delta)
         reply = folded.reply()
         ids = reply.choices[0].sampled_ids if reply.choices else None
         values = reply.choices[0].logprobs if reply.choices else None
         return reply.prompt_ids is not None and ids is not None and values is not None and 0 < len(ids) == len(values)
+
+    def _probe_request(self, prompt_ids: TokenIds | None) -> EngineRequest:
+        """One token. The ids, where given, are those of *another* conversation: an engine that ignores them shows it.
+
+        With `top_k = 1` the sampled distribution has one token: its log-prob is 0 if it was processed, else raw. NeMo
+        RL's server, which lists no models, takes no `top_k`, and no temperature but 1, at which the two are the same.
+        """
+        sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1 if self._http.lists_models else None)
+        call = ModelCall(dialect="probe", model="", messages=(_user("Say anything you like."),), sampling=sampling)
+        return EngineRequest(call=call, prompt_ids=prompt_ids)
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         messages = await messages_in_turns(request.call.messages)
@@ -217,16 +227,6 @@ class VllmEngine:
 
 def _user(text: str) -> Message:
     return Message("user", (Text(text),))
-
-
-def _probe_request(prompt_ids: TokenIds | None) -> EngineRequest:
-    """One token. The ids, where given, are those of *another* conversation: an engine that ignores them shows it.
-
-    With `top_k = 1` the sampled distribution has one token: its log-prob is 0 if it was processed, else raw.
-    """
-    sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
-    call = ModelCall(dialect="probe", model="", messages=(_user("Say anything you like."),), sampling=sampling)
-    return EngineRequest(call=call, prompt_ids=prompt_ids)
 
 
 def _logprob_kind(values: Sequence[float]) -> LogprobKind:

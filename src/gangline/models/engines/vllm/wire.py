@@ -125,6 +125,7 @@ def chat_body(
             "logprobs": True,
             "top_logprobs": call.num_top_logprobs or 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": False,  # texts of tokens are texts, whatever the server was started with
             "return_weight_versions": True,
             # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
             "include_reasoning": True,
