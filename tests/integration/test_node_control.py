@@ -110,6 +110,16 @@ async def test_calls_wait_at_a_closed_gate_and_versions_are_stamped(node: Runnin
     assert await waiting == "as you wish"
 
 
+async def test_a_version_that_an_engine_reports_itself_is_not_set_and_the_answer_says_so(node: RunningNode) -> None:
+    assert (await node.client.gate()).notes == ()
+    (note,) = (await node.client.set_version(7)).notes
+    (engine,) = await node.client.backends()
+    assert engine.reports_versions
+    assert engine.url in note
+    assert "and not version 7" in note
+    assert (await node.client.gate()).notes == (note,)
+
+
 async def test_a_version_never_goes_back(node: RunningNode) -> None:
     await node.client.set_version(3)
     with pytest.raises(InvalidRequest):

@@ -48,6 +48,8 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     is_drained: bool
     """Paused, and no call is in flight."""
     num_expired_leases: int
+    notes: tuple[str, ...] = ()
+    """For people: which engines report versions of their own, so that `version` is not that of their tokens."""
 
 
 class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     weights_known: bool = True
     """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
+    reports_versions: bool = False
+    """Its tokens have the policy version that it reports, not that of the gate."""
     since: float
     """When it took this state. Unix time, UTC, seconds."""
 

@@ -447,7 +447,7 @@ def control_routes(
         *SessionRoutes(external, model, public_url).routes(),
         *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
         *GradingRoutes(lambda wanted: regrade(wanted, parts)).routes(),
-        *GateRoutes(parts.gate, version_set).routes(),
+        *GateRoutes(parts.gate, version_set, lambda: parts.backends.policy.views()).routes(),
         *PolarGateRoutes(parts.gate, parts.backends).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]  # fmt: skip

@@ -35,6 +35,8 @@ def _ask(
         version = "" if state.version is None else str(state.version)
         table.add_row(url, paused, version, str(state.num_in_flight), str(state.num_waiting), left)
     console().print(table)
+    for note in sorted({note for state in answers.values() for note in state.notes}):
+        console().print(note, markup=False, soft_wrap=True)
 
 
 @gate.command()

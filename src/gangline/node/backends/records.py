@@ -106,6 +106,7 @@ class Backend:
             num_failures=self.num_failures,
             error=self.error,
             weights_known=self.weights_known,
+            reports_versions=self.capabilities.reports_versions,
             since=self.since,
         )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.node_views import GateState
+from gangline.domain.node_views import BackendView, GateState
 from gangline.node.backends.gate import Gate
 from gangline.wire.http.negotiation import answer, read_record
 from gangline.wire.http.query import MAX_WAIT_S
@@ -44,11 +45,14 @@ class VersionRequest(BaseModel):
 
 
 class GateRoutes:
-    """`on_version`: called with a version's `unknown` when it has been set."""
+    """`on_version`: called with a version's `unknown` when it has been set. `engines`: those of the policy."""
 
-    def __init__(self, gate: Gate, on_version: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self, gate: Gate, on_version: Callable[[Sequence[str]], None], engines: Callable[[], Sequence[BackendView]]
+    ) -> None:
         self._gate = gate
         self._on_version = on_version
+        self._engines = engines
 
     def routes(self) -> list[Route]:
         return [
@@ -61,7 +65,7 @@ class GateRoutes:
         ]  # fmt: skip
 
     async def show(self, request: web.Request) -> web.StreamResponse:
-        return answer(request, self._gate.state)
+        return answer(request, self._noted(self._gate.state))
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_record(request, PauseRequest)
@@ -74,4 +78,15 @@ class GateRoutes:
         wanted = await read_record(request, VersionRequest)
         state = self._gate.set_version(wanted.version)
         self._on_version(wanted.unknown)
-        return answer(request, state)
+        return answer(request, self._noted(state))
+
+    def _noted(self, state: GateState) -> GateState:
+        if state.version is None:
+            return state
+        notes = (
+            f"engine {engine.url} reports the versions of its tokens itself: they keep those, and not version "
+            f"{state.version}. Give the version to the engine, together with its weights."
+            for engine in self._engines()
+            if engine.reports_versions
+        )
+        return msgspec.structs.replace(state, notes=tuple(notes))
