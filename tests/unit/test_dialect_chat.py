@@ -151,6 +151,7 @@ def test_parameters_are_carried() -> None:
         stream_options={"include_usage": True},
         logprobs=True,
         top_logprobs=3,
+        tools=[{"type": "function", "function": {"name": "f"}}],
         tool_choice={"type": "function", "function": {"name": "f"}},
         response_format={"type": "json_object"},
         chat_template_kwargs={"enable_thinking": False},

@@ -216,7 +216,7 @@ def parse_chat_call(body: bytes) -> ModelCall:
     request, unread = _read(body)
     tools, left_out = read_tools(request.tools or [])
     allowed = read_allowed(request.tool_choice, tools)
-    tools, choice = allowed or (tools, read_tool_choice(request.tool_choice))
+    tools, choice = allowed or (tools, read_tool_choice(request.tool_choice, tools))
     if not request.messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     return ModelCall(

@@ -97,18 +97,29 @@ class _Allowed(msgspec.Struct):
     tools: list[ChatTool]
 
 
-def read_tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:
+def read_tool_choice(choice: str | dict[str, Any] | None, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
     """Raises: InvalidRequest."""
     if choice is None:
         return None
     if isinstance(choice, str) and choice in ("auto", "none", "required"):
-        return ToolChoice(choice)
+        return _offered(ToolChoice(choice), tools)
     kind = choice.get("type", "function") if isinstance(choice, dict) else None
     named: object = choice.get(kind) if isinstance(choice, dict) and kind in ("function", "custom") else None
     name: object = cast("dict[str, Any]", named).get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
         raise InvalidRequest("tool_choice must be auto, none, required or name a tool.", param="tool_choice")
-    return ToolChoice("named", name)
+    return _offered(ToolChoice("named", name), tools)
+
+
+def _offered(choice: ToolChoice, tools: tuple[ToolDefinition, ...]) -> ToolChoice:
+    """Raises: InvalidRequest for a forced choice that no tool can answer, as the provider refuses it."""
+    if choice.mode in ("required", "named") and not tools:
+        raise InvalidRequest(
+            "'tool_choice' is only allowed when 'tools' are specified: functions or custom tools.", param="tool_choice"
+        )
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise InvalidRequest(f"tool_choice: {choice.name!r} is not one of 'tools'.", param="tool_choice")
+    return choice
 
 
 def shimmed(text: str) -> str:

@@ -140,6 +140,8 @@ def read_tool_choice(
             return allowed, ToolChoice("auto"), dropped + validated
         case "NONE":
             return tools, ToolChoice("none"), dropped
+        case "ANY" if not tools:
+            raise invalid(calling.at("mode"), "Function calling config is set without function_declarations.")
         case "ANY" if len(names) == 1:
             return tools, ToolChoice("named", names.pop()), dropped
         case "ANY":

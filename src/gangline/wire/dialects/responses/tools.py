@@ -112,6 +112,8 @@ def read_tool_choice(value: object, tools: tuple[ToolDefinition, ...]) -> ToolCh
     if value is None:
         return None
     if isinstance(value, str):
+        if value == "required" and not tools:
+            raise invalid("tool_choice", "'required' must be specified with functions or custom tools in 'tools'.")
         if value in ("auto", "none", "required"):
             return ToolChoice(value)
         raise invalid("tool_choice", f"{value!r} is none of auto, none, required.")
