@@ -236,7 +236,10 @@ class Proxy:
             raise UpgradeRefused("WebSocket is not spoken here: send the request over HTTP.")
         route = match.route
         if route is None:
-            raise NotFound(f"{request.method} {request.path} is not served here. Served: {self._routes.served}.")
+            raise NotFound(
+                f"{request.method} {request.path} is not served here. {self._routes.why_not(path)}: "
+                f"{self._routes.served}."
+            )
         session, of_environment = self._authorised(request, match)
         if route.kind == "models" or route.kind == "model":
             engine = session.engine_of(role_in(match.request))
@@ -244,9 +247,11 @@ class Proxy:
         held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
         with held.body() as taken:
             body = await self._body(request, taken)
-            read = await self._read(session, match, body, "count" if route.kind == "count" else "call", path)
+            read = await self._read(session, match, body, "call" if route.kind == "call" else "count", path)
             if route.kind == "count":
-                return _json(match.dialect.count_body(await session.count(read.call)))
+                return _json(match.dialect.count_body(len(await session.render(read.call))))
+            if route.kind == "tokenize":
+                return _json(await _tokenized(session, read.call))
             if of_environment:
                 read = msgspec.structs.replace(read, call=msgspec.structs.replace(read.call, of_environment=True))
             return await self._call(request, session, match.dialect, read)
@@ -379,6 +384,13 @@ def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities)
     if model != served:
         raise NotFound(f"the model {model!r} does not exist; this session is served {served!r}.")
     return match.dialect.model_card(model, max_context)
+
+
+async def _tokenized(session: ModelSession, call: ModelCall) -> bytes:
+    """As vLLM answers `/tokenize`. Raises: GanglineError."""
+    ids = (await session.render(call)).tolist()
+    max_context = (await session.engine_of(call.agent_role).capabilities()).max_context
+    return msgspec.json.encode({"count": len(ids), "max_model_len": max_context, "tokens": ids, "token_strs": None})
 
 
 def _json(body: bytes) -> web.Response:

@@ -30,6 +30,7 @@ from gangline.domain.errors import (
 from gangline.domain.lifecycle import CallLimit
 from gangline.domain.open_files import out_of_files
 from gangline.domain.task import CaptureSpec, SamplingPolicy
+from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import Engine
 from gangline.models.engines.templates.words import in_template_words, with_task_arguments
 from gangline.node.backends.engine import PooledEngine
@@ -330,8 +331,8 @@ class ModelSession:
             self.limit_reached.set()
             raise
 
-    async def count(self, call: ModelCall) -> int:
-        """Tokens of the call's prompt, as the engine renders it. Samples nothing, and is no turn.
+    async def render(self, call: ModelCall) -> TokenIds:
+        """Tokens of the call's prompt, as the engine renders it: [T]. Samples nothing, and is no turn.
 
         Raises: SessionOver, InvalidRequest, EngineError.
         """
@@ -340,7 +341,7 @@ class ModelSession:
         call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
         engine = self.engine_of(call.agent_role)
         call = in_template_words(call, (await engine.capabilities()).template)
-        return len(await engine.render(call.messages, call.tools, call.template_kwargs))
+        return await engine.render(call.messages, call.tools, call.template_kwargs)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""

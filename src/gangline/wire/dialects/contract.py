@@ -13,8 +13,9 @@ from gangline.domain.reply import Reply, ReplyDelta
 
 __all__ = ["Dialect", "DialectRoute", "ErrorAnswer", "EventWriter", "RawRequest", "RouteKind"]
 
-RouteKind = Literal["call", "count", "models", "model"]
-"""A model call; a count of its prompt tokens, without sampling; the list of models; one of them."""
+RouteKind = Literal["call", "count", "tokenize", "models", "model"]
+"""A model call; a count of its prompt tokens, without sampling, or the tokens, as vLLM answers; the list of models; one
+of them."""
 
 
 class DialectRoute(msgspec.Struct, frozen=True):

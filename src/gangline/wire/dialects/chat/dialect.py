@@ -1,4 +1,4 @@
-"""The OpenAI Chat dialect: `POST /v1/chat/completions`, `GET /v1/models`."""
+"""The OpenAI Chat dialect: `POST /v1/chat/completions`, `GET /v1/models`; vLLM's `POST /v1/tokenize`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.domain.errors import GanglineError, NotFound
 from gangline.domain.reply import Reply
 from gangline.wire.dialects.bodies import parse_body
 from gangline.wire.dialects.chat.reply import ChatEventWriter, chat_error, chat_reply_body
-from gangline.wire.dialects.chat.request import parse_chat_call
+from gangline.wire.dialects.chat.request import parse_chat_call, parse_tokenize
 from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
 
 __all__ = ["ChatDialect"]
@@ -23,6 +23,7 @@ class ChatDialect:
     title: ClassVar[str] = "OpenAI Chat"
     routes: ClassVar[Sequence[DialectRoute]] = (
         DialectRoute("POST", "/v1/chat/completions", "call"),
+        DialectRoute("POST", "/v1/tokenize", "tokenize"),
         DialectRoute("GET", "/v1/models", "models"),
         DialectRoute("GET", "/v1/models/{model:.+}", "model"),
     )
@@ -40,7 +41,7 @@ class ChatDialect:
         return parse_body(parse_chat_call, request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        raise NotFound("OpenAI Chat has no route that counts tokens.")
+        return parse_body(parse_tokenize, request.body)
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return chat_reply_body(call, reply)

@@ -36,7 +36,7 @@ from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_
 from gangline.wire.dialects.declared import DeclaredFields
 from gangline.wire.dialects.thinking import KINDS, wish_of_effort
 
-__all__ = ["CHAT_FIELDS", "parse_chat_call"]
+__all__ = ["CHAT_FIELDS", "parse_chat_call", "parse_tokenize"]
 
 MAX_CHOICES = 128
 
@@ -238,6 +238,30 @@ def parse_chat_call(body: bytes) -> ModelCall:
         dropped=(*sorted(unread), *left_out),
         undeclared={name: bytes(unread[name]).decode() for name in CHAT_FIELDS.undeclared(unread)},
     )
+
+
+_OF_TOKENIZE: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
+    "add_special_tokens": (None, False),
+    "continue_final_message": (None, False),
+    "return_token_strs": (None, False),
+}
+"""vLLM's fields -> the values at which they change nothing here."""
+
+
+def parse_tokenize(body: bytes) -> ModelCall:
+    """The conversation whose prompt is wanted, in the words of vLLM's `/tokenize`. Raises: InvalidRequest."""
+    fields: dict[str, Any] = decoded(body, dict[str, Any], _invalid)
+    if "messages" not in fields:
+        raise InvalidRequest(
+            "messages: the route tells the tokens of a conversation, as the engine renders it; bare text (`prompt`) "
+            "has none here.",
+            param="prompt" if "prompt" in fields else "messages",
+        )
+    for name, neutral in _OF_TOKENIZE.items():
+        if fields.pop(name, None) not in neutral:
+            raise InvalidRequest(f"{name!r} is not supported here; leave it out.", param=name)
+    return parse_chat_call(msgspec.json.encode({"model": ""} | fields))
 
 
 def _read(body: bytes) -> tuple[_Body, dict[str, msgspec.Raw]]:
