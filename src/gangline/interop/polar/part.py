@@ -6,13 +6,18 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from gangline.interop.polar.dashboard import DashboardRoutes
 from gangline.interop.polar.dispatch import PolarDispatch
 from gangline.interop.polar.nodes import PolarNodeRoutes
 from gangline.interop.polar.routes import PolarRoutes, polar_task
 from gangline.server.parts import CallbackBody, ServerPart, ServerPlace
+from gangline.server.routes.events import EventRoutes
+from gangline.server.service.running import RunningSessions
 from gangline.wire.http.routes import Route
 
 __all__ = ["PolarPart"]
+
+_KEEP_ALIVE_S = 15.0
 
 
 class PolarPart(ServerPart):
@@ -22,8 +27,10 @@ class PolarPart(ServerPart):
 
     def routes(self) -> Sequence[Route]:
         service = self.place.service
+        events = EventRoutes(service, RunningSessions(service, self.place.control_token), keep_alive_s=_KEEP_ALIVE_S)
         return [
             *PolarRoutes(service, max_task_bytes=self.place.max_task_bytes).routes(),
+            *DashboardRoutes(service, events).routes(),
             *PolarNodeRoutes(service, self._dispatch, max_result_bytes=self.place.max_result_bytes).routes(),
         ]
 

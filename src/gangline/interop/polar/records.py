@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gangline.domain.lifecycle import STOPPED_BY_LIMIT, Outcome
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.domain.session import SessionResult, is_usable
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import TaskView
@@ -22,7 +22,7 @@ LogprobForm = Literal["objects", "floats"]
 """`response_logprobs` as the paper has it, `{"token", "token_id", "logprob"}` for a sampled token and no `token` for
 others; or as numbers, as its published code has it, which refuses objects."""
 
-_STATUSES: dict[Outcome, str] = {
+_STATUSES: dict[str, str] = {
     "completed": "COMPLETED",
     **dict.fromkeys(STOPPED_BY_LIMIT, "COMPLETED"),
     "agent_timeout": "TIMEOUT",
@@ -39,7 +39,7 @@ def polar_task_status(task: TaskView) -> str:
     return "cancelled" if task.status == "cancelled" else "completed"
 
 
-def polar_session_status(outcome: Outcome) -> str:
+def polar_session_status(outcome: str) -> str:
     """`COMPLETED`, `TIMEOUT` or `ERROR`."""
     return _STATUSES.get(outcome, "ERROR")
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -29,13 +30,23 @@ from gangline.server.service.running import RunningSessions
 from gangline.wire.http.query import Flag, Text, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["EventRoutes"]
+__all__ = ["EventForm", "EventRoutes"]
 
 _PAGE = 500
 _REST_S = 1.0
 """Between two readings of stored events for a stream with `calls=1`."""
 MAX_STREAMS = 1000
 """Event streams of one server."""
+
+
+class EventForm(NamedTuple):
+    """How a stream is written. Each answers whole events, or nothing."""
+
+    begin: Callable[[int], bytes]
+    """`after`: the last event before the stream."""
+    event: Callable[[Event], bytes]
+    still_here: Callable[[], bytes]
+    """Sent while nothing happens."""
 
 
 class EventRoutes:
@@ -46,31 +57,40 @@ class EventRoutes:
         self._num_streams = 0
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Streams until the client leaves or the server stops. Raises: InvalidRequest, TooMany."""
+        after, task_id, with_calls = _resume_point(request), _TASK_ID.read(request), _CALLS.read(request)
+        return await self.stream(request, _OWN, after, task_id, with_calls=with_calls)
+
+    async def stream(
+        self,
+        request: web.Request,
+        form: EventForm,
+        after: int | None = None,
+        task_id: str | None = None,
+        *,
+        with_calls: bool = False,
+    ) -> web.StreamResponse:
+        """Streams until the client leaves or the server stops. `after`: None is from now on. Raises: TooMany."""
         if self._num_streams >= MAX_STREAMS:
             raise TooMany(f"{MAX_STREAMS} event streams are open; end some.", limit=MAX_STREAMS)
         self._num_streams += 1
         try:
-            return await self._opened(request)
+            if after is None:
+                after = await self._service.store.query(self._service.store.last_event)
+            response = web.StreamResponse(
+                headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            )
+            await response.prepare(request)
+            # Without its database the stream ends; the client resumes where it broke.
+            with contextlib.suppress(ConnectionError, StoreError):
+                await response.write(form.begin(after))
+                await self._stream(response, form, after, task_id, with_calls=with_calls)
+            return response
         finally:
             self._num_streams -= 1
 
-    async def _opened(self, request: web.Request) -> web.StreamResponse:
-        store = self._service.store
-        after, with_calls = _resume_point(request), _CALLS.read(request)
-        if after is None:
-            after = await store.query(store.last_event)
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
-        await response.prepare(request)
-        # Without its database the stream ends; the client resumes where it broke.
-        with contextlib.suppress(ConnectionError, StoreError):
-            await response.write(f"retry: 1000\nid: {after}\n\n".encode())
-            await self._stream(response, after, _TASK_ID.read(request), with_calls=with_calls)
-        return response
-
-    async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None, *, with_calls: bool) -> None:
+    async def _stream(
+        self, response: web.StreamResponse, form: EventForm, after: int, task_id: str | None, *, with_calls: bool
+    ) -> None:
         store = self._service.store
         told: Mapping[str, tuple[int, int]] = {}
         read_at = 0.0
@@ -85,12 +105,13 @@ class EventRoutes:
                 before, told = told, self._running.num_calls() if with_calls else told
                 grown = {one: counts for one, counts in told.items() if before.get(one) != counts}
                 if page or grown:
-                    await response.write(b"".join([*map(_render, page), *starmap(_calls, grown.items())]))
+                    if told_now := b"".join([*map(form.event, page), *starmap(_calls, grown.items())]):
+                        await response.write(told_now)
                     after = page[-1].seq if page else after
                 elif rest_s > 0:
                     await new_calls.wait(rest_s)
                 elif not await news.wait(self._keep_alive_s):
-                    await response.write(b": still here\n\n")
+                    await response.write(form.still_here())
 
     def routes(self) -> list[Route]:
         return [
@@ -116,6 +137,17 @@ def _resume_point(request: web.Request) -> int | None:
 
 def _render(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), msgspec.json.encode(event))
+
+
+def _begin(after: int) -> bytes:
+    return b"retry: 1000\nid: %d\n\n" % after
+
+
+def _still_here() -> bytes:
+    return b": still here\n\n"
+
+
+_OWN = EventForm(_begin, _render, _still_here)
 
 
 def _calls(session_id: str, counts: tuple[int, int]) -> bytes:
