@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gangline.domain.errors import Failure
+from gangline.domain.errors import Failure, InvalidRequest
 from gangline.domain.session import Lease, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
@@ -396,6 +396,36 @@ async def test_the_sampling_of_an_evaluation_holds_for_each_harness(http: httpx.
         assert (refused.status_code, "agent.settings.model_kwargs." in refused.json()["detail"]) == (400, True)
     unchanged = task_from_polar(TASK | {"agent": agent | {"settings": {"model_kwargs": {}}}})
     assert (unchanged.agent.settings, unchanged.capture.sampling) == ({}, None)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("stop", ["END"], "the agent's program"),
+        ("stop", "END", "the agent's program"),
+        ("stop_token_ids", [151645], "generation_config.json"),
+        ("min_tokens", 5, "leave it out"),
+        ("repetition_penalty", 1.1, "leave it out"),
+        ("n", 2, "leave it out"),
+        *(("stop", neutral, None) for neutral in ([], "", None)),
+        *(("stop_token_ids", neutral, None) for neutral in ([], None)),
+        ("min_tokens", 0, None),
+        ("repetition_penalty", 1.0, None),
+        ("n", 1, None),
+        ("drop_params", True, None),
+    ],
+)
+def test_a_parameter_that_a_task_cannot_set_is_refused_with_what_to_do_unless_it_changes_nothing(
+    name: str, value: Any, told: str | None, inside: bool
+):
+    kwargs = {"extra_body": {name: value}} if inside else {name: value}
+    asked = TASK | {"agent": TASK["agent"] | {"settings": {"model_kwargs": kwargs}}}
+    if told is None:
+        assert task_from_polar(asked).capture.sampling is None
+        return
+    with pytest.raises(InvalidRequest, match=rf"agent\.settings\.model_kwargs\.{name}: .*{told}"):
+        task_from_polar(asked)
 
 
 def test_what_is_left_out_is_what_it_is_there():

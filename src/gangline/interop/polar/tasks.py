@@ -20,6 +20,7 @@ from gangline.grading.swe_bench_rows import TEST_TIMEOUT_S
 from gangline.grading.untrusted.test_logs import STATUS_WORDS, name_in_status_lines
 from gangline.interop.polar.agents import agent_from_polar
 from gangline.interop.polar.runtimes import given_fields, runtime_from_polar
+from gangline.interop.polar.sampling import taken_from_settings
 
 __all__ = ["SEED_BASE", "protected_by_default", "task_from_polar"]
 
@@ -34,34 +35,6 @@ _TESTS_ON_OUTPUT = ("test_command", "expected_output_json")
 _TESTS_ON_OUTPUT_S = 1200.0
 _GRADING_MARGIN_S = 60.0
 """Seconds of an evaluation beside the tests' own time."""
-
-_FIELD = "model_kwargs"
-_TEMPLATE = "chat_template_kwargs"
-_RULES = ("temperature", "top_p", "top_k", "max_tokens")
-_OF_TEXT = ("skip_special_tokens", "no_stop_trim")
-"""Change the text of a reply and none of its ids."""
-
-
-def taken_from_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An agent's settings without these, and the fields of `capture` that say the same. Raises: InvalidRequest."""
-    settings = dict(given)
-    wanted = settings.pop(_FIELD, None)
-    if not isinstance(wanted, dict):
-        return dict(given), {}
-    wanted = cast("dict[str, Any]", wanted)
-    further = wanted.get("extra_body")
-    wanted = {name: value for name, value in wanted.items() if name != "extra_body"}
-    if isinstance(further, dict):
-        wanted |= cast("dict[str, Any]", further)
-    if wanted.get("top_k") in (0, -1):  # as of engines: no limit
-        del wanted["top_k"]
-    arguments = wanted.pop(_TEMPLATE, None)
-    for name, value in wanted.items():
-        if value is not None and name not in (*_RULES, *_OF_TEXT):
-            raise InvalidRequest(f"agent.settings.{_FIELD}.{name}: is not supported; leave it out.")
-    rules = {name: {"override": wanted[name]} for name in _RULES if wanted.get(name) is not None}
-    capture = {"sampling": rules, "template_kwargs": arguments}
-    return settings, {name: value for name, value in capture.items() if value}
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
