@@ -219,7 +219,8 @@ async def test_mcp_servers_come_as_a_list(trainer: Trainer, client: ServerClient
         assert (status, told in problem["detail"]) == (400, True), problem["detail"]
 
 
-async def test_the_callback_says_what_the_poll_says(trainer: Trainer, client: ServerClient):
+@pytest.mark.parametrize("query", ["", "?logprobs=objects", "?run=7&logprobs=objects", "?logprobs=any"])
+async def test_the_callback_says_what_the_poll_says(trainer: Trainer, client: ServerClient, query: str):
     told: asyncio.Queue[Any] = asyncio.Queue()
 
     async def take(call: web.Request) -> web.Response:
@@ -229,14 +230,20 @@ async def test_the_callback_says_what_the_poll_says(trainer: Trainer, client: Se
     app = web.Application()
     app.router.add_post("/callback/task_result", take)
     async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
-        url = PAYLOAD["callback_url"].replace("127.0.0.1:9", f"{host}:{port}")
+        url = PAYLOAD["callback_url"].replace("127.0.0.1:9", f"{host}:{port}") + query
         await trainer.post("/rollout/task/submit", PAYLOAD | {"callback_url": url, "num_samples": 2})
         node = FakeNode(client)
         first, second = await node.lease()
         await node.finish([first], trajectory=trajectory_of(first.session_id, first.task_id), reward=1.0)
         await node.finish([second], outcome="agent_timeout", reward=None)
         body = await asyncio.wait_for(told.get(), 30)
-    assert body == (await trainer.get("/rollout/task/polar-swegym-0-0"))[1]
+    form = "objects" if query.endswith("objects") else "floats"
+    path = f"/rollout/task/polar-swegym-0-0?logprobs={form}"
+    assert body == (await trainer.get(path))[1]
+    async with trainer.http.delete(trainer.url + path) as reply:
+        assert body == await reply.json()
+    values = body["results"][0]["trajectory"]["traces"][0]["response_logprobs"]
+    assert isinstance(values[0], dict) is (form == "objects")
     assert (body["status"], body["metadata"], len(body["results"])) == ("completed", PAYLOAD["metadata"], 2)
     assert body["results"][0]["trajectory"]["traces"][0]["reward"] == 1.0
 

@@ -106,10 +106,12 @@ async def test_an_unknown_builder_is_refused_when_the_session_is_opened(node: Ru
     assert "per_request" in problem["detail"]
 
 
-async def test_an_aborted_session_leaves_nothing(node: RunningNode) -> None:
+@pytest.mark.parametrize(("method", "end"), [("POST", "/abort"), ("DELETE", "")])
+async def test_an_aborted_session_leaves_nothing(node: RunningNode, method: str, end: str) -> None:
     opened = await node.client.open_session()
     await talk(opened)
-    await node.client.abort_session(opened.session_id)
+    status, view = await node.ask(method, f"/v1/sessions/{opened.session_id}{end}")
+    assert (status, view["status"]) == (200, "aborted")
     assert (await node.client.abort_session(opened.session_id)).status == "aborted"
     with pytest.raises(Conflict):
         await node.client.finalize(opened.session_id)
@@ -241,6 +243,7 @@ async def test_control_routes_want_the_control_token(node: RunningNode) -> None:
         ("GET", f"{one}/wait"),
         ("POST", f"{one}/finalize"),
         ("POST", f"{one}/abort"),
+        ("DELETE", one),
         ("GET", "/v1/status"),
     ]:
         for key in (None, "wrong", opened.api_key):

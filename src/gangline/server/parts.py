@@ -15,8 +15,8 @@ from gangline.wire.http.routes import Route
 
 __all__ = ["CallbackBody", "ServerPart", "ServerPlace", "server_parts"]
 
-CallbackBody = Callable[[str], Awaitable[bytes]]
-"""Task id -> the body of its callback."""
+CallbackBody = Callable[[str, str], Awaitable[bytes]]
+"""Task id and the callback's URL -> the body of the callback."""
 
 
 class ServerPlace(NamedTuple):

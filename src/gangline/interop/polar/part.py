@@ -9,7 +9,7 @@ from typing import Any
 from gangline.interop.polar.dashboard import DashboardRoutes
 from gangline.interop.polar.dispatch import PolarDispatch
 from gangline.interop.polar.nodes import PolarNodeRoutes
-from gangline.interop.polar.routes import PolarRoutes, polar_task
+from gangline.interop.polar.routes import PolarRoutes, polar_callback
 from gangline.server.parts import CallbackBody, ServerPart, ServerPlace
 from gangline.server.routes.events import EventRoutes
 from gangline.server.service.running import RunningSessions
@@ -38,4 +38,4 @@ class PolarPart(ServerPart):
         return [self._dispatch.send_forever(own_url)]
 
     def callbacks(self) -> Mapping[str, CallbackBody]:
-        return {"polar": partial(polar_task, self.place.service)}
+        return {"polar": partial(polar_callback, self.place.service)}

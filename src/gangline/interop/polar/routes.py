@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any, get_args
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from aiohttp import web
@@ -29,7 +30,7 @@ from gangline.wire.http.negotiation import JSON, answer_json, path_id, read_reco
 from gangline.wire.http.query import Choice, Flag
 from gangline.wire.http.routes import Route, json_route
 
-__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_task"]
+__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_callback"]
 
 _NEWEST_TASKS = 1000
 _REMEMBERED_S = 300.0
@@ -149,6 +150,7 @@ class PolarRoutes:
 
     async def cancel_polar_task(self, request: web.Request) -> web.Response:
         name = path_id(request, "task_id")
+        form: LogprobForm = _LOGPROBS.read(request) or "floats"
         task_id = await newest_id(self._service, name)
         try:
             await self._service.cancel_task(task_id)
@@ -159,7 +161,7 @@ class PolarRoutes:
             self._cancelled[name] = self._monotonic() + _REMEMBERED_S
             unknown = PolarTask(task_id=name, status="cancelled", total_sessions=0, completed_sessions=0, results=[])
             return answer_json(unknown)
-        return web.Response(body=await polar_task(self._service, task_id), content_type=JSON)
+        return web.Response(body=await polar_task(self._service, task_id, form), content_type=JSON)
 
     def _refuse_cancelled(self, task_id: str) -> None:
         """Raises: Conflict."""
@@ -197,7 +199,7 @@ class PolarRoutes:
                   answer=PolarTask, query=(_LOGPROBS,), errors=(400, 401, 404)),
             json_route("DELETE", "/rollout/task/{task_id}", self.cancel_polar_task,
                   "Cancel a task, and all its sessions.",
-                  answer=PolarTask, query=(_REGISTER,), errors=(400, 401, 404)),
+                  answer=PolarTask, query=(_LOGPROBS, _REGISTER), errors=(400, 401, 404)),
             json_route("GET", "/rollout/status", self.polar_status,
                   "Polar's view of tasks, nodes and pending sessions.",
                   answer=PolarStatus),
@@ -208,8 +210,14 @@ _LOGPROBS = Choice("logprobs", "Objects, as in A.4, or numbers, which are usual.
 _REGISTER = Flag("register_if_missing", "Whether a task that is not known is refused when it is submitted later.")
 
 
+async def polar_callback(service: RolloutService, task_id: str, url: str) -> bytes:
+    """The body of a callback to `url`, which may ask for `logprobs=objects` as a poll does. Raises: as `polar_task`."""
+    wanted = parse_qs(urlsplit(url).query).get("logprobs")
+    return await polar_task(service, task_id, "objects" if wanted == ["objects"] else "floats")
+
+
 async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = "floats") -> bytes:
-    """A `PolarTask` as JSON: the answer to a poll, and the body of a callback. Raises: NotFound, StoreError."""
+    """A `PolarTask` as JSON: the answer to a poll. Raises: NotFound, StoreError."""
     task, results = await service.task_results(task_id, partial=True)
     return await asyncio.to_thread(_record, task, results, form)  # it may be large
 

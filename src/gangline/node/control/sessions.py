@@ -137,6 +137,7 @@ class SessionRoutes:
                   query=(_COMPLETIONS,), errors=(400, 401, 404, 409)),
             Route("POST", f"{one}/abort", self.abort, "Close it and discard its records.", answer=ExternalView,
                   errors=(400, 401, 404, 409)),
+            Route("DELETE", one, self.abort, "The same.", answer=ExternalView, errors=(400, 401, 404, 409)),
             Route("POST", f"{one}/complete", self.complete, "The agent's report of its end, with its claim.", "session",
                   ClaimRequest, errors=_OF_AGENTS),
             *self._below("/s/{session}"),

@@ -36,7 +36,7 @@ class CallbackSender:
     """Carries callbacks.
 
     public_url: the server's address as receivers know it, for `result_url`.
-    forms: value of a task's `callback_form` -> what makes its bodies, by task id.
+    forms: value of a task's `callback_form` -> what makes its bodies, by task id and the callback's URL.
     base_s, max_s: pause after the first failure, doubled after each, and its bound.
     """
 
@@ -46,7 +46,7 @@ class CallbackSender:
         notifier: Notifier,
         *,
         public_url: str,
-        forms: Mapping[str, Callable[[str], Awaitable[bytes]]],
+        forms: Mapping[str, Callable[[str, str], Awaitable[bytes]]],
         control_token: str | None,
         base_s: float = 1.0,
         max_s: float = 300.0,
@@ -139,6 +139,6 @@ class CallbackSender:
         """Raises: NotFound, StoreError when results that belong into the body cannot be read."""
         kept = msgspec.json.decode(callback.body, type=dict[str, Any])
         if (form := kept.get("callback_form")) is not None:
-            return await self._forms[form](callback.task_id)
+            return await self._forms[form](callback.task_id, callback.url)
         result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
         return msgspec.json.encode({**kept, "result_url": result_url})
