@@ -42,10 +42,11 @@ async def test_from_a_run_over_a_step_and_its_group_to_a_session(visit: Visit, r
     await expect(row).to_contain_text("0 to 0.5")
     await row.get_by_role("link", name="base").press("Enter")
     charts = page.get_by_role("figure")
-    await expect(charts).to_have_count(8)
+    await expect(charts).to_have_count(9)
+    await expect(charts.filter(has_text="Weight update in")).to_contain_text("load 0.2")
     await expect(charts.filter(has_text="Reward")).to_contain_text("trained 0.8")
     await expect(charts.filter(has_text="Entropy")).to_contain_text("mean 0.5")
-    await expect(page.locator(".chart canvas")).to_have_count(8)
+    await expect(page.locator(".chart canvas")).to_have_count(9)
     for _ in range(10):
         await visit.keys("k")
     await expect(page.get_by_role("heading", name="Step 10, version 10")).to_be_visible()

@@ -47,6 +47,10 @@ def test_the_gate_is_closed_and_opened_from_the_command_line(up: UpProcess) -> N
     shown = gangline("gate", "show", "--data", up.data)
     assert "open" in shown.stdout
     assert "5" in shown.stdout
+    (seen,) = ask(up, "gate", "updates")
+    assert (seen["mode"], seen["version"], seen["drain_s"], seen["reported"]) == ("keep", 5, 0.0, {})
+    shown = gangline("gate", "updates", "--data", up.data, env={"COLUMNS": "120"})
+    assert "drain 0.0, held" in shown.stdout
 
 
 def test_a_wrong_mode_is_told_in_one_line(up: UpProcess) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib import error, request
 
+import numpy as np
 import openai
 import pytest
 
@@ -15,9 +16,12 @@ from gangline.serving.scripted.server import scripted_server
 from support.node.node import TOKEN, running_node
 
 
-def control(url: str, method: str = "POST", token: str | None = TOKEN) -> tuple[int, Any]:
-    """As the collector asks: urllib, an empty body of no declared type."""
-    asked = request.Request(url, data=b"" if method == "POST" else None, method=method)
+def control(url: str, method: str = "POST", token: str | None = TOKEN, body: Any = None) -> tuple[int, Any]:
+    """As the collector asks: urllib, an empty body of no declared type; or a body of JSON."""
+    data = b"" if body is None else json.dumps(body).encode()
+    asked = request.Request(url, data=data if method == "POST" else None, method=method)
+    if body is not None:
+        asked.add_header("Content-Type", "application/json")
     if token is not None:
         asked.add_header("Authorization", f"Bearer {token}")
     try:
@@ -77,3 +81,54 @@ async def test_strangers_are_refused(tmp_path: Path, method: str, action: str) -
         assert (await asyncio.to_thread(control, url, method, None))[0] == 401
         assert (await asyncio.to_thread(control, url, method, "wrong"))[0] == 401
         assert not (await node.client.gate()).is_paused
+
+
+async def test_a_refit_between_polars_pause_and_resume_is_seen_by_phase_and_takes_the_trainers_own(
+    tmp_path: Path,
+) -> None:
+    async with scripted_server({}) as engine_url, running_node(tmp_path, engine_url) as node:
+        root, gate = f"{node.client.url}/admin/inference", f"{node.client.url}/v1/gate"
+        status, problem = await asyncio.to_thread(control, f"{gate}/phases", body={"phases": {"offload": 1}})
+        assert (status, problem["code"]) == (409, "conflict")
+        for action in ("pause", "resume"):
+            assert (await asyncio.to_thread(control, f"{root}/{action}"))[0] == 200
+        phases = {"offload_before_refit": 227.3, "NCCL broadcast": 1.7, "drain": 0.1}
+        assert (await asyncio.to_thread(control, f"{gate}/phases", body={"phases": phases}))[0] == 200
+        status, (seen,) = await asyncio.to_thread(control, f"{gate}/updates", "GET")
+        assert (status, seen["mode"], seen["version"]) == (200, "drain", None)
+        assert seen["reported"] == {"offload_before_refit": 227.3, "NCCL broadcast": 1.7}
+        assert 0 <= seen["drain_s"] + seen["held_s"] < 60
+        assert [one.reported for one in await node.client.updates()] == [seen["reported"]]
+        timed: Any = {"offload_before_refit": np.float32(0.5), "NCCL broadcast": np.float64(2)}
+        await node.client.report_phases(timed)
+        assert (await node.client.updates())[0].reported == {"offload_before_refit": 0.5, "NCCL broadcast": 2.0}
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        None,
+        {},
+        {"offload": -1},
+        {"offload": float("nan")},
+        {"offload": float("inf")},
+        {"offload": "long"},
+        {"offload": None},
+        {"": 1},
+        {" x": 1},
+        {"a\n": 1},
+        {"[red]": 1},
+        {"x" * 65: 1},
+        {"a\nb": 1},
+        {"é": 1},
+        {str(number): 1 for number in range(33)},
+        [["offload", 1]],
+    ],
+)
+async def test_phases_that_are_none_are_refused(tmp_path: Path, phases: Any) -> None:
+    async with scripted_server({}) as engine_url, running_node(tmp_path, engine_url) as node:
+        await node.client.pause("keep", 60)
+        asked = await asyncio.to_thread(control, f"{node.client.url}/v1/gate/phases", body={"phases": phases})
+        assert asked[0] == 400
+        await node.client.resume()
+        assert (await node.client.updates())[0].reported == {}

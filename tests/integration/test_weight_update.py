@@ -90,6 +90,10 @@ async def test_all_engines_and_nodes_get_the_weights_and_a_shared_engine_gets_th
         assert await running.gates() == [(False, 3), (False, 3)]
         phases = (profile.transfer_s, profile.pause_s, profile.drain_s, profile.load_s, profile.resume_s)
         assert sum(phases) == pytest.approx(profile.total_s)
+        told = {name: seconds for name, seconds in profile.phases.items() if name != "drain"}
+        for node in running.nodes:
+            (seen,) = await node.client.updates()
+            assert (seen.version, seen.mode, seen.reported) == (3, mode, told)
         assert await versions_sampled(running.nodes[0]) == [3]
         assert await running.weights.latest_version() == 3
 

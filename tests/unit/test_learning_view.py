@@ -141,6 +141,13 @@ def test_groups_that_teach_nothing_are_counted_and_a_step_of_nothing_else_says_t
     assert printed(reward_chart([nothing]))
 
 
+def test_a_phase_that_took_most_of_a_weight_update_is_told() -> None:
+    assert STEPS[0].update is not None
+    slow = msgspec.structs.replace(STEPS[0].update, transfer_s=227.3, load_s=3.2)
+    (note,) = notes_on(msgspec.structs.replace(STEPS[0], update=slow))
+    assert note.startswith("227.3 of the 230.6 seconds of a weight update were the phase transfer: writing the weights")
+
+
 def test_a_mean_without_an_error_claims_none() -> None:
     assert shown_reward(evaluation(0, 0.5, None)) == "0.50"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,9 @@ import typer
 from rich.table import Table
 
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
-from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, run
+from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json, run
 from gangline.domain.node_views import GateMode, GateState
+from gangline.domain.weight_updates import GateUpdate, told_phases
 
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
@@ -75,6 +77,34 @@ def version(
 def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
     """Show whether model calls are held, and the policy version."""
     _ask(data, node, as_json, lambda client: client.gate())
+
+
+@gate.command()
+def updates(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Show the last weight updates by phase, and the phase that took most of the time."""
+    answers = run(ask_nodes(data, node, lambda client: client.updates()))
+    if as_json:
+        print_json(answers)
+        return
+    if not any(answers.values()):
+        notes().print("No gate has seen a weight update yet.")
+        return
+    table = Table("node", "ended", "version", "seconds", "by phase", box=None)
+    for url, found in answers.items():
+        for one in found:
+            table.add_row(url, *_update_cells(one))
+    console().print(table)
+    for url, found in answers.items():
+        if found and (told := told_phases(found[-1].phases)) is not None:
+            notes().print(f"{url}: {told}.", markup=False, soft_wrap=True)
+
+
+def _update_cells(update: GateUpdate) -> tuple[str, str, str, str]:
+    ended = datetime.fromtimestamp(update.ended_at).astimezone().strftime("%H:%M:%S")
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in update.phases.items())
+    expired = "; its lease ran out" if update.has_expired else ""
+    version = "" if update.version is None else str(update.version)
+    return ended, version, f"{sum(update.phases.values()):.1f}", phases + expired
 
 
 def register(app: typer.Typer) -> None:

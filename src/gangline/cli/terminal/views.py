@@ -22,12 +22,14 @@ __all__ = [
     "node_state",
     "nodes_table",
     "sessions_table",
+    "slow_updates",
     "stages_line",
     "status_view",
 ]
 
 _SILENT_AFTER_S = 30.0
 _BREAKER = "breaker_open_"
+_SLOW_UPDATE = "slow_update"
 
 OUTCOME_COLOURS = {
     "completed": "green",
@@ -155,6 +157,19 @@ def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     return table
 
 
+def slow_updates(nodes: Sequence[NodeView]) -> list[str]:
+    """A sentence for each node where one phase took most of the last weight update."""
+    found: list[str] = []
+    for node in nodes:
+        for name, seconds in node.metrics.items():
+            if name.startswith(f"{_SLOW_UPDATE}_"):
+                phase, total_s = printable(name.removeprefix(f"{_SLOW_UPDATE}_")), node.metrics.get(_SLOW_UPDATE, 0.0)
+                found.append(
+                    f"{node.node_id}: {phase} took {seconds:.0f} of the {total_s:.0f} s of its last weight update"
+                )
+    return found
+
+
 def stages_line(status: ServiceStatus) -> Text:
     """`queued 12 > init 2 > ready 3 > run 8 > postrun 1 > ended 40`."""
     stages = {"queued": status.sessions.get("queued", 0)}
@@ -171,4 +186,5 @@ def stages_line(status: ServiceStatus) -> Text:
 def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> RenderableType:
     lines = Text(f"gangline {status.version}; tasks: {counts(status.tasks)}; callbacks: {counts(status.callbacks)}")
     waiting = [Text(f"unplaced: {number} queued: {why}", style="yellow") for why, number in status.unplaced.items()]
+    waiting += [Text(line, style="yellow") for line in slow_updates(status.nodes)]
     return Group(lines, stages_line(status), *waiting, Text(), nodes_table(status.nodes), Text(), groups_table(tasks))

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import GateMode, GateState
+from gangline.node.backends.gate_updates import GateUpdates
 
 __all__ = ["ABANDONED_S", "Gate", "GateMeter"]
 
@@ -79,27 +80,6 @@ class GateMeter:
             self._runs.set()
 
 
-class _Stopwatch:
-    """Time in all between starts and stops."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._started_at: float | None = None
-        self._before_s = 0.0
-
-    @property
-    def spent_s(self) -> float:
-        return self._before_s + (0.0 if self._started_at is None else self._clock() - self._started_at)
-
-    def start(self) -> None:
-        """Idempotent."""
-        self._started_at = self._clock() if self._started_at is None else self._started_at
-
-    def stop(self) -> None:
-        """Idempotent."""
-        self._before_s, self._started_at = self.spent_s, None
-
-
 class Gate:
     """One per node. All methods belong to the node's event loop."""
 
@@ -119,7 +99,7 @@ class Gate:
         self._passing: set[GateMeter] = set()
         self.on_expired: Callable[[], None] | None = None
         """Called when a lease ran out, before the gate opens."""
-        self._closed = _Stopwatch(clock)
+        self.updates = GateUpdates(clock)
         self._waited_s = 0.0
 
     @property
@@ -139,7 +119,7 @@ class Gate:
     @property
     def closed_s(self) -> float:
         """How long it was closed in all, until now."""
-        return self._closed.spent_s
+        return sum(self.updates.measured_s.values())
 
     @property
     def waited_s(self) -> float:
@@ -181,11 +161,16 @@ class Gate:
 
     def resume(self) -> GateState:
         """Open the gate. One that is open stays so."""
+        return self._open()
+
+    def _open(self, *, has_expired: bool = False) -> GateState:
+        if self._mode is not None:
+            update = self.updates.end(self._mode, self._version, has_expired=has_expired)
+            _log.info("gate.updated drain_s=%.3f held_s=%.3f version=%s", update.drain_s, update.held_s, self._version)
         if self._lease is not None:
             self._lease.cancel()
         if self._opened is not None:
             self._opened.set()
-        self._closed.stop()
         self._lease, self._opened, self._mode = None, None, None
         self._settled.set()
         self._freeze()
@@ -229,6 +214,7 @@ class Gate:
         self._num_in_flight += change
         if self._mode is not None and self._num_in_flight == 0:
             self._settled.set()
+            self.updates.drained()
         if meter is not None:
             meter.passes(change, is_frozen=self._mode == "keep")
             (self._passing.discard if meter.is_idle else self._passing.add)(meter)
@@ -242,7 +228,7 @@ class Gate:
     def _close(self, mode: GateMode, lease_s: float) -> None:
         self._num_pauses += 1
         self._mode = mode
-        self._closed.start()
+        self.updates.begin(is_drained=mode == "keep" or not self._num_in_flight)
         self._opened = self._opened or asyncio.Event()
         self._lease_for(lease_s)
         if self._num_in_flight:
@@ -261,4 +247,4 @@ class Gate:
         _log.error("gate.lease_expired version=%s: whoever paused the gate did not renew it", self._version)
         if self.on_expired is not None:
             self.on_expired()
-        self.resume()
+        self._open(has_expired=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.node_views import BackendView, GateState
+from gangline.domain.weight_updates import GateUpdate
 from gangline.node.backends.gate import Gate
 from gangline.wire.http.negotiation import answer, read_record
 from gangline.wire.http.query import MAX_WAIT_S
 from gangline.wire.http.routes import Route
 
-__all__ = ["GateRoutes", "PauseRequest", "VersionRequest"]
+__all__ = ["GateRoutes", "PauseRequest", "PhasesRequest", "VersionRequest"]
 
 
 class PauseRequest(BaseModel):
@@ -44,6 +45,21 @@ class VersionRequest(BaseModel):
     """URLs of engines that may have other weights: their tokens are of unknown version, unless they report it."""
 
 
+_PhaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./: -]{0,63}$")]
+_Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+class PhasesRequest(BaseModel):
+    """Body of `POST /v1/gate/phases`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    phases: Annotated[dict[_PhaseName, _Seconds], Field(min_length=1, max_length=32)]
+    """Phase of the trainer's -> its seconds, for the weight update under way, or the last one where the gate is open.
+    They should not overlap. A name that is reported again replaces its seconds; `drain` and `held` are the gate's own,
+    and left out."""
+
+
 class GateRoutes:
     """`on_version`: called with a version's `unknown` when it has been set. `engines`: those of the policy."""
 
@@ -62,6 +78,10 @@ class GateRoutes:
             Route("POST", "/v1/gate/resume", self.resume, "Resume them.", answer=GateState),
             Route("POST", "/v1/gate/version", self.set_version, "The policy version from now on.",
                   body=VersionRequest, answer=GateState),
+            Route("GET", "/v1/gate/updates", self.updates, "The last weight updates by phase, the newest last.",
+                  answer=list[GateUpdate]),
+            Route("POST", "/v1/gate/phases", self.report, "A trainer's own phases of a weight update.",
+                  body=PhasesRequest, answer=GateState, errors=(400, 401, 409)),
         ]  # fmt: skip
 
     async def show(self, request: web.Request) -> web.StreamResponse:
@@ -90,3 +110,11 @@ class GateRoutes:
             if engine.reports_versions
         )
         return msgspec.structs.replace(state, notes=tuple(notes))
+
+    async def updates(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.updates.last)
+
+    async def report(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, PhasesRequest)
+        self._gate.updates.report(wanted.phases)
+        return answer(request, self._gate.state)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.errors import GanglineError
@@ -19,8 +19,10 @@ from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.node_views import BackendView, BreakerView, DiskState
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
+from gangline.domain.weight_updates import slowest_phase
 from gangline.machine.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
 from gangline.node.backends.gate import Gate
+from gangline.node.backends.gate_updates import GateUpdates
 from gangline.rows.forks.calls import REPLAYED
 
 __all__ = ["NodeMetrics", "NodeNow"]
@@ -58,14 +60,21 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate
 
     def troubles(self) -> dict[str, float]:
-        """For the heartbeat: how many sessions hang, at which boundary the breaker is open, and a disk that is low."""
+        """For the heartbeat: how many sessions hang, at which boundary the breaker is open, a disk that is low, and the
+        phase that took most of the last weight update."""
         broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
-        return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk()
+        return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk() | self._slow_update()
 
     def _low_disk(self) -> dict[str, float]:
         if self.disk is None or not self.disk.is_low:
             return {}
         return {f"disk_low_{name}": float(getattr(self.disk, name)) for name in _DISK_FIGURES}
+
+    def _slow_update(self) -> dict[str, float]:
+        phases = self.gate.updates.last[-1].phases if self.gate.updates.last else {}
+        if (slowest := slowest_phase(phases)) is None:
+            return {}
+        return {f"slow_update_{slowest}": phases[slowest], "slow_update": sum(phases.values())}
 
 
 class _Totals(msgspec.Struct):
@@ -260,11 +269,25 @@ class NodeMetrics:
         yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls waiting at the gate.", gate.num_waiting)
         yield GaugeMetricFamily("gangline_calls_in_flight", "Calls in flight at an engine.", gate.num_in_flight)
         yield counted("gangline_gate_closed_seconds", "Total seconds for which the gate was closed.", now.gate.closed_s)
+        yield counted("gangline_gate_updates", "Weight updates that ended at this gate.", now.gate.updates.num_ended)
+        yield _phases(now.gate.updates)
         yield counted("gangline_gate_waited_seconds", "Total seconds that calls waited at the gate.", now.gate.waited_s)
         yield counted("gangline_gate_expired", "Gates opened because their lease expired.", gate.num_expired_leases)
         if gate.version is not None:
             yield GaugeMetricFamily("gangline_policy_version", "Policy version of tokens sampled now.", gate.version)
         yield from _of_backends(now.backends)
+
+
+def _phases(updates: GateUpdates) -> Metric:
+    family = CounterMetricFamily(
+        "gangline_gate_phase_seconds",
+        "Total seconds of weight updates, by phase. The gate measures `drain` and `held`; trainers report the others.",
+        labels=["phase", "by"],
+    )
+    for by, seconds in (("gate", updates.measured_s), ("trainer", updates.reported_s)):
+        for phase, value in seconds.items():
+            family.add_metric([phase, by], value)
+    return family
 
 
 def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:

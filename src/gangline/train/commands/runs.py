@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.domain.weight_updates import told_phases
 from gangline.settings.machine import Settings
 from gangline.train.commands.view import draw_curves, reward_chart
 
@@ -121,6 +123,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
     if (difference := one.held_out_difference) is not None:
         facts.append(("held out", f"{_reward(one.first_evaluation)} to {_reward(one.last_evaluation)}: {difference}"))
+    updates = [record.update for record in run.records if record.update is not None]
+    if updates:
+        phases = {name: fmean(one.phases[name] for one in updates) for name in updates[0].phases}
+        said = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        facts.append(("weights", f"{len(updates)} pushed, {sum(phases.values()):.1f} s each: {said}"))
+        facts += [("", told)] if (told := told_phases(phases)) is not None else []
     for number, life in list(enumerate(run.lives, 1))[-_LIVES_SHOWN:]:
         commit = "" if life.commit is None else f", commit {life.commit[:12]}"
         facts.append((f"start {number}", f"{life.started_at} at step {life.first_step}, {life.gangline}{commit}"))

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.weight_updates import told_phases
 from gangline.settings.installation import extra_command
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def notes_on(record: StepRecord) -> list[str]:
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:
         notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn")
+    if record.update is not None and (told := told_phases(record.update.phases)) is not None:
+        notes.append(told)
     if record.update is None:
         notes.append(f"no weights were pushed, the policy stays at version {record.version}")
     return notes

@@ -56,6 +56,17 @@ class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
         """How long model calls waited at most."""
         return self.pause_s + self.drain_s + self.load_s + self.resume_s
 
+    @property
+    def phases(self) -> dict[str, float]:
+        """Phase -> seconds, in their order."""
+        return {
+            "transfer": self.transfer_s,
+            "pause": self.pause_s,
+            "drain": self.drain_s,
+            "load": self.load_s,
+            "resume": self.resume_s,
+        }
+
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a trainer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -159,6 +159,11 @@ class Fleet:
         """Let the engines go, then open the gates."""
         failed = await _failures((engine.url, engine.weights.let_go()) for engine in self.engines)
         return failed + await _failures((node.name, node.client.resume()) for node in self.nodes)
+
+    async def report(self, phases: Mapping[str, float]) -> None:
+        """Give every node the phases of the update that is over. A node that fails to take them has its weights."""
+        for name, error in await _failures((node.name, node.client.report_phases(phases)) for node in self.nodes):
+            _log.warning("weights.not_reported party=%s error=%s", name, error)
 
     def part(self, engines: Iterable[FleetEngine], nodes: Iterable[FleetNode]) -> Fleet:
         """Those engines, and all of their nodes beside `nodes`."""

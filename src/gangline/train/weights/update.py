@@ -227,7 +227,12 @@ class ServiceWeights:
             num_bytes=await asyncio.to_thread(num_bytes, path),
         )
         await asyncio.to_thread(self._folders.prune, set(self._reading.values()))
-        _log.info("weights.updated version=%d engines=%d took_s=%.3f", version, len(fleet.engines), profile.total_s)
+        await fleet.report(profile.phases)
+        phases = " ".join(f"{phase}_s={seconds:.3f}" for phase, seconds in profile.phases.items())
+        _log.info(
+            "weights.updated version=%d engines=%d took_s=%.3f %s",
+            *(version, len(fleet.engines), profile.total_s, phases),
+        )
         return profile
 
     def _check(self, fleet: Fleet, version: int) -> None:

@@ -12,6 +12,7 @@ from gangline.domain.completion import RecordedCalls
 from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
 from gangline.domain.session import Grading, GradingRequest
 from gangline.domain.tokens import encode_msgpack
+from gangline.domain.weight_updates import GateUpdate
 from gangline.wire.client.base import GRADING_WAIT_S, MSGPACK
 from gangline.wire.client.sessions import CallerSessions
 
@@ -97,6 +98,18 @@ class NodeClient(CallerSessions):
         """
         body = msgspec.json.encode({"version": version, "unknown": unknown})
         return await self.request_json("POST", "/v1/gate/version", GateState, body=body)
+
+    async def updates(self) -> list[GateUpdate]:
+        """The last weight updates by phase, the newest last."""
+        return await self.request_json("GET", "/v1/gate/updates", list[GateUpdate])
+
+    async def report_phases(self, phases: Mapping[str, float]) -> GateState:
+        """phases: of the trainer's -> seconds, for the weight update under way, or the last one.
+
+        Raises: InvalidRequest; Conflict when there was none.
+        """
+        body = msgspec.json.encode({"phases": {phase: float(seconds) for phase, seconds in phases.items()}})
+        return await self.request_json("POST", "/v1/gate/phases", GateState, body=body)
 
     async def backends(self) -> list[BackendView]:
         return await self.request_json("GET", "/v1/backends", list[BackendView])

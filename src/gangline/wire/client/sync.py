@@ -39,6 +39,7 @@ from gangline.domain.views import (
     TaskView,
     Verdict,
 )
+from gangline.domain.weight_updates import GateUpdate
 from gangline.wire.client.background import InBackground
 from gangline.wire.client.node import NodeClient
 from gangline.wire.client.server import ServerClient
@@ -306,6 +307,14 @@ class SyncNodeClient(_SyncSessions[NodeClient]):
         Raises: InvalidRequest when it would go back.
         """
         return self._run(lambda client: client.set_version(version, unknown))
+
+    def updates(self) -> list[GateUpdate]:
+        """The last weight updates by phase, the newest last."""
+        return self._run(lambda client: client.updates())
+
+    def report_phases(self, phases: Mapping[str, float]) -> GateState:
+        """As `NodeClient.report_phases`. Raises: InvalidRequest, Conflict."""
+        return self._run(lambda client: client.report_phases(phases))
 
     def backends(self) -> list[BackendView]:
         return self._run(lambda client: client.backends())

@@ -22,6 +22,7 @@ const CHARTS = [
   { title: "KL", curves: { "learner/behaviour_kl": "from the engine", "learner/old_kl": "from the step's begin", "learner/reference_kl": "from the reference" } },
   { title: "Entropy", curves: { "learner/entropy": "mean" } },
   { title: "Clipped share", curves: { "learner/clipped_low": "low", "learner/clipped_high": "high" } },
+  { title: "Weight update in seconds", curves: { "update/transfer_s": "transfer", "update/drain_s": "drain", "update/load_s": "load" } },
   { title: "Seconds", curves: { "rollout/waited_s": "waited", "rollout/trained_s": "trained", "update/total_s": "weight update" } },
 ];
 

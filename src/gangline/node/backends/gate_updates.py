@@ -1,0 +1,103 @@
+"""The weight updates that a gate saw, by phase: the last ones, and the totals of all."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gangline.domain.errors import Conflict
+from gangline.domain.node_views import GateMode
+from gangline.domain.weight_updates import GATE_PHASES, GateUpdate
+
+__all__ = ["GateUpdates"]
+
+_NUM_KEPT = 32
+_MAX_NAMES = 32
+"""Reported phases with a total of their own: each is a label of a metric for as long as the node lives."""
+_OTHERS = "others"
+
+
+class GateUpdates:
+    """Fed by the gate: an update begins when it closes, is drained, and ends when it opens."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_at: float | None = None
+        self._drained_at: float | None = None
+        self._reported: dict[str, float] = {}
+        """For the update under way."""
+        self._last: deque[GateUpdate] = deque(maxlen=_NUM_KEPT)
+        self._ended = {"drain": 0.0, "held": 0.0}
+        """Phase that the gate measures -> seconds of all updates that have ended."""
+        self.num_ended = 0
+        self.reported_s: dict[str, float] = {}
+        """Phase -> seconds that trainers reported, in all."""
+
+    @property
+    def last(self) -> tuple[GateUpdate, ...]:
+        """The last ones that have ended, the newest last."""
+        return tuple(self._last)
+
+    @property
+    def measured_s(self) -> dict[str, float]:
+        """Phase that the gate measures -> seconds in all, the update under way included."""
+        drain_s, held_s = self._so_far()
+        return {"drain": self._ended["drain"] + drain_s, "held": self._ended["held"] + held_s}
+
+    def _so_far(self) -> tuple[float, float]:
+        """Seconds of drain and of hold of the update under way."""
+        if self._began_at is None:
+            return 0.0, 0.0
+        now = self._clock()
+        drained_at = now if self._drained_at is None else self._drained_at
+        return drained_at - self._began_at, now - drained_at
+
+    def begin(self, *, is_drained: bool) -> None:
+        """A pause that renews a lease belongs to the same update. is_drained: no call in flight is waited for."""
+        now = self._clock()
+        self._began_at = now if self._began_at is None else self._began_at
+        if is_drained and self._drained_at is None:
+            self._drained_at = now
+
+    def drained(self) -> None:
+        """No call is in flight any more. Idempotent."""
+        self.begin(is_drained=True)
+
+    def end(self, mode: GateMode, version: int | None, *, has_expired: bool) -> GateUpdate:
+        drain_s, held_s = self._so_far()
+        update = GateUpdate(
+            ended_at=time.time(),
+            mode=mode,
+            version=version,
+            drain_s=drain_s,
+            held_s=held_s,
+            has_expired=has_expired,
+            reported=self._reported,
+        )
+        self._last.append(update)
+        self._ended = self.measured_s
+        self.num_ended += 1
+        self._began_at, self._drained_at, self._reported = None, None, {}
+        return update
+
+    def report(self, phases: Mapping[str, float]) -> None:
+        """Seconds of the trainer's own phases, for the update under way, or the last one. A name that is reported
+        again replaces its seconds; names of the gate's own phases are left out.
+
+        Raises: Conflict when there was no update.
+        """
+        if self._began_at is None and not self._last:
+            raise Conflict("the gate has seen no weight update: pause it around one, then report its phases.")
+        before = self._last[-1].reported if self._began_at is None else self._reported
+        new = {phase: seconds for phase, seconds in phases.items() if phase not in GATE_PHASES}
+        for phase, seconds in new.items():
+            is_named = phase in self.reported_s or len(self.reported_s) < _MAX_NAMES
+            name = phase if is_named else _OTHERS
+            self.reported_s[name] = self.reported_s.get(name, 0.0) + max(seconds - before.get(phase, 0.0), 0.0)
+        if self._began_at is None:
+            self._last[-1] = msgspec.structs.replace(self._last[-1], reported=before | new)
+        else:
+            self._reported = before | new
