@@ -22,8 +22,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from gangline.models.language.models import resolve_tokenizer
 from gangline.train.collecting.sampling.history import SamplingHistory
 from gangline.train.run.checkpoint import Checkpoints
+from gangline.train.run.lineage import weights_digest
 from gangline.train.runs.log import read_evaluations, read_records
 from gangline.train.runs.records import Life, Results
+from gangline.train.runs.store import read_run
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks
@@ -138,6 +140,11 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert lives[0].first_step == 1
     assert all(task_id.startswith(f"tiny-{lives[-1].key}-") for task_id in found[1].buffer.uses)
     assert len(lives) == 3
+    assert [bool(life.checkpoint_digest) for life in lives] == [False, True, True]
+    made = read_run(data, "tiny").checkpoints
+    assert made[-1].step == NUM_STEPS
+    assert made[-1].weights_digest == results.weights_digest == weights_digest(run / "model") != ""
+    assert len({one.digest for one in made}) == len(made)
     assert len({(life.experiment_digest, life.tasks_digest, life.model_digest) for life in lives}) == 1
     before, after = load_file(tmp_path / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors")
     assert any(not torch.equal(before[name], after[name]) for name in before)

@@ -30,11 +30,14 @@ from gangline.train.collecting.task_stream import TaskStream
 from gangline.train.learning.algorithms import algorithm
 from gangline.train.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
 from gangline.train.learning.samples import Sample
+from gangline.train.run.checkpoint import Checkpoints, checkpoint_digest
 from gangline.train.run.controls import controlled_mask, shuffled_rewards
+from gangline.train.run.lineage import weights_digest
 from gangline.train.run.trainer import Trainer
-from gangline.train.runs.log import read_records
-from gangline.train.runs.records import StepRecord
+from gangline.train.runs.log import GrowingRecords, read_records
+from gangline.train.runs.records import CheckpointRecord, StepRecord, UpdateProfile
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
+from support.training.recorded_runs import write_model
 from support.training.samples import group, scored, session
 from support.training.service import DULL, GOOD
 
@@ -72,6 +75,25 @@ async def test_it_trains_pushes_and_writes_every_step(tmp_path: Path, mode: str)
     assert all(record.update == PROFILE and record.learner == {"loss": 0.0} for record in told)
     assert [len(record.groups) for record in told] == [2, 2, 2]
     assert {task_id for record in told for task_id in record.groups} == set(learner.seen)
+
+
+async def test_each_checkpoint_is_on_record_with_the_digest_of_the_weights_that_were_pushed(tmp_path: Path) -> None:
+    class Writing(Engines):
+        async def push(self, save: Callable[[Path], None], version: int) -> UpdateProfile:
+            await super().push(save, version)
+            folder = write_model(tmp_path / f"v{version}", f"weights {version}".encode())
+            return msgspec.structs.replace(PROFILE, folder=str(folder))
+
+    engines, run = Writing(), tmp_path / "run"
+    await trainer(run, engines, Service(engines), Learner(), mode="sync").run()
+    made = GrowingRecords(run / "checkpoints.jsonl", CheckpointRecord).read()
+    assert [(one.step, one.version) for one in made] == [(1, 2), (2, 3), (3, 4)]
+    assert [one.weights_digest for one in made] == [weights_digest(tmp_path / f"v{version}") for version in (2, 3, 4)]
+    found = Checkpoints(run / "checkpoints").latest()
+    assert found is not None
+    assert made[-1].digest == checkpoint_digest(found[0])
+    assert len({one.digest for one in made}) == 3
+    assert all("folder" not in name for name in step_record().scalars())
 
 
 async def test_sync_trains_on_nothing_but_the_newest_policy(tmp_path: Path) -> None:

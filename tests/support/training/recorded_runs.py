@@ -15,7 +15,7 @@ from gangline.train.runs.log import RunLog
 from gangline.train.runs.records import EvaluationRecord, StepRecord
 from support.training.fakes import step_record
 
-__all__ = ["NUM_STEPS", "TASKS", "evaluation", "write_learning_run", "write_run"]
+__all__ = ["NUM_STEPS", "TASKS", "evaluation", "write_learning_run", "write_model", "write_run"]
 
 NUM_STEPS = 2
 TASKS = 40
@@ -36,13 +36,30 @@ def evaluation(step: int, means: list[float]) -> EvaluationRecord:
     )
 
 
+def write_model(folder: Path, weights: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
 def write_run(
-    data: Path, name: str, after: list[float] | None = None, *, seed: int = 0, held_out: str = "h", **changes: Any
+    data: Path,
+    name: str,
+    after: list[float] | None = None,
+    *,
+    seed: int = 0,
+    held_out: str = "h",
+    model: Path | None = None,
+    checkpoint: str = "",
+    **changes: Any,
 ) -> Path:
-    """A run of two steps, finished where `after` has the tasks' last rewards."""
-    folder, model = data / "runs" / name, data / "model"
-    model.mkdir(parents=True, exist_ok=True)
-    (model / "config.json").write_text("{}")
+    """A run of two steps, finished where `after` has the tasks' last rewards. model: that it begins from.
+    checkpoint: digest of the one that it begins from."""
+    folder = data / "runs" / name
+    if model is None:
+        model = data / "model"
+        write_model(model, b"base")
     document = {
         "name": name,
         "model": "m",
@@ -52,7 +69,14 @@ def write_run(
     }
     experiment = Experiment.model_validate(document | changes)
     begin_life(
-        folder, experiment, key="0a", tasks_digest="t", held_out_digest=held_out, model_folder=model, first_step=1
+        folder,
+        experiment,
+        key="0a",
+        tasks_digest="t",
+        held_out_digest=held_out,
+        model_folder=model,
+        first_step=1,
+        checkpoint_digest=checkpoint,
     )
     log = RunLog(folder)
     log.write_evaluation(evaluation(0, [0.0] * TASKS))
@@ -63,7 +87,8 @@ def write_run(
     if after is not None:
         last = evaluation(NUM_STEPS, after)
         log.write_evaluation(last)
-        write_results(folder, records, [evaluation(0, [0.0] * TASKS), last], last_version=2, weights=folder)
+        weights = write_model(folder / "model", name.encode())
+        write_results(folder, records, [evaluation(0, [0.0] * TASKS), last], last_version=2, weights=weights)
     return folder
 
 

@@ -254,7 +254,7 @@ def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, s
 
     digests: of tasks and held-out ones. Raises: Conflict.
     """
-    from gangline.train.run.checkpoint import Checkpoints
+    from gangline.train.run.checkpoint import Checkpoints, checkpoint_digest
     from gangline.train.run.lineage import begin_life
 
     found = Checkpoints(folder / "checkpoints").latest(_warn)
@@ -267,6 +267,7 @@ def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, s
         held_out_digest=digests[1],
         model_folder=model_folder,
         first_step=num_done + 1,
+        checkpoint_digest="" if found is None else checkpoint_digest(found[0]),
     )
     return num_done
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -15,6 +16,7 @@ from gangline.settings.machine import Settings
 from gangline.train.commands.view import draw_curves, reward_chart
 
 if TYPE_CHECKING:
+    from gangline.train.runs.ancestry import Ancestry, Relative
     from gangline.train.runs.records import PairedDifference
     from gangline.train.runs.store import Arm, Comparison, Run, RunSummary
 
@@ -43,16 +45,18 @@ def list_runs(data: DataOption = None, as_json: JsonOption = False) -> None:
 
 @runs.command()
 def show(name: NameArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Show a run: its curve, its result, each start with versions and commit."""
+    """Show a run: its curve, its result, its ancestors and descendants, each start with versions and commit."""
+    from gangline.train.runs.ancestry import ancestry_of, readable_runs
     from gangline.train.runs.store import read_run
 
     run = read_run(_data_dir(data), name)
+    ancestry = ancestry_of(run, readable_runs(_data_dir(data)))
     if as_json:
-        print_json(run)
+        print_json(msgspec.structs.asdict(run) | {"ancestry": ancestry})
         return
     out = console()
     out.print(reward_chart(run.records, run.evaluations))
-    for title, value in _facts(run):
+    for title, value in _facts(run, ancestry):
         out.print(f"{title:<12}{value}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -114,7 +118,7 @@ def _list_table(found: list[RunSummary]) -> Table:
     return table
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(run: Run, ancestry: Ancestry) -> list[tuple[str, str]]:
     one = run.summary
     facts = [
         ("run", f"{one.name}: {one.state}, {one.num_done} of {one.num_steps} steps, {one.wall_s / 60:.1f} minutes"),
@@ -123,6 +127,13 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
     if (difference := one.held_out_difference) is not None:
         facts.append(("held out", f"{_reward(one.first_evaluation)} to {_reward(one.last_evaluation)}: {difference}"))
+    for title, relatives in (("ancestors", ancestry.ancestors), ("descendants", ancestry.descendants)):
+        facts += [(title if one is relatives[0] else "", _relative(one)) for one in relatives]
+    life = run.lives[-1]
+    digests = {"experiment": life.experiment_digest, "tasks": life.tasks_digest, "model": life.model_digest}
+    if life.checkpoint_digest:
+        digests["checkpoint"] = life.checkpoint_digest
+    facts.append(("digests", ", ".join(f"{what} {digest[:12]}" for what, digest in digests.items())))
     updates = [record.update for record in run.records if record.update is not None]
     if updates:
         phases = {name: fmean(one.phases[name] for one in updates) for name in updates[0].phases}
@@ -133,6 +144,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         commit = "" if life.commit is None else f", commit {life.commit[:12]}"
         facts.append((f"start {number}", f"{life.started_at} at step {life.first_step}, {life.gangline}{commit}"))
     return [*facts, ("folder", one.folder)]
+
+
+def _relative(one: Relative) -> str:
+    gone = "" if one.is_here else ", which is not here any more"
+    return f"{one.run}{gone}: {one.by} after step {one.step}, generation {one.generation}"
 
 
 def _comparison_table(comparison: Comparison) -> Table:

@@ -15,7 +15,7 @@ from gangline.machine.durable import making, sync, sync_tree
 from gangline.machine.private import close_files, make_private_folder
 from gangline.train.collecting.buffer import BufferState
 
-__all__ = ["Checkpoints", "TrainerState"]
+__all__ = ["Checkpoints", "TrainerState", "checkpoint_digest"]
 
 _log = logging.getLogger("gangline.trainer")
 
@@ -96,6 +96,11 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.glob("step-*") if path.suffix != _UNFINISHED)
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Digest of all files of a whole checkpoint, wherever it lies."""
+    return _digest(folder / _FILES)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Lineage: the inputs of a run, stored beside its output.
 
-`experiment.json` is the resolved specification, `lineage.json` one entry for each start of the run, `results.json` the
-result. A folder belongs to one experiment on one set of tasks; only its number of steps may grow.
+`experiment.json` is the resolved specification, `lineage.json` one entry for each start of the run, with digests of its
+inputs and the runs that made these, `results.json` the result. A folder belongs to one experiment on one set of tasks;
+only its number of steps may grow.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from gangline.machine.durable import write_whole
 from gangline.machine.private import make_private_folder
 from gangline.settings import plugins
 from gangline.train.run.experiment import Experiment, digest_of, resolved_settings
+from gangline.train.runs.ancestry import parents_of, readable_runs
 from gangline.train.runs.records import EvaluationRecord, Life, Results, StepRecord, paired_difference
 
-__all__ = ["begin_life", "key_of", "write_results"]
+__all__ = ["begin_life", "key_of", "weights_digest", "write_results"]
 
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
 
@@ -46,10 +48,12 @@ def begin_life(
     held_out_digest: str | None,
     model_folder: Path,
     first_step: int,
+    checkpoint_digest: str = "",
 ) -> None:
     """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
     make_private_folder(folder)
     lives = _lives(folder)
+    model_digest = weights_digest(model_folder)
     life = Life(
         key=key,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,7 +61,9 @@ def begin_life(
         experiment_digest=digest_of(experiment),
         tasks_digest=tasks_digest,
         held_out_digest=held_out_digest,
-        model_digest=_digest(model_folder),
+        model_digest=model_digest,
+        checkpoint_digest=checkpoint_digest,
+        parents=parents_of(experiment.name, {model_digest, checkpoint_digest}, readable_runs(folder.parent.parent)),
         gangline=__version__,
         commit=_commit(),
         python=platform.python_version(),
@@ -95,6 +101,7 @@ def write_results(
         held_out_difference=paired_difference(evaluations[0], evaluations[-1]) if evaluations else None,
         wall_s=max(record.wall_s for record in (records[-1], *evaluations[-1:])),
         weights=str(weights),
+        weights_digest=weights_digest(weights),
     )
     write_whole(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
     return results
@@ -115,9 +122,13 @@ def _differs(before: Life, now: Life) -> str:
     return " and ".join(what for what, name in named.items() if getattr(before, name) != getattr(now, name))
 
 
-def _digest(model_folder: Path) -> str:
+def weights_digest(model_folder: Path) -> str:
+    """Digest of a model's weights and configuration, without its tokenizer. Empty: the folder has none. Blocking."""
     digest = hashlib.sha256()
-    for path in sorted([*model_folder.glob("*.safetensors"), model_folder / "config.json"]):
+    paths = sorted([*model_folder.glob("*.safetensors"), *model_folder.glob("config.json")])
+    if not paths:
+        return ""
+    for path in paths:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -43,11 +43,12 @@ from gangline.train.learning.credit.parts import found_parts, parts_differ
 from gangline.train.learning.credit.roles import mean_role_rewards
 from gangline.train.learning.credit.turns import mean_turn_score
 from gangline.train.learning.mask_settings import FullMask, GroupMasks, Phase
-from gangline.train.run.checkpoint import Checkpoints, TrainerState
+from gangline.train.run.checkpoint import Checkpoints, TrainerState, checkpoint_digest
 from gangline.train.run.evaluation import Evaluation
 from gangline.train.run.lessons import Learning, Lessons
+from gangline.train.run.lineage import weights_digest
 from gangline.train.runs.log import RunLog
-from gangline.train.runs.records import EvaluationRecord, StepRecord
+from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, StepRecord
 from gangline.train.weights.upkeep import Weights, WeightsUpkeep
 
 __all__ = ["Trainer", "mean_reward_parts"]
@@ -156,7 +157,7 @@ class Trainer:
                 record = await self._train(groups, waited_s=time.monotonic() - began)
                 run_log.write(record)  # before the checkpoint: one that is too early is taken back, a lost one is lost
                 self._on_step(record)
-                await self._save()
+                await self._save(run_log)
                 if self._step >= self._schedule.steps:
                     break  # evaluated once nothing is collected any more
                 await self._evaluate(run_log)
@@ -245,8 +246,8 @@ class Trainer:
     def _phase(self, group: Group) -> Phase:
         return Phase(self._step, self._stream.epoch_of(group.task_id))
 
-    async def _save(self) -> None:
-        """A checkpoint, where one is due."""
+    async def _save(self, run_log: RunLog) -> None:
+        """A checkpoint, where one is due, and its record."""
         self._checkpoint_s = 0.0
         is_due = self._step % self._schedule.checkpoint_every == 0 or self._step >= self._schedule.steps
         if not is_due and not self._evaluation_is_due:
@@ -259,7 +260,15 @@ class Trainer:
             buffer=self._batches.buffer_state,
             wall_s=self._wall_s,
         )
-        await asyncio.to_thread(self._checkpoints.save, state, self._lessons.learner.save_state)
+        folder = await asyncio.to_thread(self._checkpoints.save, state, self._lessons.learner.save_state)
+        pushed = self._weights.folder
+        record = CheckpointRecord(
+            step=self._step,
+            version=self._version,
+            digest=checkpoint_digest(folder),
+            weights_digest=await asyncio.to_thread(weights_digest, Path(pushed)) if pushed else "",
+        )
+        run_log.write_checkpoint(record)
         self._checkpoint_s = time.monotonic() - began
 
 

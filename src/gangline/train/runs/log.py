@@ -10,7 +10,7 @@ import msgspec
 
 from gangline.machine.durable import append, write_whole
 from gangline.machine.private import make_private_folder
-from gangline.train.runs.records import EvaluationRecord, StepRecord
+from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, StepRecord
 
 __all__ = [
     "GrowingRecords",
@@ -19,16 +19,18 @@ __all__ = [
     "read_records",
 ]
 
-R = TypeVar("R", bound="StepRecord | EvaluationRecord")
+R = TypeVar("R", bound="StepRecord | EvaluationRecord | CheckpointRecord")
 
 
 class RunLog:
-    """`metrics.jsonl` and `evaluations.jsonl` in the run's folder."""
+    """`metrics.jsonl`, `evaluations.jsonl` and `checkpoints.jsonl` in the run's folder."""
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated."""
+        """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated.
+        Those of checkpoints stay: another run may have begun from one."""
         make_private_folder(folder)
         self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
+        self._checkpoints = folder / "checkpoints.jsonl"
         _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
         evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
         _keep(self._evaluations, evaluations)
@@ -42,6 +44,10 @@ class RunLog:
         """Durable on return."""
         append(self._evaluations, msgspec.json.encode(record) + b"\n")
         self.evaluated_steps.add(record.step)
+
+    def write_checkpoint(self, record: CheckpointRecord) -> None:
+        """Durable on return."""
+        append(self._checkpoints, msgspec.json.encode(record) + b"\n")
 
 
 class GrowingRecords(Generic[R]):

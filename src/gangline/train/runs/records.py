@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 __all__ = [
+    "CheckpointRecord",
     "EvaluationRecord",
     "Life",
     "PairedDifference",
+    "Parent",
     "Results",
     "SamplerMetrics",
     "StepRecord",
@@ -50,6 +53,8 @@ class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int
     num_nodes: int
     num_bytes: int
+    folder: str = ""
+    """Where the weights were written; empty: unknown."""
 
     @property
     def closed_s(self) -> float:
@@ -139,7 +144,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
         update = {} if self.update is None else msgspec.structs.asdict(self.update)
-        found |= {f"update/{name}": float(value) for name, value in update.items()}
+        found |= {f"update/{name}": float(value) for name, value in update.items() if name != "folder"}
         found |= {f"learner/{name}": float(value) for name, value in self.learner.items()}
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
         found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
@@ -215,6 +220,29 @@ class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.mean:+.2f}{error}"
 
 
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that a run made."""
+
+    step: int
+    """Steps done."""
+    version: int
+    digest: str
+    """Digest of all of its files."""
+    weights_digest: str
+    """Digest of the model after that step, as engines load it; empty: unknown."""
+
+
+class Parent(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose model or checkpoint another run began from."""
+
+    run: str
+    by: Literal["model", "checkpoint"]
+    step: int
+    """Steps that had been done."""
+    digest: str
+    """Digest of that model or checkpoint."""
+
+
 class Life(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a run."""
 
@@ -231,6 +259,10 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the tasks that it is evaluated on."""
     model_digest: str
     """Digest of the initial weights' files and their configuration."""
+    checkpoint_digest: str = ""
+    """Digest of the checkpoint that it goes on from; empty where it begins anew."""
+    parents: tuple[Parent, ...] = ()
+    """Other runs of the data folder that made its model or its checkpoint."""
     gangline: str
     commit: str | None
     """Commit of the code's checkout, followed by `+` where files were changed; None: it is no checkout."""
@@ -258,6 +290,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Evaluations included."""
     weights: str
     """Folder of the last weights."""
+    weights_digest: str = ""
+    """As `Life.model_digest` of a run that begins from them."""
 
 
 def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> PairedDifference | None:

@@ -16,7 +16,15 @@ import numpy as np
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.train.runs.log import GrowingRecords
-from gangline.train.runs.records import EvaluationRecord, Life, PairedDifference, Results, StepRecord, paired_difference
+from gangline.train.runs.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    Life,
+    PairedDifference,
+    Results,
+    StepRecord,
+    paired_difference,
+)
 
 __all__ = [
     "Arm",
@@ -80,6 +88,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: list[EvaluationRecord]
     results: Results | None
     """None until all steps are done."""
+    checkpoints: list[CheckpointRecord] = []
+    """All that it ever made; most are removed again."""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,18 +206,24 @@ class RunReader:
         self._folder = folder
         self._records = GrowingRecords(folder / "metrics.jsonl", StepRecord)
         self._evaluations = GrowingRecords(folder / "evaluations.jsonl", EvaluationRecord)
+        self._checkpoints = GrowingRecords(folder / "checkpoints.jsonl", CheckpointRecord)
 
     def read(self) -> Run:
         """Raises: InvalidRequest."""
-        folder = self._folder
         try:
-            lives = msgspec.json.decode((folder / "lineage.json").read_bytes(), type=list[Life])
-            experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=dict[str, Any])
-            records, evaluations = self._records.read(), self._evaluations.read()
-            path = folder / "results.json"
-            results = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise InvalidRequest(f"{folder} is not the folder of a run that this version can read: {error}.") from error
+            return self._read(self._folder)
+        except (OSError, msgspec.MsgspecError, LookupError, TypeError) as error:
+            raise InvalidRequest(
+                f"{self._folder} is not the folder of a run that this version can read: {error}."
+            ) from error
+
+    def _read(self, folder: Path) -> Run:
+        lives = msgspec.json.decode((folder / "lineage.json").read_bytes(), type=list[Life])
+        experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=dict[str, Any])
+        records, evaluations = self._records.read(), self._evaluations.read()
+        checkpoints = self._checkpoints.read()
+        path = folder / "results.json"
+        results = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
         return Run(
             summary=_summary(folder, experiment, lives, records, evaluations, results),
             settings=dict(_flat(experiment)),
@@ -215,6 +231,7 @@ class RunReader:
             records=records,
             evaluations=evaluations,
             results=results,
+            checkpoints=checkpoints,
         )
 
 

@@ -225,6 +225,7 @@ class ServiceWeights:
             num_engines=len(fleet.engines),
             num_nodes=len(fleet.nodes),
             num_bytes=await asyncio.to_thread(num_bytes, path),
+            folder=str(path),
         )
         await asyncio.to_thread(self._folders.prune, set(self._reading.values()))
         await fleet.report(profile.phases)

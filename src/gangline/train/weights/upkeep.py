@@ -44,6 +44,8 @@ class WeightsUpkeep:
         self._save = save
         self._patience_s = patience_s
         self._pushed = 0
+        self.folder = ""
+        """Where the last weights that were pushed are; empty: unknown."""
         self._engines_change = asyncio.Lock()
 
     async def latest_version(self) -> int | None:
@@ -56,7 +58,7 @@ class WeightsUpkeep:
         async def push() -> UpdateProfile:
             async with self._engines_change:
                 profile = await self._weights.push(self._save, version)
-                self._pushed = version
+                self._pushed, self.folder = version, profile.folder
                 return profile
 
         return await self._patiently(push)
