@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
-from gangline.domain.node_views import OpenedSession
+from gangline.domain.node_views import EngineTime, OpenedSession
 from gangline.models.engine_server.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
@@ -23,6 +23,11 @@ from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}
 KEY = "sk-of-the-engine"
+
+
+async def _page(_request: web.Request) -> web.Response:
+    name = "vllm:request_queue_time_seconds"
+    return web.Response(text=f'{name}_count{{engine="0"}} 4.0\n{name}_sum{{engine="0"}} 2.0\n')
 
 
 @asynccontextmanager
@@ -39,6 +44,7 @@ async def locked_engine() -> AsyncGenerator[str]:
 
     app = create_scripted_app(ScriptedSampler(Script.model_validate(SCRIPT), TinyTokenizer()))
     app.middlewares.append(guard)
+    app.router.add_get("/metrics", _page)
     async with serving(app) as url:
         yield url
 
@@ -77,6 +83,22 @@ async def test_an_engines_key_comes_from_the_environment_by_name(
     kept = (tmp_path / "nodes" / "n1" / "backends.json").read_text()
     assert "ENGINE_KEY" in kept
     assert KEY not in kept
+
+
+async def test_an_engines_own_times_are_asked_for_with_its_key_and_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", KEY)
+    async with (
+        locked_engine() as url,
+        scripted_server(SCRIPT) as other,
+        running_node(tmp_path, url, engine_key_env="ENGINE_KEY") as node,
+    ):
+        await node.client.add_backend(other)
+        assert [view.times for view in await node.client.backends()] == [{}, {}]
+        locked, bare = await node.client.backends(times=True)
+        assert locked.times == {"queue": EngineTime(mean_s=0.5, num_calls=4)}
+        assert bare.times == {}, "it has no page of metrics"
 
 
 async def test_what_was_added_and_removed_is_so_after_a_restart(tmp_path: Path) -> None:

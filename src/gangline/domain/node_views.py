@@ -19,6 +19,7 @@ __all__ = [
     "BreakerView",
     "Claim",
     "DiskState",
+    "EngineTime",
     "ExternalView",
     "GateMode",
     "GateState",
@@ -125,6 +126,13 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the ids of a turn that ended by itself have its end, as the engine reports them."""
 
 
+class EngineTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of an engine's calls, as the engine measured it since its start."""
+
+    mean_s: float
+    num_calls: int
+
+
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """One backend as an operator sees it."""
 
@@ -161,6 +169,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     num_failures: int
     """Health checks failed in a row."""
     error: str | None
+    times: dict[str, EngineTime] = {}
+    """`queue`, `prefill`, `decode` by its own page of metrics, where they were asked for and it has one."""
     weights_known: bool = True
     """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
     reports_versions: bool = False

@@ -25,13 +25,17 @@ backend = typer.Typer(no_args_is_help=True, help="Add, remove and list the runni
 
 
 def _ask(
-    data: Path | None, nodes: list[str] | None, as_json: bool, change: Callable[[NodeClient], Awaitable[Any]]
+    data: Path | None,
+    nodes: list[str] | None,
+    as_json: bool,
+    change: Callable[[NodeClient], Awaitable[Any]] | None = None,
 ) -> None:
     """Make the change on every node, then show the engines of each."""
 
     async def changed(client: NodeClient) -> list[BackendView]:
-        await change(client)
-        return await client.backends()
+        if change is not None:
+            await change(client)
+        return await client.backends(times=True)
 
     answers = run(ask_nodes(data, nodes, changed))
     if as_json:
@@ -60,6 +64,7 @@ def _view(one: BackendView) -> Table:
         "model": one.model,
         "tier": one.tier,
         "template": ", ".join(one.template_told),
+        "times": ", ".join(f"{phase} {time.mean_s:.2f} s" for phase, time in one.times.items()),
         "error": one.error,
     }
     for name, value in (*facts.items(), *(("lacks", lack) for lack in one.template_lacks)):
@@ -131,8 +136,8 @@ def remove(
 
 @backend.command(name="list")
 def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Show the engines and their state."""
-    _ask(data, node, as_json, lambda client: client.backends())
+    """Show the engines, their state, and the mean times of a call that vLLM and SGLang measure themselves."""
+    _ask(data, node, as_json)
 
 
 @backend.command()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import ROLE_PATTERN
 from gangline.domain.node_views import BackendView
+from gangline.models.engines.times import engine_times
 from gangline.node.backends.by_role import BackendsByRole
 from gangline.node.backends.records import BackendSpec
+from gangline.settings.machine import read_secret
 from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Text
@@ -53,7 +57,7 @@ class BackendRoutes:
         one = "/v1/backends/{backend}"
         return [
             Route("GET", "/v1/backends", self.all, "The engines behind the node, and their state.",
-                  answer=list[BackendView]),
+                  answer=list[BackendView], query=(_TIMES,)),
             Route("POST", "/v1/backends", self.add, "Probe a running engine and add it.", body=BackendRequest,
                   answer=BackendView, errors=(400, 401, 409, 502, 503)),
             Route("DELETE", "/v1/backends", self.clear, "Take away all of the policy, or of a role; calls wait.",
@@ -63,7 +67,8 @@ class BackendRoutes:
         ]  # fmt: skip
 
     async def all(self, request: web.Request) -> web.StreamResponse:
-        return answer(request, self._backends.views())
+        views = self._backends.views()
+        return answer(request, await asyncio.gather(*map(_timed, views)) if _TIMES.read(request) else views)
 
     async def view(self, request: web.Request) -> web.StreamResponse:
         wanted = path_id(request, "backend")
@@ -101,5 +106,11 @@ class BackendRoutes:
             await self._keep(self._backends.members())
 
 
+async def _timed(view: BackendView) -> BackendView:
+    key = view.api_key_env and read_secret(view.api_key_env)
+    return msgspec.structs.replace(view, times=await engine_times(view.url, key))
+
+
+_TIMES = Flag("times", "1: with the engines' own times, which each is asked for.")
 _ROLE = Text("role", "The role whose engines are taken away; left out: those of the policy.")
 _DRAIN = Flag("drain", "0: at once; 1: once its calls have ended.", default=True)

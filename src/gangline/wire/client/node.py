@@ -111,8 +111,11 @@ class NodeClient(CallerSessions):
         body = msgspec.json.encode({"phases": {phase: float(seconds) for phase, seconds in phases.items()}})
         return await self.request_json("POST", "/v1/gate/phases", GateState, body=body)
 
-    async def backends(self) -> list[BackendView]:
-        return await self.request_json("GET", "/v1/backends", list[BackendView])
+    async def backends(self, *, times: bool = False) -> list[BackendView]:
+        """times: with the engines' own, for which the node asks each."""
+        return await self.request_json(
+            "GET", "/v1/backends", list[BackendView], params={"times": "1"} if times else None
+        )
 
     async def add_backend(
         self,

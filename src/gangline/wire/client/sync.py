@@ -316,8 +316,9 @@ class SyncNodeClient(_SyncSessions[NodeClient]):
         """As `NodeClient.report_phases`. Raises: InvalidRequest, Conflict."""
         return self._run(lambda client: client.report_phases(phases))
 
-    def backends(self) -> list[BackendView]:
-        return self._run(lambda client: client.backends())
+    def backends(self, *, times: bool = False) -> list[BackendView]:
+        """times: with the engines' own, for which the node asks each."""
+        return self._run(lambda client: client.backends(times=times))
 
     def add_backend(
         self,
