@@ -425,6 +425,10 @@ class EvaluatorSpec(_Spec):
     """Reward of a session whose grading failed although the grader works: its work made it fail, such as by an error of
     syntax. `none` gives it no reward, which keeps it out of its group. A grader that fails for another reason never
     gives one."""
+    on_unparsed: Literal["keep"] | float = "keep"
+    """The most that a session earns in which a tool call of the policy's could not be read: 0 trains on it as a
+    failure, for every trainer and in every export. So do its traces, but those without such a call that the evaluator
+    rewarded on their own. `keep`: what the evaluator says."""
 
     @model_validator(mode="after")
     def _has_a_use_for_its_runtime(self) -> EvaluatorSpec:

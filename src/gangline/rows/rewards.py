@@ -10,7 +10,10 @@ from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.trajectory import Trace, Trajectory
 
-__all__ = ["apply_reward", "carry_rewards"]
+__all__ = ["ON_UNPARSED", "apply_reward", "carry_rewards", "lowered_where_unparsed", "num_unparsed"]
+
+ON_UNPARSED = "on_unparsed"
+"""In a reward's details: the turns whose tool calls could not be read, and the reward as it was graded."""
 
 
 def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
@@ -38,6 +41,32 @@ def _rewarded(trace: Trace, reward: Reward) -> Trace:
         msgspec.structs.replace(span, score=reward.turn_scores.get(span.completion_id)) for span in trace.spans
     )
     return msgspec.structs.replace(trace, reward=reward.trace_rewards.get(trace.trace_id, reward.reward), spans=spans)
+
+
+def num_unparsed(trace: Trace) -> int:
+    """Turns with tokens to train on and a tool call that could not be read, by their certificates."""
+    return sum(
+        certificate.parse != "ok" and bool(trace.loss_mask[span.start : span.end].any())
+        for span, certificate in zip(trace.spans, trace.certificates, strict=True)
+    )
+
+
+def lowered_where_unparsed(reward: Reward, trajectory: Trajectory, limit: float) -> Reward:
+    """At most `limit`, of the session and of each such trace, where a tool call could not be read; else as it was.
+
+    Other traces keep rewards of their own, where the evaluator gave some. Turn scores stay.
+    """
+    turns = {trace.trace_id: num for trace in trajectory.traces if (num := num_unparsed(trace))}
+    if not turns:
+        return reward
+    own = reward.trace_rewards.items()
+    return msgspec.structs.replace(
+        reward,
+        reward=min(reward.reward, limit),
+        trace_rewards={trace: min(found, limit) if trace in turns else found for trace, found in own},
+        values={name: min(found, limit) for name, found in reward.values.items()},
+        details=reward.details | {ON_UNPARSED: {"num_turns": sum(turns.values()), "graded": reward.reward}},
+    )
 
 
 def carry_rewards(before: Trajectory, trajectory: Trajectory) -> Trajectory:

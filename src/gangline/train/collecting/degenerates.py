@@ -10,6 +10,7 @@ from pydantic import Field
 from gangline.domain.conversation import Message, ToolCall
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
+from gangline.rows.rewards import num_unparsed
 from gangline.train.collecting.groups import Group
 from gangline.train.options import TrainingOptions
 
@@ -24,7 +25,8 @@ class DegenerateSettings(TrainingOptions):
     max_tokens: int | None = Field(default=None, gt=0)
     """Longest session: ids of its longest trace, prompt included."""
     drop_unparsed: bool = False
-    """Whether sessions go whose tool calls could not be read."""
+    """Whether sessions go whose tool calls could not be read. `on_unparsed` of a task's evaluator trains on them as
+    failures instead."""
     identical_rewards: bool = False
     """Whether groups of one reward go, others being collected in their place, as under `dynamic_sampling`."""
 
@@ -73,7 +75,7 @@ def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str 
     longest = max((_num_ids(trace) for trace in _traces(session)), default=0)
     if settings.max_tokens is not None and longest > settings.max_tokens:
         return f"too long: {longest} ids, {settings.max_tokens} are allowed"
-    if settings.drop_unparsed and any(c.parse != "ok" for trace in _traces(session) for c in trace.certificates):
+    if settings.drop_unparsed and any(map(num_unparsed, _traces(session))):
         return "tool calls that could not be read"
     return None
 

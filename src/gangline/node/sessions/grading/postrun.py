@@ -17,7 +17,7 @@ from gangline.domain.contracts import EvaluationContext, HasServices, Reward, Ru
 from gangline.domain.environment import GradedEnvironment
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
-from gangline.domain.task import TaskRequest, vetted_digest
+from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.node.environments.worlds import recorded_calls
 from gangline.node.sessions.adoption import RunEnd, annotate
@@ -27,7 +27,7 @@ from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.sandboxes import Sandboxes
 from gangline.node.sessions.stages import StageClock
 from gangline.rows.builders.building import built
-from gangline.rows.rewards import apply_reward
+from gangline.rows.rewards import apply_reward, lowered_where_unparsed
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey
 
@@ -50,8 +50,14 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float] = {}
     """All numbers that the evaluator gave, by name; empty without a reward."""
 
-    def rewarded(self, trajectory: Trajectory, found: Reward) -> Graded:
-        """Raises: EvaluatorError when the reward does not fit the trajectory."""
+    def rewarded(self, trajectory: Trajectory, found: Reward, *evaluators: EvaluatorSpec) -> Graded:
+        """evaluators: those that gave the reward, for `on_unparsed`.
+
+        Raises: EvaluatorError when the reward does not fit the trajectory.
+        """
+        limits = [one.on_unparsed for one in evaluators if one.on_unparsed != "keep"]
+        if limits:
+            found = lowered_where_unparsed(found, trajectory, min(limits))
         return msgspec.structs.replace(
             self,
             trajectory=apply_reward(trajectory, found),
@@ -130,7 +136,7 @@ class Postrun:
         """Artifacts of the evaluator's."""
         try:
             context = self._context(trajectory, end, runtime, left, kept or {})
-            graded = attempt.rewarded(trajectory, await self._evaluate(context))
+            graded = attempt.rewarded(trajectory, await self._evaluate(context), self._task.evaluator)
             attempt = msgspec.structs.replace(graded, details=graded.details | vetting_of(self._task))
         except GradingSpoiled as error:
             attempt = self._spoiled(attempt, trajectory, error)
@@ -147,7 +153,7 @@ class Postrun:
         return (
             attempt
             if on_failure == "none"
-            else attempt.rewarded(trajectory, Reward(reward=on_failure, details=details))
+            else attempt.rewarded(trajectory, Reward(reward=on_failure, details=details), self._task.evaluator)
         )
 
     def _context(

@@ -92,7 +92,8 @@ class Steps:
                 turn_scores=_turn_scores(every, last.trajectory),
                 values=values,
             )
-            return attempt.rewarded(last.trajectory, reward)
+            evaluators = (step.evaluator for step in self._whole.steps[: len(every)])
+            return attempt.rewarded(last.trajectory, reward, *evaluators)
         except EvaluatorError as error:
             failed = _without_reward(attempt)
             failure = failure_of(error, last.trajectory.session_id)

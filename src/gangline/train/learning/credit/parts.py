@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
+from gangline.rows.rewards import ON_UNPARSED
 from gangline.train.collecting.groups import LOW_DEVIATION, Group
 
 __all__ = ["found_parts", "parts_differ", "rewards_of_parts"]
@@ -41,9 +42,11 @@ def parts_differ(group: Group, names: Sequence[str] = ()) -> bool:
 
 
 def _parts_of(session: SessionResult) -> tuple[dict[str, float], bool]:
-    """The parts, and whether there are gates."""
+    """The parts, and whether there are gates. Those of a session that `on_unparsed` lowered are no higher than it."""
     entries = list(found_parts(session.reward_details))
-    return {name: value for _, name, value in entries if name is not None}, any(name is None for _, name, _ in entries)
+    most = math.inf if session.reward is None or ON_UNPARSED not in session.reward_details else session.reward
+    found = {name: min(value, most) for _, name, value in entries if name is not None}
+    return found, any(name is None for _, name, _ in entries)
 
 
 def _part(found: tuple[dict[str, float], bool], name: str, task_id: str) -> float:
