@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -68,6 +70,53 @@ def test_a_group_that_is_not_whole_is_refused_by_name() -> None:
         judge_group("task-1", group(1.0, None, 0.0).sessions, 3)
     with pytest.raises(InvalidGroup, match="the others have no result"):
         judge_group("task-1", group(1.0, 0.0).sessions, 3)
+
+
+def accepted(num: int, fraction: float, completed: int, others: str = "agent_timeout", **given: Any) -> str:
+    """What happens to a group of `num` sessions: the published bridge's rule is `completed >= ceil(num * fraction)`."""
+    settings = ValiditySettings(on_invalid="shrink", min_completed_fraction=fraction)
+    sessions = [
+        session(f"s{at}", float(at % 2), outcome="completed" if at < completed else others) for at in range(num)
+    ]
+    return judge_group("task-1", sessions, num, settings, **given).action
+
+
+@pytest.mark.parametrize("num", [2, 8, 10, 16])
+@pytest.mark.parametrize("fraction", [0.0, 0.07, 0.25, 0.55, 0.6, 0.7, 1.0])
+@pytest.mark.parametrize("others", ["agent_timeout", "cancelled", "agent_error"])
+def test_a_group_needs_its_share_of_sessions_that_did_their_work(num: int, fraction: float, others: str) -> None:
+    required = math.ceil(Fraction(str(fraction)) * num)
+    for completed in range(num + 1):
+        has_two = completed >= 2 or others != "cancelled"
+        is_kept = completed >= required and has_two
+        assert accepted(num, fraction, completed, others) == ("keep" if is_kept else "drop"), completed
+
+
+def test_the_share_is_of_all_sessions_where_some_are_enough() -> None:
+    assert accepted(8, 0.5, 6, "cancelled", enough=6) == "keep"
+    assert accepted(8, 0.5, 5, "cancelled", enough=6) == "keep", "one usable session had no reward"
+    assert accepted(8, 0.5, 3, "agent_timeout", enough=6) == "drop"
+    with pytest.raises(InvalidGroup, match=r"task-1 ends with 2 of 8 sessions.*asks for 4"):
+        accepted(8, 0.5, 8, enough=2)
+
+
+def test_limits_of_a_session_are_no_failure_of_its_work() -> None:
+    assert accepted(4, 1.0, 2, "turn_limit") == "keep"
+
+
+@pytest.mark.parametrize("on_invalid", ["refuse", "resubmit"])
+def test_a_share_without_shrinking_is_refused(on_invalid: Any) -> None:
+    with pytest.raises(ValueError, match="set on_invalid to shrink"):
+        ValiditySettings(on_invalid=on_invalid, min_completed_fraction=0.5)
+
+
+def test_a_group_that_is_dropped_for_its_share_says_whose_work_was_not_done() -> None:
+    settings = ValiditySettings(on_invalid="shrink", min_completed_fraction=1.0)
+    sessions = [session("s0", 1.0), session("s1", 0.0, outcome="agent_timeout"), session("s2", None)]
+    assert judge_group("task-1", sessions, 3, settings).reasons == {
+        "s1": "it ended as agent_timeout",
+        "s2": "it has no reward",
+    }
 
 
 def test_a_group_shrinks_only_so_far() -> None:

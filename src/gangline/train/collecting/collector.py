@@ -197,7 +197,7 @@ class _Rollouts:
             sessions = await answered(self._service.result, task_id, self._retry_s)
             self._patience.note(id_of(rollout.task), sessions)
             verdict = judge_group(
-                task_id, sessions, enough_sessions(task) or len(submitted.session_ids), self._validity
+                task_id, sessions, len(submitted.session_ids), self._validity, enough=enough_sessions(task)
             )
             if verdict.action == "keep":
                 return verdict.group

@@ -12,6 +12,7 @@ error, for another try would be like it.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.image_files import placed_images
 from gangline.domain.row_masks import is_masked
-from gangline.domain.session import SessionResult
+from gangline.domain.session import SessionResult, is_usable
 from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.rows.comparability import why_not_trainable
 from gangline.rows.measured import why_not_measured
@@ -59,6 +60,15 @@ class ValiditySettings(TrainingOptions):
     """refuse: an error. shrink: go on with the valid sessions if there are enough. resubmit: run the task again."""
     min_valid: int = Field(default=2, ge=2)
     """Only for `shrink`: with fewer the group is dropped."""
+    min_completed_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Only for `shrink`: the share of the task's sessions that must have done their work, with tokens to train on, as
+    `enough_sessions` counts them; with fewer the group is dropped."""
+
+    @model_validator(mode="after")
+    def _has_a_use_for_its_fraction(self) -> ValiditySettings:
+        if self.min_completed_fraction and self.on_invalid != "shrink":
+            raise ValueError("min_completed_fraction takes groups that are not whole: set on_invalid to shrink")
+        return self
 
 
 @dataclass(frozen=True)
@@ -214,23 +224,44 @@ def why_invalid(session: SessionResult) -> str | None:
 
 
 def judge_group(
-    task_id: str, sessions: Sequence[SessionResult], num_samples: int, settings: ValiditySettings | None = None
+    task_id: str,
+    sessions: Sequence[SessionResult],
+    num_samples: int,
+    settings: ValiditySettings | None = None,
+    *,
+    enough: int | None = None,
 ) -> Verdict:
-    """Keep, drop or run again. num_samples: sessions that the task has. Warns of rewards that hardly differ.
+    """Keep, drop or run again. Warns of rewards that hardly differ.
 
+    num_samples: sessions that the task has. enough: how many make its group whole, where not all of them must.
     Raises: InvalidGroup when the group is not whole and `refuse` is set, and always when its sessions have nothing but
     tokens that cannot be trained on; the message names every session and why.
     """
-    settings = settings or ValiditySettings()
+    settings, wanted = settings or ValiditySettings(), min(enough or num_samples, num_samples)
     reasons = {session.session_id: why for session in sessions if (why := why_invalid(session)) is not None}
     valid = Group(task_id, tuple(session for session in sessions if session.session_id not in reasons))
     if not valid.sessions and tokens_left_out(one for one in sessions if one.reward is not None):
-        raise _invalid(valid, num_samples, reasons, "Running the task again would give the same.")
-    if len(valid.sessions) < num_samples:
-        return Verdict(_action(valid, num_samples, settings, reasons), valid, reasons)
+        raise _invalid(valid, wanted, reasons, "Running the task again would give the same.")
+    undone = {one.session_id: f"it ended as {one.outcome}" for one in valid.sessions if not is_usable(one)}
+    if len(valid.sessions) - len(undone) < _num_completed(task_id, num_samples, settings, enough):
+        return Verdict("drop", valid, reasons | undone)
+    if len(valid.sessions) < wanted:
+        return Verdict(_action(valid, wanted, settings, reasons), valid, reasons)
     if not valid.is_informative:
         _log.warning("group.one_reward task_id=%s deviation=%.1e", task_id, valid.deviation)
     return Verdict("keep", valid, reasons)
+
+
+def _num_completed(task_id: str, num_samples: int, settings: ValiditySettings, enough: int | None) -> int:
+    """How many sessions must have done their work. Raises: InvalidGroup where the task ends with fewer."""
+    least = math.ceil(num_samples * settings.min_completed_fraction - 1e-9)
+    if enough is not None and enough < least:
+        raise InvalidGroup(
+            f"{task_id} ends with {enough} of {num_samples} sessions (enough_sessions), and min_completed_fraction "
+            f"{settings.min_completed_fraction:g} asks for {least}, so every such group would be dropped: raise "
+            "enough_sessions, or lower min_completed_fraction."
+        )
+    return least
 
 
 def _action(
