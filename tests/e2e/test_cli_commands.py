@@ -45,6 +45,15 @@ def test_submit_and_wait_gives_the_ended_task_as_json(up: UpProcess) -> None:
     assert task["rewards"] == [1.0, 1.0]
 
 
+def test_tasks_in_flight_are_limited_and_all_are_run(up: UpProcess) -> None:
+    tasks = f"[{','.join(shell_task('true', task_id=f'turn-{at}') for at in range(4))}]"
+    options = ("--wait", "--in-flight", "1", "--shard", "1/2", "--json")
+    done = gangline("submit", "-", *options, "--data", up.data, stdin=tasks)
+    assert done.returncode == 0, done.stderr
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["task_id"], one["status"]) for one in ended] == [("turn-0", "ended"), ("turn-2", "ended")]
+
+
 def test_a_task_from_options_alone(up: UpProcess) -> None:
     options = ("--instruction", "go", "--command", "exit 3", "--runtime", "process", "--task-id", "from-options")
     done = gangline("submit", *options, "--wait", "--data", up.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,13 +22,14 @@ from gangline.cli.tasks.overrides import (
     TaskIdOption,
     TimeoutOption,
 )
+from gangline.cli.tasks.shards import ShardOption, of_shard
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from gangline.domain.task import TaskRequest
-    from gangline.domain.views import TaskView
+    from gangline.domain.views import Submitted, TaskView
     from gangline.wire.client.running import Service
     from gangline.wire.client.server import ServerClient
 
@@ -59,7 +61,12 @@ def submit(
         typer.Option("--oracle", help="Run each task's reference solution as its agent; it must earn the top reward."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks as JSON; submit nothing.")] = False,
+    shard: ShardOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every session has ended.")] = False,
+    in_flight: Annotated[
+        int | None,
+        typer.Option("--in-flight", min=1, help="Tasks at a time, with --wait. Default: all.", show_default=False),
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -76,12 +83,14 @@ def submit(
     overrides = Overrides(
         instruction, harness, command, allow_no_model_call, samples, runtime, python, evaluator, timeout, task_id
     )
-    tasks = _wanted(source, overrides, file or [], oracle=oracle)
+    if in_flight is not None and not wait:
+        raise InvalidRequest("--in-flight submits tasks as others end: add --wait.")
+    tasks = of_shard(_wanted(source, overrides, file or [], oracle=oracle), shard)
     if dry_run:
         print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
         return
     address = find_service(data, server)
-    _fail_by(run(_submit(address, tasks, wait=wait, as_json=as_json)), len(tasks))
+    _fail_by(run(_submit(address, tasks, in_flight, wait=wait, as_json=as_json)), len(tasks))
 
 
 def _wanted(source: str | None, overrides: Overrides, files: list[str], *, oracle: bool) -> list[TaskRequest]:
@@ -152,21 +161,16 @@ def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, 
     return body
 
 
-async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
+async def _submit(
+    address: Service, tasks: list[TaskRequest], in_flight: int | None, *, wait: bool, as_json: bool
+) -> list[TaskView]:
     from gangline.cli.tasks.unshown import lines_of_sessions, lines_of_templates
     from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
-        submitted = await client.submit_many(tasks)
-        for why in dict.fromkeys(one.unplaced for one in submitted if one.unplaced is not None):
-            first = next(one.task_id for one in submitted if one.unplaced == why)
-            number = sum(one.unplaced == why for one in submitted)
-            which = first if number == 1 else f"{number} tasks, {first} among them,"
-            told = f"{which} waits: {why}. It starts when a node that can run it joins."
-            notes().print(told, markup=False, soft_wrap=True)
-        templates = await lines_of_templates(client, tasks, to_train=False)
-        for line in dict.fromkeys((*(line for one in submitted for line in one.warnings), *templates)):
-            notes().print(line, style="yellow", markup=False, soft_wrap=True)
+        num_at_once = in_flight or len(tasks)
+        submitted = await client.submit_many(tasks[:num_at_once])
+        _tell(submitted, await lines_of_templates(client, tasks, to_train=False))
         if not wait:
             for one in submitted:
                 if as_json:
@@ -177,6 +181,9 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
             return []
         task_ids = [one.task_id for one in submitted]
         try:
+            async for one in _in_turn(client, task_ids, tasks[num_at_once:]):
+                _tell([one])
+                task_ids.append(one.task_id)
             ended = await wait_with_progress(client, task_ids)
         except asyncio.CancelledError:
             which = task_ids[0] if len(task_ids) == 1 else "TASK"
@@ -191,6 +198,39 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
         else:
             _show(task)
     return ended
+
+
+def _tell(submitted: Sequence[Submitted], more: Sequence[str] = ()) -> None:
+    """Why tasks wait, and warnings. more: of those."""
+    for why in dict.fromkeys(one.unplaced for one in submitted if one.unplaced is not None):
+        first = next(one.task_id for one in submitted if one.unplaced == why)
+        number = sum(one.unplaced == why for one in submitted)
+        which = first if number == 1 else f"{number} tasks, {first} among them,"
+        told = f"{which} waits: {why}. It starts when a node that can run it joins."
+        notes().print(told, markup=False, soft_wrap=True)
+    for line in dict.fromkeys((*(line for one in submitted for line in one.warnings), *more)):
+        notes().print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+async def _in_turn(
+    client: ServerClient, open_ids: Sequence[str], tasks: Sequence[TaskRequest]
+) -> AsyncGenerator[Submitted]:
+    """Submit each task as soon as one of those before it has ended. open_ids: tasks that are under way."""
+    waiting = {asyncio.create_task(client.wait(task_id)) for task_id in open_ids}
+    num_at_once = len(waiting)
+    try:
+        for task in tasks:
+            while len(waiting) == num_at_once:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+            submitted = await client.submit(task)
+            waiting.add(asyncio.create_task(client.wait(submitted.task_id)))
+            yield submitted
+    finally:
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _show(task: TaskView) -> None:

@@ -17,6 +17,7 @@ from gangline.cli.options.settings import UP
 from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.tasks.files import read_tasks, validated
+from gangline.cli.tasks.shards import ShardOption, of_shard
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.domain.errors import InvalidRequest
@@ -58,6 +59,7 @@ def evaluate(
     samples: SamplesOption = 1,
     harness: HarnessOption = None,
     evaluator: EvaluatorOption = None,
+    shard: ShardOption = None,
     ks: KOption = None,
     bar: PassOption = 1.0,
     by: ByOption = None,
@@ -86,7 +88,7 @@ def evaluate(
     priced = _prices(prices)
     if max_cost is not None and priced is None:
         raise InvalidRequest("--max-cost needs --prices IN,OUT: the prices of a million prompt and sampled tokens.")
-    spec = _spec(source, name, samples, tuple(harness or ()), evaluator)
+    spec = _spec(source, name, samples, tuple(harness or ()), evaluator, shard)
     budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     folder = data_dir / "evals" / spec.name
@@ -170,20 +172,26 @@ class _EvaluationCommand:
 
 
 def _spec(
-    source: str, name: str | None, num_samples: int, harnesses: tuple[str, ...], evaluator: str | None
+    source: str,
+    name: str | None,
+    num_samples: int,
+    harnesses: tuple[str, ...],
+    evaluator: str | None,
+    shard: str | None,
 ) -> EvaluationSpec:
-    """Every task with every harness. Raises: InvalidRequest, UnknownPlugin."""
+    """Every task of the shard with every harness. Raises: InvalidRequest, UnknownPlugin."""
     from gangline.tasks.evals.run import EvaluationSpec
 
     graded = {} if evaluator is None else {"evaluator": evaluator_fields(evaluator)}
     found = [_named({**body, **graded}, at) for at, body in enumerate(read_tasks(source))]
     if len({named for named, _ in found}) < len(found):
         raise InvalidRequest(f"{source}: two tasks have the same task_id.")
-    crossed = [_with_harness(named, body, one, harnesses) for named, body in found for one in harnesses or (None,)]
+    mine = of_shard(found, shard)
+    crossed = [_with_harness(named, body, one, harnesses) for named, body in mine for one in harnesses or (None,)]
     for named, body in crossed:
         validated({**body, "num_samples": num_samples}, f"{source}, {named}")
     return EvaluationSpec(
-        name=name or _name_of(source),
+        name=name or _name_of(source) + ("" if shard is None else f"-{shard.replace('/', '-of-')}"),
         tasks=tuple(body for _, body in crossed),
         names=tuple(named for named, _ in crossed),
         num_samples=num_samples,
