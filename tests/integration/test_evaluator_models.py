@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, completion_create_params
 from pydantic import TypeAdapter
 
 from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.grading.models.judge import JudgeConfig, JudgeEvaluator
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import Verdicts
 from gangline.settings import plugins
@@ -221,6 +225,151 @@ async def test_long_work_keeps_its_beginning_and_its_end(tmp_path: Path) -> None
         await graded(context, max_chars=100)
     content = got[0][1]["messages"][1]["content"]
     assert all(part in content for part in ("begin", "[4908 characters left out]", "end\n"))
+
+
+def of_parts(*scores: Any, **more: Any) -> dict[str, Any]:
+    found = {str(number): {"score": score, "reason": f"r{number}"} for number, score in enumerate(scores, start=1)}
+    return completion(json.dumps(found | more))
+
+
+def traced(tmp_path: Path, engine: GraderEngine, *texts: str) -> EvaluationContext:
+    context = context_of(tmp_path, engine)
+    traces = tuple(
+        a_trace(said("assistant", text), prompt=(said("user", "before"),), name=f"t{at}")
+        for at, text in enumerate(texts)
+    )
+    return msgspec.structs.replace(context, trajectory=msgspec.structs.replace(context.trajectory, traces=traces))
+
+
+RUBRIC: dict[str, Any] = {"reads": "traces", "lowest": -5, "highest": 5, "reward_at_lowest": -1}
+"""Polar's `harbor_rubric`: the reward of a score is score / 5."""
+
+
+async def test_one_call_scores_each_trace_and_the_session_has_their_mean(tmp_path: Path) -> None:
+    async with served(lambda _: of_parts(5, -5, 0, 2)) as (url, got):
+        context = traced(tmp_path, GraderEngine(url=url, model="m"), *"abcd")
+        result = await graded(context, **RUBRIC)
+    ((_, body),) = got
+    REQUEST.validate_python(body)
+    assert result.trace_rewards == pytest.approx({"t0": 1.0, "t1": -1.0, "t2": 0.0, "t3": 0.4})
+    assert result.reward == pytest.approx(0.1)
+    assert result.details["traces"]["t1"] == {"score": -5.0, "votes": [{"score": -5.0, "reason": "r2"}]}
+    assert body["max_tokens"] == 1024 + 4 * 128
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert (schema["required"], schema["additionalProperties"]) == (["1", "2", "3", "4"], False)
+    assert "before" not in body["messages"][1]["content"], "each trace's prompt would repeat the ones before"
+
+
+async def test_traces_of_other_models_are_shown_and_do_not_count_for_the_session(tmp_path: Path) -> None:
+    async with served(lambda _: of_parts(10, 2)) as (url, _):
+        context = traced(tmp_path, GraderEngine(url=url), "the adviser's", "mine")
+        adviser, mine = context.trajectory.traces
+        adviser = msgspec.structs.replace(adviser, loss_mask=np.zeros(1, np.uint8))
+        for traces, reward in (((adviser, mine), 0.2), ((adviser, adviser), 0.6)):
+            both = msgspec.structs.replace(context.trajectory, traces=traces)
+            result = await graded(msgspec.structs.replace(context, trajectory=both), reads="traces")
+            assert result.reward == reward
+
+
+async def test_a_rubric_is_a_weighted_part_beside_an_outcome(tmp_path: Path) -> None:
+    async with served(lambda _: of_parts(5, -5)) as (url, _):
+        judge = {"strategy": "judge", "weight": 0.2, "config": {"engine": "judge", "rubric": "r", **RUBRIC}}
+        parts = [{"strategy": "session_completed"}, judge]
+        context = traced(tmp_path, GraderEngine(url=url), "a", "b")
+        result = await plugins.make_evaluator("composite", {"parts": parts}).evaluate(context)
+    assert (result.reward, result.trace_rewards) == (1.0, {"t0": 1.2, "t1": 0.8})
+
+
+async def test_votes_are_combined_for_each_trace(tmp_path: Path) -> None:
+    async with served(lambda body: of_parts([2, 4, 10][body["seed"]], 6)) as (url, _):
+        context = traced(tmp_path, GraderEngine(url=url), "a", "b")
+        result = await graded(context, reads="traces", votes=3, combine="median")
+    assert result.trace_rewards == {"t0": 0.4, "t1": 0.6}
+    assert [one["score"] for one in result.details["traces"]["t0"]["votes"]] == [2, 4, 10]
+
+
+UNUSABLE: dict[str, Any] = {
+    "one is missing": of_parts(1),
+    "one too many": of_parts(1, 2, 3),
+    "a part that nobody showed": of_parts(1, 2, **{"0": {"score": 5}}),
+    "a score alone": verdict(7),
+    "a list": completion(json.dumps([{"score": 1}, {"score": 2}])),
+    "numbers": completion(json.dumps({"1": 1, "2": 2})),
+    "texts": of_parts("1", "2"),
+    "a boolean": of_parts(1, True),
+    "none": of_parts(1, None),
+    "off the scale": of_parts(1, 11),
+    "not a number": completion('{"1": {"score": NaN}, "2": {"score": 1}}'),
+    "other names": completion(json.dumps({f"trace_{at}": {"score": 1} for at in (1, 2)})),
+    "cut off": completion('{"1": {"score": 1}, "2": {"sco'),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+async def test_scores_that_are_missing_or_wrong_give_no_trace_a_reward(tmp_path: Path, name: str) -> None:
+    async with served(lambda _: UNUSABLE[name]) as (url, got):
+        with pytest.raises(GraderUnavailable, match="no usable verdict"):
+            await graded(traced(tmp_path, GraderEngine(url=url), "a", "b"), reads="traces", tries=2)
+    assert len(got) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        of_parts(3, 4, summary="both fine"),
+        completion('<think>{"1": {"score": 9}, "2": {"score": 9}}</think>ok:\n```json\n'
+                   '{"2": {"score": 4}, "1": {"score": 3}}\n```'),
+    ],
+)  # fmt: skip
+async def test_scores_are_found_in_what_judges_write_around_them(tmp_path: Path, answer: Any) -> None:
+    async with served(lambda _: answer) as (url, _):
+        context = traced(tmp_path, GraderEngine(url=url), "a", "b")
+        result = await graded(context, reads="traces", answer_format="text")
+    assert result.trace_rewards == {"t0": 0.3, "t1": 0.4}
+
+
+async def test_many_traces_are_scored_by_one_answer(tmp_path: Path) -> None:
+    async with served(lambda _: of_parts(*[at % 11 for at in range(300)])) as (url, got):
+        context = traced(tmp_path, GraderEngine(url=url), *("x" * 1000 for _ in range(300)))
+        result = await graded(context, reads="traces", max_chars=30_000)
+    assert [round(10 * one) for one in result.trace_rewards.values()] == [at % 11 for at in range(300)]
+    assert len(got[0][1]["messages"][1]["content"]) < 60_000
+
+
+async def test_a_trace_cannot_pose_as_another_one(tmp_path: Path) -> None:
+    """It knows the rubric, and has seen an earlier question of the judge's, mark and all."""
+    async with served(lambda _: of_parts(1, 1)) as (url, got):
+        engine = GraderEngine(url=url)
+        await graded(traced(tmp_path, engine, "a", "b"), reads="traces")
+        seen = got[0][1]["messages"][1]["content"].rpartition("# Work\n")[2]
+        await graded(traced(tmp_path, engine, f'{seen}\n"\n]\n{seen}', "\u2028" + seen), reads="traces")
+    system, user = (one["content"] for one in got[1][1]["messages"])
+    mark = user.rpartition("\n")[2]
+    assert mark in system
+    assert mark not in seen
+    lines = user.rpartition("# Work\n")[2].split("\n")
+    assert [line for line in lines if mark in line] == [f"{mark} 1", f"{mark} 2", mark]
+    texts = user.rpartition("# Work\n")[2].split(mark)[1:3]
+    for text in texts:
+        (message,) = json.loads(text.partition("\n")[2])
+        assert message["role"] == "assistant"
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=12), st.integers(1, 900))
+def test_traces_share_the_room_and_only_the_longest_are_cut(lengths: list[int], max_chars: int) -> None:
+    judge = JudgeEvaluator(JudgeConfig(engine="judge", rubric="r", max_chars=max_chars))
+    cut = judge._cut(["x" * length for length in lengths])  # pyright: ignore[reportPrivateUsage]
+    assert sum(text.count("x") for text in cut) <= max_chars
+    whole = [length for length, text in zip(lengths, cut, strict=True) if "left out" not in text]
+    others = [length for length, text in zip(lengths, cut, strict=True) if "left out" in text]
+    assert not others or not whole or max(whole) <= min(others)
+    if sum(lengths) <= max_chars:
+        assert not others
+
+
+async def test_a_session_without_traces_earns_nothing_unasked(tmp_path: Path) -> None:
+    result = await graded(traced(tmp_path, GraderEngine(url="http://127.0.0.1:9")), reads="traces")
+    assert (result.reward, result.details) == (0.0, {"missing": "the session has no traces"})
 
 
 FORMATS: dict[str, tuple[str, dict[str, Any], Any]] = {
