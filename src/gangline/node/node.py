@@ -145,6 +145,8 @@ async def serve(
             for url in settings.engines
         ]
         named += _of_roles(settings.role_engines)
+        for role, of_role in settings.role_engines.items():
+            backends.name_role(role, of_role.max_calls)
         memory = MemberFile(folder / "backends.json", named)
         await _add_all(backends, named, await asyncio.to_thread(memory.changed), settings.engine_wait_s)
         client = await stack.enter_async_context(ServerClient(server_url, control_token))
@@ -323,7 +325,7 @@ def _owner_of(folder: Path) -> str:
 
 def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:
     return [
-        BackendSpec(url, of_role.kind, None, of_role.key_env, of_role.options, role)
+        BackendSpec(url, of_role.kind, None, of_role.key_env, of_role.options, role, of_role.capture)
         for role, of_role in engines.items()
         for url in of_role.urls
     ]

@@ -55,6 +55,10 @@ class RoleEngines(BaseModel):
     """Name of the environment variable with their API key."""
     options: _JsonTable = {}
     """Options of the engine plug-in."""
+    capture: Literal["ids", "text"] | None = None
+    """`text` takes servers that report no token ids, such as a provider's API; None: as the node's `capture`."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Calls in flight at a time, of all sessions of the node; others wait. None: any number."""
 
 
 def _are_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -212,7 +216,8 @@ class NodeSettings(BaseModel):
     """Name of the environment variable with the engine's API key."""
     role_engines: Annotated[dict[str, RoleEngines], AfterValidator(_roles_are_valid)] = {}
     """Engines that answer the calls of a role in place of the others, as JSON: {"critic": {"urls":
-    ["http://127.0.0.1:8001"]}}; kind, key_env and options as of the others. No weight update reaches them."""
+    ["http://127.0.0.1:8001"]}}; kind, key_env, options and capture as of the others, and max_calls in flight. Agents
+    name the role in a header, or as the model pool/critic. No weight update reaches them."""
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
     capture: Literal["ids", "text"] = "ids"

@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import count
 
@@ -28,11 +29,15 @@ class BackendsByRole:
         self._numbers = count(1)
         self.policy = make(numbers=self._numbers)
         self._of_role: dict[str, BackendPool] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """Places for calls in flight, by role."""
 
-    def name_role(self, role: str) -> None:
-        """Its calls are answered by engines of its own from now on, also while it has none."""
+    def name_role(self, role: str, max_calls: int | None = None) -> None:
+        """Its calls are answered by engines of its own from now on, also while it has none. max_calls: in flight."""
         if role not in self._of_role:
             self._of_role[role] = self._new_pool(role)
+        if max_calls is not None:
+            self._slots.setdefault(role, asyncio.Semaphore(max_calls))
 
     async def add(self, spec: BackendSpec) -> BackendView:
         """See `BackendPool.add`. A role has engines of its own once its first one is in.
@@ -45,7 +50,7 @@ class BackendsByRole:
                 f"backend {spec.url} is already in, for another role or for the policy: an engine answers for one of "
                 "them. Remove it first, or start another engine."
             )
-        added = await pool.add(spec.url, spec.kind, spec.label, spec.api_key_env, spec.options)
+        added = await pool.add(spec.url, spec.kind, spec.label, spec.api_key_env, spec.options, spec.capture)
         if spec.role is not None and self._of_role.setdefault(spec.role, pool) is not pool:
             await pool.close()  # another request was the first to give the role an engine
             return await self.add(spec)
@@ -77,7 +82,7 @@ class BackendsByRole:
     def engine_for(self, role: str, session_id: str, task_id: str) -> Engine | None:
         """See `BackendPool.engine_for`. None for a role without engines of its own."""
         pool = self._of_role.get(role)
-        return None if pool is None else pool.engine_for(session_id, task_id)
+        return None if pool is None else pool.engine_for(session_id, task_id, self._slots.get(role))
 
     def release(self, session_id: str) -> None:
         """The session is over. Idempotent."""

@@ -40,7 +40,7 @@ class EngineClients:
     def __init__(
         self, *, capture: Literal["ids", "text"], read_secret: Callable[[str], str], probe_timeout_s: float
     ) -> None:
-        """capture: `text` accepts servers that report no token ids. read_secret: see `BackendPool`."""
+        """capture: of engines whose spec says nothing. read_secret: see `BackendPool`."""
         self._capture = capture
         self._read_secret = read_secret
         self._probe_timeout_s = probe_timeout_s
@@ -48,7 +48,7 @@ class EngineClients:
     def make(self, url: str, spec: BackendSpec) -> Engine:
         """Raises: UnknownPlugin; InvalidRequest when there is no key, or no such option."""
         given: dict[str, str] = {}
-        if self._capture == "text" and spec.kind in _TEXT_KINDS:
+        if (spec.capture or self._capture) == "text" and spec.kind in _TEXT_KINDS:
             given["capture"] = "text"
         if spec.api_key_env is not None:
             given["api_key"] = self._read_secret(spec.api_key_env)

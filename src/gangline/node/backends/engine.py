@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,7 +16,10 @@ from gangline.models.engines.fields import has_media
 from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 from gangline.node.backends.records import Assignment, Backend
 
-__all__ = ["FITTED", "PooledEngine"]
+__all__ = ["FITTED", "PooledEngine", "Slots"]
+
+Slots = AbstractAsyncContextManager[None]
+"""Places for calls in flight; a call that gets none waits."""
 
 FITTED = "fitted"
 """Name in a reply's metadata, and so in a record's, of the changes to its messages that the template asked for."""
@@ -46,9 +49,11 @@ class PooledEngine:
     messages that were fitted to the backend's template carries `fitted`: kind of change -> how often.
     """
 
-    def __init__(self, pool: Backends, assignment: Assignment) -> None:
+    def __init__(self, pool: Backends, assignment: Assignment, slots: Slots | None = None) -> None:
+        """slots: held by each call while it is in flight; None: calls wait for none."""
         self._pool = pool
         self._assignment = assignment
+        self._slots = slots or nullcontext()
         self.engine_ids: dict[str, str] = {}
         """Id of a call as the client knows it -> as the engine or the model named it."""
 
@@ -59,35 +64,37 @@ class PooledEngine:
         return (await self._pool.backend_of(self._assignment)).capabilities
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        reply = await self._ask(lambda backend: self._chat(backend, request))
+        async with self._slots:
+            reply = await self._ask(lambda backend: self._chat(backend, request))
         return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        for attempt in range(_MAX_BACKENDS_PER_CALL):
-            backend = await self._pool.backend_of(self._assignment)
-            started = False
-            is_known = backend.weights_known
-            fitted, changes = self._fitted(backend, request)
-            try:
-                with backend.in_use() as engine:
-                    async with aclosing(engine.stream(fitted)) as deltas:
-                        async for delta in deltas:
-                            if not started:
-                                started = True
-                                metadata = delta.metadata | changes | self._take_moves()
-                                delta = msgspec.structs.replace(delta, metadata=metadata)
-                            yield delta if is_known else _of_unknown_weights(delta)
-                return
-            except EngineUnavailable as error:
-                is_lost = await self._pool.is_lost(backend)
-                if started:
-                    raise
-                if not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
+        async with self._slots:
+            for attempt in range(_MAX_BACKENDS_PER_CALL):
+                backend = await self._pool.backend_of(self._assignment)
+                started = False
+                is_known = backend.weights_known
+                fitted, changes = self._fitted(backend, request)
+                try:
+                    with backend.in_use() as engine:
+                        async with aclosing(engine.stream(fitted)) as deltas:
+                            async for delta in deltas:
+                                if not started:
+                                    started = True
+                                    metadata = delta.metadata | changes | self._take_moves()
+                                    delta = msgspec.structs.replace(delta, metadata=metadata)
+                                yield delta if is_known else _of_unknown_weights(delta)
+                    return
+                except EngineUnavailable as error:
+                    is_lost = await self._pool.is_lost(backend)
+                    if started:
+                        raise
+                    if not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
+                        await _raise_if_of_template(backend, fitted.call, error)
+                        raise
+                except EngineRefused as error:
                     await _raise_if_of_template(backend, fitted.call, error)
                     raise
-            except EngineRefused as error:
-                await _raise_if_of_template(backend, fitted.call, error)
-                raise
 
     async def render(
         self,

@@ -30,7 +30,7 @@ from gangline.domain.errors import EngineUnavailable, NotFound
 from gangline.domain.node_views import BackendState, BackendView
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.node.backends.clients import EngineClients, Identity, refuse_difference
-from gangline.node.backends.engine import PooledEngine
+from gangline.node.backends.engine import PooledEngine, Slots
 from gangline.node.backends.health import HealthChecks
 from gangline.node.backends.records import Assignment, Backend, BackendSpec, Rank
 from gangline.settings.machine import read_secret
@@ -225,18 +225,19 @@ class BackendPool:
         label: str | None = None,
         api_key_env: str | None = None,
         options: Mapping[str, Any] | None = None,
+        capture: Literal["ids", "text"] | None = None,
     ) -> BackendView:
         """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
 
         `api_key_env`: names the environment variable with the key that the engine asks for.
-        `options`: see `make_engine`.
+        `options`: see `make_engine`. `capture`: see `BackendSpec`.
 
         Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key, or no such
         option; Conflict when it serves another model, tokenizer or kind of log-probs than the others.
         """
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}), self._role)
+        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}), self._role, capture)
         engine = self._clients.make(url, spec)
         try:
             capabilities, identity = await self._clients.probe(engine, url)
@@ -323,10 +324,11 @@ class BackendPool:
 
     # -- the sessions' side --------------------------------------------------------------------------------------
 
-    def engine_for(self, session_id: str, task_id: str) -> Engine:
-        """An engine that is the session's backend, whichever that is at the time. It is assigned at the first call."""
-        assignment = self._assignments.setdefault(session_id, Assignment(session_id, task_id))
-        return PooledEngine(self, assignment)
+    def engine_for(self, session_id: str, task_id: str, slots: Slots | None = None) -> Engine:
+        """An engine that is the session's backend, whichever that is at the time. It is assigned at the first call.
+
+        slots: held by each call while it is in flight."""
+        return PooledEngine(self, self._assignments.setdefault(session_id, Assignment(session_id, task_id)), slots)
 
     def release(self, session_id: str) -> None:
         """The session is over. Idempotent."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,6 +33,8 @@ class BackendSpec(msgspec.Struct, frozen=True):
     """Options of the plug-in, and `parsers`."""
     role: str | None = None
     """The role whose calls it answers; None: it serves the policy."""
+    capture: Literal["ids", "text"] | None = None
+    """`text` takes a server that reports no token ids; None: as the pool does."""
 
 
 @dataclass(eq=False, slots=True)

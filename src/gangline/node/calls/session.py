@@ -299,15 +299,15 @@ class ModelSession:
         return self._retries.subscribe(mark, lambda: self.start_call(call, mark.retry_key, known))
 
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
-        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest,
-        EngineUnavailable where a fork's other engine is gone."""
+        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest, NotFound
+        of its model, EngineUnavailable where a fork's other engine is gone."""
         call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
         if not call.of_environment:
             self._refuse_loop(call)
         recorded = None
         if self.replay is not None:
             call, recorded = self._matched(call, self.replay)
-        parts = self._parts.of(call.agent_role)
+        parts = self._parts.of_call(call)
         numbers = self._environment_numbers if call.of_environment else self._numbers
         number = self._admit(numbers)
         used = self._sampling.used(call.sampling, number)
@@ -339,7 +339,7 @@ class ModelSession:
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
-        engine = self.engine_of(call.agent_role)
+        engine = self._parts.of_call(call).engine
         call = in_template_words(call, (await engine.capabilities()).template)
         return await engine.render(call.messages, call.tools, call.template_kwargs)
 

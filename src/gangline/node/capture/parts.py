@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gangline.domain.conversation import SamplingParams
-from gangline.domain.errors import EngineIncapable, EngineUnavailable
+from gangline.domain.conversation import ModelCall, SamplingParams
+from gangline.domain.errors import EngineIncapable, EngineUnavailable, NotFound
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import Share
 from gangline.models.engines.contract import Engine, EngineCapabilities, EngineReply
@@ -30,6 +30,10 @@ _HOW_TO_MASK = (
     "vLLM reports them on its generate route with `--return-sampling-mask` (reach it as the engine kind generate), "
     "SGLang 0.5.23 on both routes, the embedded engine as vLLM does. Or leave the setting out."
 )
+
+
+_POOL = "pool/"
+"""Before the name of a role in a call's model: its own engines answer, whatever role the call plays."""
 
 
 class CallParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +143,18 @@ class PartsByRole:
             if own is None:
                 raise EngineUnavailable(f"no engine answers for role {self._behind!r}, which goes on behind the fork.")
         return own or self.policy
+
+    def of_call(self, call: ModelCall) -> CallParts:
+        """Parts of a call, by the role that its model `pool/NAME` names, or else by its own.
+
+        Raises: EngineUnavailable; NotFound where NAME has no engines: the policy stands in for no model of the pool.
+        """
+        if not call.model.startswith(_POOL):
+            return self.of(call.agent_role)
+        found = self._own(name := call.model.removeprefix(_POOL))
+        if found is None:
+            raise NotFound(f"the model {call.model!r} does not exist: this node has no engines for role {name!r}.")
+        return found
 
     def _own(self, role: str) -> CallParts | None:
         """None where it has no engines of its own."""

@@ -108,6 +108,8 @@ class OpenAITextEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         call = request.call
         fields = call_fields(call) | {"model": (await self.capabilities()).model, "stream": False}
+        if call.sampling.top_k in (-1, 0):  # all ids, as without it; providers refuse the field
+            del fields["top_k"]
         if call.num_top_logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
         body = body_of(fields, await messages_in_turns(call.messages))
