@@ -1,4 +1,4 @@
-"""Speed of `prefix_merging`, beside the published formulas written down as they stand.
+"""Speed of `prefix_merging`, beside the published rule, as its description reads.
 
 A session of one conversation: T turns, N tokens at its end, of which a quarter were sampled. Completions are as the
 journal gives them, prefix-shared. The published rule (Polar, 3.4.2) needs each call's whole prompt as a list, which is
@@ -13,9 +13,10 @@ import gc
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
@@ -23,6 +24,10 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.rows.builders.tree import TreeBuilder
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.merging.published import LoggedCall, published_rows
 
 END_OF_TURN = 2
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -35,7 +40,7 @@ def run() -> dict[str, dict[str, Any]]:
     session = _session(num_turns=200, num_tokens=100_000)
     calls = _calls(session)
     ours_s, tree_s, published_s = _best_s(
-        lambda: _merge(session), lambda: _tree(session), lambda: published_merge(calls, END_OF_TURN)
+        lambda: _merge(session), lambda: _tree(session), lambda: published_rows(calls)
     )
     times_s = {size: _best_s(_merging(size))[0] for size in SIZES}
     return {
@@ -61,34 +66,6 @@ def run() -> dict[str, dict[str, Any]]:
             + ", ".join(f"{size // 1000}k {seconds * 1e3:.2f} ms" for size, seconds in times_s.items()),
         },
     }
-
-
-def published_merge(
-    calls: list[tuple[list[int], list[int], list[float]]], end_id: int
-) -> list[tuple[list[int], list[int], list[int], list[float]]]:
-    """Polar's 3.4.2 as it reads: (prompt, sampled, log-probs) of each call -> (prompt, response, mask, log-probs)."""
-    chains: list[list[tuple[list[int], list[int], list[float]]]] = []
-    for call in calls:
-        for chain in chains:
-            last = chain[-1][0]
-            if call[0][: len(last)] == last:
-                chain.append(call)
-                break
-        else:
-            chains.append([call])
-    rows: list[tuple[list[int], list[int], list[int], list[float]]] = []
-    for chain in chains:
-        first_prompt, response, values = chain[0][0], list(chain[0][1]), list(chain[0][2])
-        mask = [1] * len(response)
-        for (prompt, sampled, _), (next_prompt, next_sampled, next_values) in pairwise(chain):
-            tail = next_prompt[len(prompt) :]
-            end = tail.index(end_id)
-            between = tail[end + 1 :] if sampled and sampled[-1] == end_id else tail[end:]
-            response += between + next_sampled
-            mask += [0] * len(between) + [1] * len(next_sampled)
-            values += [0.0] * len(between) + next_values
-        rows.append((first_prompt, response, mask, values))
-    return rows
 
 
 def _merge(session: CompletionTree) -> Any:
@@ -163,17 +140,20 @@ def _session(*, num_turns: int, num_tokens: int) -> CompletionTree:
     return tree
 
 
-def _calls(session: CompletionTree) -> list[tuple[list[int], list[int], list[float]]]:
+def _calls(session: CompletionTree) -> list[LoggedCall]:
     """What a gateway that logs calls has, with a canonical rendering: here the sampled ids themselves."""
-    calls = [(session.prompt_ids(c).tolist(), c.sampled_ids.tolist(), c.logprobs.tolist()) for c in session]
-    ((prompt, response, mask, values),) = published_merge(calls, END_OF_TURN)
+    calls = [
+        LoggedCall(session.prompt_ids(c).tolist(), c.sampled_ids.tolist(), c.logprobs.tolist(), ended=True)
+        for c in session
+    ]
+    (row,) = published_rows(calls)
     (trace,) = _merge(session).traces
-    same = (prompt, response, mask) == (
+    same = (row.prompt_ids, row.response_ids, row.loss_mask) == (
         trace.prompt_ids.tolist(),
         trace.response_ids.tolist(),
         trace.loss_mask.tolist(),
     )
-    if not same or values != trace.response_logprobs.tolist():
+    if not same or row.logprobs != trace.response_logprobs.tolist():
         raise RuntimeError("the two merges differ: the figures would compare different work")
     return calls
 

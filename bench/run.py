@@ -17,7 +17,7 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
-ON_REQUEST = {"captures", "containers", "families", "families_135m", "scale"}
+ON_REQUEST = {"captures", "containers", "families", "families_135m", "published_merging", "scale"}
 """Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
 
 Figures = dict[str, dict[str, Any]]

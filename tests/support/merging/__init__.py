@@ -1,0 +1,1 @@
+"""Polar's published merging and ours over the same recorded calls: `published`, `sessions`, `comparing`."""
