@@ -18,11 +18,11 @@ WINGS = frozenset({"interop", "serving", "tasks", "testing", "train"})
 FEATURES = ("sampling_mask", "routed_experts")
 BOUNDS = {
     "entries": 18,
-    "code lines": 97_000,
-    "code lines of the core": 63_400,
+    "code lines": 97_500,
+    "code lines of the core": 63_700,
     "files that name sampling_mask": 28,
     "files that name routed_experts": 24,
-    "class names used more than once": 143,
+    "class names used more than once": 144,
 }
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
