@@ -42,8 +42,8 @@ GIVE_UP_S = 30
 Step = tuple[str, str]
 """(module, function)"""
 LAST_RESORT = [
-    ("gateway/sessions/pipeline.py", "Pipeline._live"),
-    ("gateway/sessions/leases/delivery.py", "Delivery.deliver"),
+    ("node/sessions/pipeline.py", "Pipeline._live"),
+    ("node/sessions/leases/delivery.py", "Delivery.deliver"),
 ]
 """Steps whose failure nobody can report: they have done nothing yet, and the steps around them have no other way."""
 
@@ -203,7 +203,7 @@ async def _reported_wrongly(tmp_path: Path) -> dict[Step, Any]:
         await server.report_of("warm")
         with steps.watched():
             assert is_right(await server.report_of("whole"))
-            found = [step for step in steps.entered if step[0].startswith("gateway/sessions/")]
+            found = [step for step in steps.entered if step[0].startswith("node/sessions/")]
             assert len(found) > 60
             wrong: dict[Step, Any] = {}
             for number, step in enumerate(found):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_COUNTED = re.compile(r"gangline\.(?!serving\.|language\.)").match
+_COUNTED = re.compile(r"gangline\.(?!serving\.|models\.language\.|models\.engine_server\.)").match
 
 
 @contextmanager
