@@ -27,7 +27,7 @@ class ServerPlace(NamedTuple):
     data_dir: Path | None
     """None: the part keeps no files."""
     max_task_bytes: int
-    """Of one request's body."""
+    """Most bytes of one request's body."""
     max_result_bytes: int
 
 
