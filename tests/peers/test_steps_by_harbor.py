@@ -23,8 +23,7 @@ from gangline.machine.reading.imported import Choices
 from gangline.machine.reading.paths import SourcePath
 from gangline.node.sessions.attempt import Attempt
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
-from gangline.tasks.vetting.subject import subject_of
-from gangline.tasks.vetting.trials import solved
+from gangline.tasks.vetting.trials import solved_task
 from support.compared import same
 from support.node.attempt import lease_of, node_parts
 from support.requirements import need
@@ -148,7 +147,7 @@ async def ours(task: Path, work: Path, agent: str) -> SessionResult:
     body = read_harbor_task(SourcePath.of(task), Choices(runtime="sandbox", network="proxy")).body
     body["agent"] = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
     if agent == "oracle":
-        body |= solved(subject_of("t", body)) or {}
+        body |= solved_task("t", body) or {}
     async with node_parts(work) as parts, asyncio.timeout(180):
         return await Attempt(lease_of(**body), parts).live()
 
