@@ -20,12 +20,12 @@ from gangline.domain.completion import Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import DiskFull
 from gangline.domain.tokens import encode_msgpack
-from gangline.store.journal import queue
+from gangline.store.journal import log
 from gangline.store.journal.frames import read_frames
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from support.store.completions import completion
 
-PIECE = queue.PIECE_BYTES
+PIECE = log.PIECE_BYTES
 MEMORY = Path("/dev/shm")
 
 
@@ -221,7 +221,7 @@ def test_damage_to_a_piece_costs_its_entry_and_the_later_ones_of_its_session(
         tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder,
         pytest.MonkeyPatch.context() as small,
     ):
-        small.setattr(queue, "PIECE_BYTES", 300)
+        small.setattr(log, "PIECE_BYTES", 300)
         asyncio.run(_damaged(Path(folder), writes, at, is_cut))
 
 

@@ -25,6 +25,7 @@ from gangline.node.health.offers import Offers
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings import plugins
 from gangline.settings.plugin_contracts import CONTRACTS, Kind
+from gangline.settings.wings import Group
 from gangline.wire.dialects.contract import Dialect
 from support.node.node import running_node
 
@@ -314,4 +315,6 @@ def test_the_page_has_each_group_and_each_part() -> None:
 def test_pyproject_has_no_group_that_the_page_lacks() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     groups = {line.split('"')[1] for line in text.splitlines() if line.startswith('[project.entry-points."gangline.')}
-    assert groups <= {contract.group for contract in CONTRACTS.values()}
+    assert groups <= {contract.group for contract in CONTRACTS.values()} | set(get_args(Group))
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text()
+    assert all(f"`{group}`" in page for group in groups)
