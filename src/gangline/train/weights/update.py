@@ -229,9 +229,9 @@ class ServiceWeights:
         )
         await asyncio.to_thread(self._folders.prune, set(self._reading.values()))
         await fleet.report(profile.phases)
-        phases = " ".join(f"{phase}_s={seconds:.3f}" for phase, seconds in profile.phases.items())
+        phases = ",".join(f"{phase}:{seconds:.3f}" for phase, seconds in profile.phases.items())
         _log.info(
-            "weights.updated version=%d engines=%d took_s=%.3f %s",
+            "weights.updated version=%d engines=%d took_s=%.3f phases_s=%s",
             *(version, len(fleet.engines), profile.total_s, phases),
         )
         return profile
