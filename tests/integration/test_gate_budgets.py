@@ -59,7 +59,7 @@ async def test_what_is_not_spent_at_the_gate_still_ends_with_the_budget(tmp_path
     gate = Gate()
     async with node_parts(tmp_path, gate=gate) as parts, asyncio.timeout(60):
         await gate.pause("keep", 600)
-        living = asyncio.create_task(Attempt(_lease("echo begun; python3 agent.py; sleep 600", 1.5), parts).live())
+        living = asyncio.create_task(Attempt(_lease("echo begun; python3 agent.py; sleep 600", 5.0), parts).live())
         await _held(gate, parts, 0.1)
         gate.resume()
         result = await living
