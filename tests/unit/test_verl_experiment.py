@@ -49,6 +49,19 @@ def test_the_file_becomes_arguments_of_verls_command(tmp_path: Path) -> None:
     assert "trainer.val_before_train=false" in found
 
 
+@pytest.mark.parametrize(
+    ("text", "argument"),
+    [
+        ("1e-6", "1e-06"), ("2E5", "200000.0"), ("-3e-2", "-0.03"), ("1_0e+3", "10000.0"), ("1.5e-6", "1.5e-06"),
+        ("'1e-6'", "'1e-6'"), ("1e-6x", "'1e-6x'"), ("e-6", "'e-6'"), ("1e", "'1e'"), ("12", "12"),
+    ],
+)  # fmt: skip
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path, text: str, argument: str) -> None:
+    path = written(tmp_path, FILE + f"  actor_rollout_ref.actor.optim.lr: {text}\n")
+    found = arguments_of(read_verl_experiment(path), tmp_path / "run", "http://127.0.0.1:1")
+    assert f"actor_rollout_ref.actor.optim.lr={argument}" in found
+
+
 def test_paths_are_beside_the_file_and_held_out_tasks_are_validated_on(tmp_path: Path) -> None:
     text = FILE + "evaluation: {tasks: held_out.jsonl, num_samples: 2, every: 5}\n"
     found = read_verl_experiment(written(tmp_path, text))

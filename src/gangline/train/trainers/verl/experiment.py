@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,6 +24,7 @@ __all__ = ["VerlData", "VerlExperiment", "arguments_of", "is_verl", "read_verl_e
 
 _AFTER_THE_LAST = 1_000_000
 """Steps between validations; verl validates after its last step in any case."""
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 _MANAGER_KEY = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
@@ -68,8 +70,12 @@ def _document(path: Path) -> Mapping[str, Any]:
     """Raises: InvalidRequest."""
     import yaml  # noqa: PLC0415 - of the extra `training`
 
+    class Numbers(yaml.SafeLoader):
+        """`1e-6` is a number, as in verl's own files, which OmegaConf reads. For PyYAML it is a text without a dot."""
+
+    Numbers.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
     try:
-        document: object = yaml.safe_load(path.read_text())
+        document: object = yaml.load(path.read_text(), Numbers)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
