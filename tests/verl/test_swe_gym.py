@@ -1,7 +1,14 @@
-"""examples/swe_gym for verl: its settings by verl's own loader, classes and trainer."""
+"""examples/swe_gym for verl: its settings by verl's own loader and classes, and a dry run on this machine's CPU.
+
+`support.service.swe_gym` names the stand-ins for images and agents, `support.training.verl_experiment` those for
+GPUs, the engine and the model.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +18,10 @@ import yaml
 
 from gangline.train.trainers.verl.check import check
 from gangline.train.trainers.verl.experiment import arguments_of, read_verl_experiment
-from support.service.swe_gym import EXAMPLE
+from support.service.swe_gym import EXAMPLE, stand_ins
+from support.training.verl_experiment import ROOT, write_experiment
+
+GANGLINE = (str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "gangline")
 
 TABLE_4 = {
     "trainer.total_epochs": 1,
@@ -81,3 +91,39 @@ def test_its_trainer_for_separate_gpus_takes_the_settings(tmp_path: Path, monkey
     config.data.train_batch_size = 8
     with pytest.raises(AssertionError, match="train_batch_size must equal"):
         trainer(config)
+
+
+def test_verl_trains_on_two_generated_tasks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The example's settings, but for those of the machine and sizes, and for the KL loss: its reference model pins
+    memory, which PyTorch cannot do without a GPU.
+    """
+    folder = tmp_path_factory.mktemp("swe_gym") / "rows"
+    folder.mkdir()
+    tasks, variables = stand_ins(folder)
+    spec = write_experiment(tmp_path, mode="colocate_async", num_workers=1, num_steps=2)
+    own = json.loads(spec.read_text())
+    kept = tuple(f"actor_rollout_ref.actor.{name}" for name in ("optim", "clip", "entropy"))
+    theirs = {key: value for key, value in document()["settings"].items() if key.startswith(("algorithm", *kept))}
+    own["settings"] |= theirs | {
+        "data.train_batch_size": 2,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+    }
+    del own["evaluation"]
+    spec.write_text(json.dumps(own | {"name": "swe-gym", "data": {"tasks": "tasks.jsonl", "num_samples": 4}}))
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GANGLINE_")}
+    done = subprocess.run(
+        [*GANGLINE, "train", "run", spec, "--data", tmp_path / "data", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment | variables,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout)["metrics"]
+    assert [one["step"] for one in metrics] == [1, 2]
+    for one in metrics:
+        assert one["critic/score/mean"] == 0.5
+        assert one["actor/grad_norm"] > 0
+        assert "rollout_corr/rollout_is_mean" in one
