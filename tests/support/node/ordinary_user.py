@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shlex
 import shutil
 import signal
@@ -32,12 +33,20 @@ def ordinary_user() -> Generator[Path]:
     folder = Path("/tmp") / USER
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(KeyError):  # of a run that was killed
+            _end(pwd.getpwnam(USER).pw_uid)
         subprocess.run(["useradd", "--create-home", "--home-dir", folder, USER], check=True)
         try:
             yield folder
         finally:
-            _end_all(_ids(folder.stat().st_uid))
-            subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
+            _end(pwd.getpwnam(USER).pw_uid)
+
+
+def _end(uid: int) -> None:
+    """Of the user nothing is left."""
+    assert uid > 0
+    _end_all(_ids(uid))
+    subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
 
 
 def _ids(uid: int) -> tuple[range, ...]:
