@@ -1,4 +1,7 @@
-"""Values of settings: option, else environment variable, else gangline.toml, else default; each with its origin."""
+"""Values of settings: option, else environment variable, else gangline.toml, else default; each with its origin.
+
+Errors of settings, for people: the key, its line in gangline.toml, and the nearest valid name.
+"""
 
 from __future__ import annotations
 

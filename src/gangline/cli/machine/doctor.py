@@ -1,4 +1,9 @@
-"""`gangline doctor`: this machine's capabilities, its gaps, and the command that closes each."""
+"""`gangline doctor`: this machine's capabilities, its gaps, and the command that closes each.
+
+The check of `gangline doctor` in the Python that agents run with, as a sandbox sees it.
+
+Checks of `gangline doctor` in the data folder: who can read it, who can replace it, whether sandboxes see it.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@ observe it.
 
 The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So the
 observations are the program's own behaviour: its API, its conversations, its calls beside the task, its edits.
+
+The script of `gangline harness check`: the played model's steps through the task, in any form that a program allows.
+
+Most programs offer tools, and the scripted engine finds the one that is meant. Some describe in their prompts other
+ways for the model to act or to end: those rules come first, and are recognised by the prompts' words.
 """
 
 from __future__ import annotations

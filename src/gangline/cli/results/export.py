@@ -1,4 +1,9 @@
-"""`gangline export`: rows of tasks and sessions as one file, or their conversations."""
+"""`gangline export`: rows of tasks and sessions as one file, or their conversations.
+
+Sessions as CSV, one line each: outcome, reward, tokens, seconds and resources. Cost per reward is plotted from it.
+
+An empty field is unknown. Amounts of `agent_` are of INIT and RUN, those of `grading_` of POSTRUN.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The output of `gangline show`: a task's sessions, a session's traces and turns, a trace's tokens.
 
 It fits a terminal of 80 columns. Text from agents and tools has no control characters here.
+
+The grader's output as text, for the question why a session has its reward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`gangline init`: a folder with an agent, its tasks, their reward and an experiment, which runs at once."""
+"""`gangline init`: a folder with an agent, its tasks, their reward and an experiment, which runs at once.
+
+The templates of `gangline init`: folders of files that are copied, one over the other.
+"""
 
 from __future__ import annotations
 

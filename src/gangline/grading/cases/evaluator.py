@@ -9,6 +9,8 @@ process calls the function; its result comes back over a stream that the program
 
 The agent's failures score: no program, a failed build, wrong or too much output, a crash, too much time or memory. A
 clean runtime without the program's interpreter is ours: EvaluatorError.
+
+Rules by which a program's output equals the expected one. All take linear time.
 """
 
 from __future__ import annotations

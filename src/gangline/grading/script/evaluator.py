@@ -7,6 +7,11 @@ place. In the agent's own runtime (`refresh_runtime` false) a grader must distru
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
 file. If it does not, that is an EvaluatorError, never 0: a control shows whose failure it is. Its HOME
 is empty and its own: the agent's HOME may hold files that programs read at their start.
+
+What a control grades: files that this grader has graded before; else nothing, and stand-ins for a solution.
+
+Most graders import or open the solution, and fail where there is none, as they do where it is wrong in its syntax.
+A control with nothing would call them broken. Either of these shows that they work.
 """
 
 from __future__ import annotations

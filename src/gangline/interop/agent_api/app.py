@@ -4,6 +4,13 @@ Laws
 - A request is a session, submitted to the service as every other, and answered once it has ended.
 - A client that leaves ends its session: nobody else could ask for the answer.
 - Errors have OpenAI's form, also those of the door itself.
+
+A request of the Responses API, as the beginning of a task; pure.
+
+An agent is told one instruction. So the request's texts become one, in order, and a conversation that an assistant has
+already taken part in is refused, as is everything else that would be lost.
+
+Source: OpenAI's API reference, `POST /v1/responses`; NeMo Gym 0.7.0, `responses_api_agents/remote_agent`.
 """
 
 from __future__ import annotations

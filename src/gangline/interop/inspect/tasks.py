@@ -3,6 +3,8 @@
 The task's solver is left out: the agent is the user's. So what a solver does to the sample, such as to format choices,
 is refused where the scorer needs it. A Python with Inspect reads the task, and another process of it scores each
 session: in a clean sandbox where the sample has none of its own, else where the agent worked, as a user of its own.
+
+The programs of `inside/`: as commands of a Python that has Inspect, and as files for a sandbox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""`gangline serve`: tasks as an OpenEnv environment, over a service of its own."""
+"""`gangline serve`: tasks as an OpenEnv environment, over a service of its own.
+
+The engine behind served tasks: it answers a session's model calls with its client's actions.
+
+It listens on loopback, for the node alone. A call names its episode by the system message, which is a random key.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,10 @@ from time to time too. A session that a gateway rejects, or has lost, has failed
 not answer, or takes no session now, gets nothing for a while, and its sessions go elsewhere.
 
 Source: Polar, 3.1, A.5; its published rollout server and gateway.
+
+Calls to one of Polar's gateways: create, look at and delete its sessions.
+
+Source: Polar, 3.1; the routes of its published gateway.
 """
 
 from __future__ import annotations

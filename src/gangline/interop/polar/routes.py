@@ -2,6 +2,13 @@
 
 Source: Polar, A.5; its published source for the cancelling of a task. A task submitted here is a task like any other,
 and can be seen on every other route.
+
+Task ids that are used again: a trainer of Polar's counts them from 0 in each of its runs.
+
+There only the id of a running task is taken. Here a task is kept under its id, so the next one of that name gets an id
+of its own, `NAME--again-2`, and answers call it `NAME`.
+
+Source: the `submit_task` of Polar's published rollout server.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ reward it.
 The taskset is a module that the environment with verifiers can import, or a file or folder. A Python with verifiers
 reads it, and other processes of it run its hooks in the sandbox: where the agent worked, as a user of its own, if a
 hook asks for the runtime, else in a clean one.
+
+The programs of `inside/`: as commands of a Python that has verifiers, and as files for a sandbox.
 """
 
 from __future__ import annotations

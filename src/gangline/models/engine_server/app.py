@@ -1,4 +1,7 @@
-"""The application of an engine server: routes over a `Sampler`, errors in OpenAI's shape, and how it is run."""
+"""The application of an engine server: routes over a `Sampler`, errors in OpenAI's shape, and how it is run.
+
+A trainer's control of an engine: pause, new weights, their version, resume. vLLM's routes and shapes.
+"""
 
 from __future__ import annotations
 

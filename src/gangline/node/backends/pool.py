@@ -10,6 +10,10 @@ Laws
 - A policy version that was set is that of the backends that were healthy then. One that comes or comes back later has
   the weights that it was started with: its replies say so (`weights_known`) until a version is set again.
 - With no healthy backend calls wait, for a bounded time, so that an engine may be restarted under a running session.
+
+Whether an engine runs on this machine, by the addresses behind its URL. Source: 000, section 3.4.
+
+Which backend a session gets, and keeps: least assigned first, on this machine first. Source: 000, section 3.3.2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""One model call's way: place, decide the prompt, sample, capture, commit. Its life is a `Flight`."""
+"""One model call's way: place, decide the prompt, sample, capture, commit. Its life is a `Flight`.
+
+Empty generations: replies that end by themselves without text, thinking or a tool call.
+
+The task says how often such a reply is sampled again (`capture.empty_generation_retries`). Laws
+- A reply that was given up is recorded as aborted, so that it is never trained on, and shows the client nothing.
+- The call stays one call: one turn, one number, one id. Only its seed changes: the same one samples the same reply.
+- The last reply is delivered as it is, and its record says `empty_generation`.
+"""
 
 from __future__ import annotations
 

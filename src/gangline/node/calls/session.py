@@ -1,4 +1,7 @@
-"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records."""
+"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records.
+
+Failures that a session's model calls met: whether its harness could not work for them is judged at its end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure."""
+"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure.
+
+The sampling mask of a call, checked against what it sampled. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Records of one call: made of the engine's choices, and committed together."""
+"""Records of one call: made of the engine's choices, and committed together.
+
+Policy versions of one call: the engine's own, or the gate's for engines that report none with their replies.
+
+The gate's version holds for engines that were there when the version was set. One that came later, or came back from a
+failure, has the weights that it was started with: its tokens are of unknown version until a version is set again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""All environments of one session, from INIT to the end of POSTRUN. They die with the node: see `adoption`."""
+"""All environments of one session, from INIT to the end of POSTRUN. They die with the node: see `adoption`.
+
+Which turn of the model made a call of an environment.
+
+A harness gives a tool a name of its own (`mcp__game__step`, `game__step`), and calls it after the turn that asked for
+it. So a call is of the latest turn, begun before, that has a call of the tool with the same arguments which no earlier
+call took. Where none has, it is of the last turn that had ended.
+"""
 
 from __future__ import annotations
 

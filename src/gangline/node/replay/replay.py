@@ -9,6 +9,10 @@ Laws
   sampled in the place of a recorded call.
 - The engine, and the record, are given the recorded messages where a tolerated value differs, and the fork's edit where
   it has one.
+
+The edit of a fork: another text in the place of the newest message behind its last recorded answer.
+
+The agent does not know of it: it sends its own message with each later request, and each gets the edit again.
 """
 
 from __future__ import annotations

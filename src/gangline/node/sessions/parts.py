@@ -1,4 +1,7 @@
-"""The objects that all attempts of a node share."""
+"""The objects that all attempts of a node share.
+
+What graders remember for the node's other sessions, such as answers of models: the oldest unused ones go first.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ The session's main conversation is the document. Each other one (sub-agents, sid
 aborted calls) is an entry of its `subagent_trajectories`; the part shared with its parent conversation is marked
 `is_copied_context`. Every model call is exactly one step. Unlike a row, a conversation continues after a turn whose
 context is not exact: the certificate in the step's metrics reports that.
+
+Parts of a message as ATIF content: a text, or a list of texts and images.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ Laws:
 - Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
 
 How it is held and entered is in `namespaced`.
+
+Why this machine cannot run a sandbox, and the one line that changes it.
 """
 
 from __future__ import annotations

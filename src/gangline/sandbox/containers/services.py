@@ -8,6 +8,15 @@ Laws
 - Services see neither the node's proxy nor the hosts of network `list`. Under `full` they have the engine's network.
 - They have no pipe that ends them, as the agent's container has: after a crash they are off their network with its end,
   and are removed by their labels.
+
+The network between a session's containers: links between their network namespaces, of our own making.
+
+Laws
+- No engine's network takes part: no address of this machine, no name server, no rule of a firewall. Nothing of it is in
+  this machine's own network, and it ends with the namespaces that it is in.
+- All sessions have the same addresses, which no other session's containers can reach.
+- The bridge is in the namespace of the first service, which lasts as long as the session: links between services last
+  when the agent's container begins another life.
 """
 
 from __future__ import annotations

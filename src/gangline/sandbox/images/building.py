@@ -1,4 +1,9 @@
-"""Builds images, or finds an existing one. Blocking; output of the building program goes to stderr."""
+"""Builds images, or finds an existing one. Blocking; output of the building program goes to stderr.
+
+Recipe -> the text of a definition file (Apptainer) or a Dockerfile, by Jinja2. Builds nothing.
+
+All values of a recipe are quoted for their shell; a name that a template does not know is an error.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Laws: every entry is opened from its parent's descriptor and never through a lin
 sockets as such, and devices not at all. Modes, owners, times, hard links, holes and the user's extended attributes are
 kept. Nothing waits for the program, no holes are read, and a tree that is moved about meanwhile is not copied for ever.
 Blocking: call from a worker thread.
+
+Contents of files, in which holes are skipped: a program makes holes at once that would take hours to read.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ where one does, all are stopped and the topmost layer is copied: `frozen_copy`, 
 shared all its bytes. Elsewhere checkpoints are whole copies (`copy`, `reflink`), and a fork copies them back.
 
 Blocking. The caller sees to it that nothing else moves files meanwhile.
+
+Folders of a sandbox as its agent may have left them: closed to their owner, or refused by the file system.
 """
 
 from __future__ import annotations

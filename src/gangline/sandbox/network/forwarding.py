@@ -8,6 +8,8 @@ Laws
 - The dialled address is that of the request's target. The `Host` header is always replaced by the target.
 - One connection carries one request or one tunnel: there is no second request to smuggle.
 - Each rejection is counted and answered with the entry to add to `runtime.network_allow`.
+
+The forward proxy's changes to HTTP messages; h11 reads and writes them. Dials nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
 
 Long polls wait on a notifier that durable events trigger; `store.sql.leasing` decides on transitions.
+
+How often nodes send heartbeats: less often where many do, since each costs a write of the database.
+
+Those that the database did not take, as on a full disk, are kept in memory: status shows them all the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The weights of a served model, by their names in its checkpoint."""
+"""The weights of a served model, by their names in its checkpoint.
+
+Linear layers in oneDNN's kernels, with their weights in the order in which these read them.
+
+PyTorch multiplies float32 matrices with Intel's MKL, which uses half of the vector width of AMD's processors. oneDNN,
+in the same wheel, uses all of it. PyTorch's own compiler calls it on a CPU. Its operators have no public names, so
+PyTorch is pinned to a minor version.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,14 @@ Invariants
 - Memory holds an index (about 150 bytes an entry), not the entries, which are read on demand.
 - A segment whose sessions are all closed is deleted, but never the one being written.
 - One process at a time has a journal open.
+
+Entries on their way to the disk, in a fair order: no session's large entry holds up the small ones of others.
+
+Laws
+- The entries of one attempt are written in the order in which they were put, a large one once it is encoded.
+- A batch, which shares one sync, takes at most one large piece of each attempt, and attempts take turns. So a small
+  entry waits for a batch of bounded size, however large the entries of other attempts are.
+- A large entry is encoded by a thread of its own, into memory that is resident before, so that the event loop goes on.
 """
 
 from __future__ import annotations

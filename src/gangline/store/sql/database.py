@@ -5,6 +5,16 @@ runs in WAL mode with `synchronous=FULL`: answered writes survive a power cut, n
 Waiting jobs share a commit (`Writer`). With PostgreSQL other servers may write too, so each job is a transaction,
 which locks its rows as briefly as it can; one that lost against another server's is `Contended`, and is retried
 (`repeated`). Nothing here knows the meaning of the tables.
+
+The one thread that writes, and the commits that jobs share.
+
+Jobs that came while the disk was busy are done in one transaction: one commit, and one sync, for all of them.
+
+Laws
+- A job is answered after the commit that holds it; jobs are done in the order in which they came.
+- Each job is undone alone when it raises; those that share its commit do not notice.
+- When the transaction itself breaks (a full disk), all of it is undone, and each job is done again in one of its own: a
+  job is harmless before its commit.
 """
 
 from __future__ import annotations

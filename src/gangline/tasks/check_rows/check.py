@@ -1,4 +1,10 @@
-"""The check of one file: records become samples, samples are judged, findings are counted."""
+"""The check of one file: records become samples, samples are judged, findings are counted.
+
+How turns begin: a header that was trained as if it had been sampled has log-probs of exactly 0.0.
+
+So do the first tokens of a model that is sure of them. The rest of the file decides: where log-probs of 0.0 are rare,
+several at the beginning of a turn are no chance.
+"""
 
 from __future__ import annotations
 

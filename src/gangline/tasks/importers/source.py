@@ -1,4 +1,7 @@
-"""The one entry for tasks from elsewhere: a folder of tasks, or the rows of a dataset, by their own format."""
+"""The one entry for tasks from elsewhere: a folder of tasks, or the rows of a dataset, by their own format.
+
+Rows of a dataset, read one after another: a file of JSON lines, JSON, CSV or Parquet, or a folder of such files.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ regardless of the engines' current ones. Evaluated weights have a checkpoint, or
 a step uses the same weights after every restart.
 
 Source: learning.md of the design; 003, asynchronous training.
+
+Parts of rewards: what evaluators `composite` and `staged` found, as means over the sessions of a step.
 """
 
 from __future__ import annotations

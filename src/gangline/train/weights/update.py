@@ -9,6 +9,8 @@ Laws
 - A token is stamped with the weights that drew it or with none. The known versions of an engine's weights are reported
   to its nodes also when an update fails.
 - An incomplete update is an error that lists each engine's version; pushing again repairs it.
+
+Weights on the disk that trainer and engines share: a folder for each update, whole or not there.
 """
 
 from __future__ import annotations

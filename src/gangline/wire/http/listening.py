@@ -2,6 +2,11 @@
 
 Connections, heads and silence are bounded here for every route; bodies by `read_body`, with the limit of their route.
 docs/reference/limits.md lists all limits.
+
+One connection of a client: its requests are numbered, and all that is no HTTP is answered as errors of routes are.
+
+aiohttp answers a request that it cannot parse by itself, before any application sees it. Here that answer has an id and
+the shape that the path's clients read, and a body whose chunks are broken fails the request that is reading it.
 """
 
 from __future__ import annotations

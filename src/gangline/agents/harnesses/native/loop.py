@@ -8,6 +8,12 @@ Laws
   gets a report and goes on.
 - Every loop ends. A turn that does nothing but get a report is counted, and `max_reminders` of them may follow each
   other; turns that act are bounded by the session's limits, which refuse its model calls.
+
+Tool calls that a model writes without the tags of its template.
+
+An engine's parser finds calls by their tags, so such a call arrives as text, and would be taken for an answer. One
+counts where a line of the reply begins with a JSON object that names an offered tool and goes on with its arguments,
+whether or not the rest is JSON. The same words inside a sentence are talk about a call.
 """
 
 from __future__ import annotations

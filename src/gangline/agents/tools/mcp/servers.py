@@ -2,6 +2,11 @@
 
 The session with a server is the official SDK's (extra `gangline[mcp]`). All its answers are claims: descriptions and
 results are bounded, and every call has a time limit.
+
+The way to an MCP server over streamable HTTP, which the node dials.
+
+That is a way out of the sandbox, into whatever network the node has. So a URL must be one that the node's operator has
+named, and the server gets the key that goes with it, and nothing of the session but the calls.
 """
 
 from __future__ import annotations

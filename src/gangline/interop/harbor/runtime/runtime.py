@@ -9,6 +9,9 @@ Laws:
   needs no address that the sandbox reaches, and a sandbox needs no network.
 - A network policy that Harbor's class cannot enforce is refused, with Harbor's words.
 - Which environment it is, with which options, says the node's operator; a task names an image.
+
+The ways out of a sandbox: to the node's proxy, and to the hosts of its list. Each is a listener on the sandbox's own
+loopback, whose connections come over the link.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 Graded as Harbor does: `/tests/test.sh` runs in the agent's runtime when its processes are gone, with any exit code; the
 number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no reward at all.
+
+The network of a Harbor task: its own policies where the submitter grants them, else the submitter's.
+
+Fields and files of a Harbor task that are not carried. They are refused by name, never ignored.
+
+Skills of a Harbor task: what its Dockerfile copies to `environment.skills_dir`.
 """
 
 from __future__ import annotations

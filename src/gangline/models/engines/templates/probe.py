@@ -3,6 +3,10 @@ turns and renders tools, and which forms of messages it takes.
 
 Found through the engine's own routes, so that it holds for every engine: fixed conversations are rendered, and the
 results are digested or compared. Dates, which some templates write, do not count.
+
+Whether an engine's ids have the end of a turn: a row without it does not teach a model to end.
+
+Whether stitched prompts are as rendered: of user turns, and of two rounds of tool calls, behind a system message.
 """
 
 from __future__ import annotations

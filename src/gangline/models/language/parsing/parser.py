@@ -5,6 +5,8 @@ Laws
 - A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be parsed stays
   text, and `status` reports it; as it does for anything else that looks like a call, see `marks`.
 - Nothing sampled is lost except the tags of parsed parts, and white space after a call and before a think block.
+
+Llama 3's tool calls: a reply that is nothing but JSON, `{"name": ..., "parameters": {...}}`, several behind `;`.
 """
 
 from __future__ import annotations

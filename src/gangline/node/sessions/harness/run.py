@@ -3,6 +3,11 @@
 When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed, after a
 grace where the task grants one. So nothing is sampled or written while a session is graded, and tokens sampled before
 are kept.
+
+Log files of a harness's program in its HOME: kept as artifacts, bounded, and not trusted.
+
+They are read by a command in the sandbox, so they show no more than the agent could read; only regular files are read.
+Of a long file the end is kept, where a failed run reports its reason.
 """
 
 from __future__ import annotations

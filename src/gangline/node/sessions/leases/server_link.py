@@ -1,4 +1,11 @@
-"""A node's place at its server: leases taken and given back, heartbeats sent."""
+"""A node's place at its server: leases taken and given back, heartbeats sent.
+
+Renews a node's leases while its event loop is held up.
+
+The loop itself reports the node's state to the server every few seconds. When it has not done so for a while, this
+thread sends the last heartbeat again over a connection of its own, so that no other session pays for the delay. A loop
+that stays silent for too long is presumed dead: then the leases expire, and others get the sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`gangline vet`: audit tasks, and store the verdict with them."""
+"""`gangline vet`: audit tasks, and store the verdict with them.
+
+How an audit looks: in the terminal, as JSON and as an HTML page.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,11 @@ signal to those whose presence changes the reward, for better or worse, and spar
 Laws: the values sum to the reward of all minus that of nobody. Players that are interchangeable have the same factor.
 One that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and are never negative, so
 none changes the sign of a session's advantage. Weight 0 is the algorithm without coalitions.
+
+Shapley values: the contribution of each of several roles to a common reward.
+
+`value(coalition)` is the reward that just these players would get; v of nobody is asked for too. Sources: Shapley
+(1953); M-GRPO; SHARP for the two-level form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""slime's rollout function: tasks at our service in, groups of samples out."""
+"""slime's rollout function: tasks at our service in, groups of samples out.
+
+A thread with an event loop of its own, for a rollout function that is called from a program without one.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,12 @@ the last token. verl groups rows by `uid`, the task's id here, and a row counts 
 several traces, give an `algorithm`, and take the advantages that come with the batch instead of `compute_advantage`'s.
 
 Source: verl 0.9.1, `protocol.DataProto`, `experimental/agent_loop/agent_loop.py`, `trainer/ppo/ray_trainer.py`.
+
+Routed experts as verl's tensors hold them. Source: verl 0.9.1, `experimental/agent_loop/agent_loop.py`.
+
+Images as verl's batches have them: each row's processed pixels, and positions of text, time, height and width.
+
+Source: verl 0.9.1, `experimental/agent_loop/agent_loop.py` (`_compute_multi_modal_inputs`, `_compute_position_ids`).
 """
 
 from __future__ import annotations

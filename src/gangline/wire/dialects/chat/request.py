@@ -5,6 +5,8 @@ fields without meaning here: those, and tools that run at the provider, are name
 
 Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`;
 other providers' words for thinking.
+
+OpenAI Chat: the parts of a message's content: text, refusals, images, files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,18 @@
-"""From the values of a whole step's batches to their advantages, and to what the critic should have said."""
+"""From the values of a whole step's batches to their advantages, and to what the critic should have said.
+
+Advantages by a critic: generalised advantage estimation over the trained tokens of each trace.
+
+With r_t the reward after token t, V_t the critic's value before it, and t + 1 the next trained token of the trace:
+
+    delta_t = r_t + gamma * V_{t+1} - V_t
+    A_t = delta_t + gamma * lam * A_{t+1}        return_t = A_t + V_t
+
+After the last trained token of a trace, V and A are 0: nothing is bootstrapped over the end of a trace, nor over
+tokens between turns, which are no decisions of the policy.
+
+Laws: with values of 0, gamma 1 and lam 1, A is the sum of the rewards to come. With the exact values, the mean of A is
+0. With lam 1 the returns do not depend on the values. Source: GAE (arXiv 1506.02438, 3); equal to verl's function.
+"""
 
 from __future__ import annotations
 
