@@ -120,6 +120,21 @@ async def test_a_receiver_is_told_an_address_that_it_can_reach(tmp_path: Path, p
         assert result_url.endswith("/v1/tasks/t/result")
 
 
+async def test_a_form_that_no_part_of_the_server_makes_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where a wing was left out."""
+    monkeypatch.setattr("gangline.server.run.server_parts", lambda _place: [])
+    receiver = Receiver()
+    async with receiver.listening() as port, served(tmp_path) as client:
+        url = f"http://127.0.0.1:{port}/done"
+        polars = request("polars", num_samples=1, callback_url=url, callback_form="polar", callback_expiry_seconds=1)
+        await client.submit(polars)
+        node = FakeNode(client)
+        await node.finish(await node.lease())
+        await asyncio.wait_for(settled(client, "expired", "polars"), 30)
+        await finish_a_task(client, port)
+        assert json.loads((await receiver.next()).body)["task_id"] == "t"
+
+
 async def test_a_task_may_name_the_secret_that_signs_its_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRAINER_KEY", "trainer-secret")
     receiver = Receiver()

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import GanglineError, StoreError
+from gangline.domain.errors import GanglineError, NotFound, StoreError
 from gangline.server.service.core import CALLBACKS, EVENTS
 from gangline.server.service.notifier import Notifier
 from gangline.settings.machine import read_secret
@@ -136,9 +136,11 @@ class CallbackSender:
             return f"{type(error).__name__}: {error}"
 
     async def _body(self, callback: Callback) -> bytes:
-        """Raises: NotFound, StoreError when results that belong into the body cannot be read."""
+        """Raises: NotFound, StoreError when its form is not known, or the results that it has cannot be read."""
         kept = msgspec.json.decode(callback.body, type=dict[str, Any])
         if (form := kept.get("callback_form")) is not None:
+            if form not in self._forms:
+                raise NotFound(f"no part of this server makes callbacks in the form {form!r}.")
             return await self._forms[form](callback.task_id, callback.url)
         result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
         return msgspec.json.encode({**kept, "result_url": result_url})
