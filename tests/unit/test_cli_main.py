@@ -53,7 +53,8 @@ def test_the_help_of_all_shows_every_line() -> None:
 
 def test_the_help_of_all_imports_no_command_and_nothing_heavy() -> None:
     commands = set(map(module_of, COMMANDS))
-    assert imported("--help", among={*HEAVY, "pydantic", *commands}) == set()
+    wings = {f"gangline.{name}" for name in ("interop", "serving", "tasks", "testing", "train")}
+    assert imported("--help", among={*HEAVY, "pydantic", *commands, *wings}) == set()
     assert imported("submitt", among={*HEAVY, *commands}) == set()
 
 
@@ -83,6 +84,16 @@ def test_a_wrong_name_is_told_the_nearest() -> None:
     done = CliRunner().invoke(build_app(), ["submitt"])
     assert done.exit_code == 2
     assert "Did you mean 'submit'?" in done.output
+
+
+def test_a_command_whose_wing_is_not_there_says_so_and_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.cli.commands.wing_entries", lambda _group: {})
+    done = CliRunner().invoke(build_app(), ["train", "run", "x.yaml"])
+    assert done.exit_code == 2
+    assert "`train` is not part of this installation" in " ".join(done.output.replace("│", " ").split())
+    listed = CliRunner().invoke(build_app(), ["--help"]).output
+    assert "submit" in listed
+    assert "Train on groups" not in listed
 
 
 def test_a_group_shows_its_commands() -> None:

@@ -147,6 +147,11 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The loaded command, for one that runs or shows its options; a wrong name fails without an import."""
+        if args and args[0] in COMMANDS and not is_installed(args[0]):
+            ctx.fail(
+                f"`{args[0]}` is not part of this installation of Gangline. Install the whole package; a checkout that "
+                "has changed must be installed again."
+            )
         name, _, rest = super().resolve_command(ctx, args)
         return name, name and load_command(name), rest
 
