@@ -17,7 +17,7 @@ _LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
 _FIELD = re.compile(r"(\w+)=%")
 _KIND = re.compile(r"(task|session|node|callback)\.[a-z_]+")
 _EVENTS_FROM = "store"
-"""The room whose constants name the server's durable events; each is logged under its kind."""
+"""The package whose constants name the server's durable events; each is logged under its kind."""
 
 
 @dataclass(frozen=True)

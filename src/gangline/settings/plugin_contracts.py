@@ -1,4 +1,4 @@
-"""The contract of each kind of plug-in as data, and what an object lacks of it. Imports no plug-in's room.
+"""The contract of each kind of plug-in as data, and what an object lacks of it. Imports no plug-in's package.
 
 The Protocols are the contract in full; `tests/unit/test_plugins_page.py` compares these tables with them.
 """

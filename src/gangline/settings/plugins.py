@@ -284,7 +284,7 @@ def make_environment(kind: str, config: dict[str, Any]) -> EnvironmentKind:
 
 
 def make_tool(name: str, config: dict[str, Any]) -> Any:
-    """A `gangline.agents.tools.contract.Tool`, whose room is above this one."""
+    """A `gangline.agents.tools.contract.Tool`, whose package is above this one."""
     return _configured("tool", name, config)
 
 
