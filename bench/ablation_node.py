@@ -37,7 +37,7 @@ from gangline.settings.node import NodeSettings
 
 NUM_SESSIONS = 16
 """That run at once."""
-SIZES = {
+SIZES: dict[str, Any] = {
     "init_workers": 4,
     "ready_slots": 8,
     "run_slots": NUM_SESSIONS,

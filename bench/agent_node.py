@@ -33,7 +33,7 @@ from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 
 RUN_SLOTS = 16
-SIZES = {
+SIZES: dict[str, Any] = {
     "init_workers": RUN_SLOTS,
     "ready_slots": RUN_SLOTS,
     "run_slots": RUN_SLOTS,

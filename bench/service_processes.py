@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from no_runtime import NoRuntime
 
@@ -23,7 +24,7 @@ from gangline.server.run import serve as serve_server
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 
-SIZES = {"init_workers": 16, "ready_slots": 32, "run_slots": 64, "postrun_workers": 16}
+SIZES: dict[str, Any] = {"init_workers": 16, "ready_slots": 32, "run_slots": 64, "postrun_workers": 16}
 
 
 async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:

@@ -55,14 +55,14 @@ class OneWorkerEach(PoolSizes):
         return self.run_slots
 
 
-STAGED = {
+STAGED: dict[str, Any] = {
     "init_workers": 6,
     "ready_slots": 8,
     "run_slots": RUN_SLOTS,
     "prewarm_workers": 6,
     "postrun_workers": 8,
 }
-UNSTAGED = {
+UNSTAGED: dict[str, Any] = {
     "init_workers": RUN_SLOTS,
     "ready_slots": 0,
     "run_slots": RUN_SLOTS,
