@@ -38,10 +38,14 @@ NUMBERS = NodeNumbers(
 )
 
 
+LEASE_S = 600.0
+"""Longer than a screen may take on a busy machine: the node of these tests sends no heartbeats."""
+
+
 @asynccontextmanager
 async def service(folder: Path, port: int = 0) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin, port=port) as running,
+        serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin, port=port, lease_s=LEASE_S) as running,
         ServerClient(running.url, TOKEN) as client,
     ):
         yield client
