@@ -14,7 +14,7 @@ _INTRODUCTION = """\
 
 What real agent programs did in the default sandbox, network `proxy`, against a scripted engine with Qwen3's tokenizer
 and chat template, which asked for three tool calls (run a command, write a file, read it): `docs/measure_harnesses.py`,
-which runs [`gangline harness check`](cli.md). `turns` are model calls, `chains` the rows that came out of them.
+which runs [`gangline harness check`](cli/harness.md). `turns` are model calls, `chains` the rows that came out of them.
 `openhands` and `terminus` are not here: they want Python 3.12, and `make test-slow` tries them in an image that has it.
 
 *exact* counts the calls whose prompt begins with every id of the conversation before, as usual: stitched. *rendered*

@@ -30,7 +30,7 @@ every prompt.
 
 Two more would be faults, and are counted: `silent`, another prompt without a word, and `refused_late`, a session that
 is refused although no fact of the template said so. *tools read* is the format in which calls are read out of the text
-where the engine does not read them itself; *none* is said by [`gangline doctor`](cli.md).
+where the engine does not read them itself; *none* is said by [`gangline doctor`](cli/doctor.md).
 
 """
 
