@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
 ON_REQUEST = {"captures", "containers", "families", "families_135m", "published_merging", "scale"}
 """Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
+
+MAX_OF_A_SECTION = 20
+"""On the page; beyond it, figures of several days get sections of their own."""
 
 Figures = dict[str, dict[str, Any]]
 
@@ -41,23 +45,53 @@ def measure(names: list[str]) -> Figures:
 
 
 def page(figures: Figures) -> str:
-    """docs/benchmarks.md"""
-    rows = [
-        f"| `{name}` | {_number(one['value'])} {one['unit']} | {one['date']} | {one['note']} |"
-        for name, one in sorted(figures.items())
-    ]
+    """docs/benchmarks.md: a section for each benchmark, where figures with the same note share a line."""
+    by_section = _sections(figures)
+    for section in [name for name, found in by_section.items() if len(found) > MAX_OF_A_SECTION and _dates(found)[1:]]:
+        parts = _sections(by_section.pop(section))
+        by_section |= {f"{section}.{part}": found for part, found in parts.items()}
     return "\n".join(
         [
             "<!-- Made by bench/run.py from bench/results.json; `make bench` measures again. -->\n",
             "# Benchmarks\n",
-            "Measured on 2 shared x86 cores unless a note says otherwise; such a machine varies by half from run to "
-            "run, so ratios say more than rates.\n",
-            "| figure | value | date | note |",
-            "|---|---|---|---|",
-            *rows,
-            "",
+            "`python bench/run.py [NAME ...]` measures them. The machine has 2 shared x86 cores unless a note says "
+            "otherwise; its speed varies by half from run to run, so ratios say more than rates. A figure's full name "
+            "begins with its section: `engine.tokens_per_s_at_1`.\n",
+            *(line for section, found in sorted(by_section.items()) for line in _section(section, found)),
         ]
     )
+
+
+def _sections(figures: Figures) -> dict[str, Figures]:
+    """Figures by the first part of their names; the rest of which stays as their name."""
+    found: dict[str, Figures] = {}
+    for name, one in sorted(figures.items()):
+        section, _, rest = name.partition(".")
+        found.setdefault(section, {})[rest] = one
+    return found
+
+
+def _dates(figures: Figures) -> list[str]:
+    return sorted({one["date"] for one in figures.values()})
+
+
+def _section(name: str, figures: Figures) -> Iterator[str]:
+    dates = _dates(figures)
+    clauses = [one["note"].split("; ") for one in figures.values()]
+    shared = [clause for clause in clauses[0] if clause and all(clause in others for others in clauses)]
+    if len(figures) == 1:
+        shared = []
+    yield f"## {name}\n"
+    if head := "; ".join([*(dates if len(dates) == 1 else ()), *shared]):
+        yield f"{head}.\n"
+    by_note: dict[str, list[str]] = {}
+    for figure, one in figures.items():
+        own = "; ".join(clause for clause in one["note"].split("; ") if clause not in shared)
+        date = f"{one['date']}; " if len(dates) > 1 else ""
+        value = f"`{figure}` {_number(one['value'])} {one['unit']}".rstrip()
+        by_note.setdefault(f"{date}{own}".removesuffix("; "), []).append(value)
+    yield from (f"- {', '.join(values)}{': ' * bool(note)}{note}" for note, values in by_note.items())
+    yield ""
 
 
 def _number(value: float) -> str:
