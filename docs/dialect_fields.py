@@ -13,14 +13,16 @@ from gangline.wire.dialects.responses.request import RESPONSES_FIELDS
 _INTRODUCTION = """\
 # Request fields
 
-What a node does with each field of a model call. **Served** fields do what the provider says. **Refused** fields are
-answered with a 400 that names them, except at values that change nothing: they carry state that only the provider has,
-or would make another reply. **Dropped** fields are named in the record (`dropped`), and the call goes on without them.
+What a node does with each field of a model call:
 
-A field that is in no table is dropped as well, and named in the record. The call is refused instead where the field's
-name speaks of a part of the conversation (`memory_store`, `thread_id`, `documents`, `system_prompt`), or its value
-names an earlier reply of the session by its id: without that field it would be another conversation. Empty values
-change nothing.
+- **Served** fields do what the provider says.
+- **Refused** fields are answered with a 400 that names them: they carry state that only the provider has, or would make
+  another reply. Values in brackets change nothing, and are accepted.
+- **Dropped** fields are named in the record (`dropped`), and the call goes on without them. So are fields that are not
+  listed here, unless the field's name speaks of a part of the conversation (`memory_store`, `thread_id`, `documents`,
+  `system_prompt`) or its value is the id of an earlier reply of the session: those are refused.
+
+Empty values change nothing.
 """
 
 _DIALECTS = {
@@ -36,18 +38,23 @@ def dialect_fields() -> str:
     """docs/reference/dialect-fields.md"""
     parts = ["<!-- Made by docs/generate.py from the code; `make docs` makes it again. -->\n", _INTRODUCTION]
     for title, declared in _DIALECTS.items():
-        parts += [f"## {title}\n", "| field | | |\n|---|---|---|", *_rows(declared), ""]
+        parts += [f"## {title}\n", *_lines(declared), ""]
     return "\n".join(parts)
 
 
-def _rows(declared: DeclaredFields) -> Iterator[str]:
-    rows = [(name, "served", declared.limits.get(name, "")) for name in declared.served]
-    rows += [(name, "refused", _neutral(values)) for name, values in declared.refused.items()]
-    rows += [(name, "dropped", why) for name, why in declared.dropped.items()]
-    for name, outcome, remark in sorted(rows):
-        yield f"| `{name}` | {outcome} | {remark} |"
+def _lines(declared: DeclaredFields) -> Iterator[str]:
+    limited = [f"`{name}` ({declared.limits[name]})" for name in sorted(declared.limits)]
+    served = [f"`{name}`" for name in sorted(declared.served) if name not in declared.limits]
+    refused = [f"`{name}`{_neutral(values)}" for name, values in sorted(declared.refused.items())]
+    yield f"- Served: {', '.join([*served, *limited])}"
+    if refused:
+        yield f"- Refused: {', '.join(refused)}"
+    by_reason: dict[str, list[str]] = {}
+    for name, why in sorted(declared.dropped.items()):
+        by_reason.setdefault(why, []).append(f"`{name}`")
+    yield from (f"- Dropped, since {why}: {', '.join(names)}" for why, names in by_reason.items())
 
 
 def _neutral(values: tuple[object, ...]) -> str:
-    shown = [f"`{value!r}`" for value in values if value is not None]
-    return f"but for {', '.join(shown)}" if shown else ""
+    shown = [f"`{value!r}`" for value in values if value not in (None, "", [], {})]
+    return f" ({', '.join(shown)})" if shown else ""

@@ -25,7 +25,8 @@ _INTRODUCTION = """\
 
 Limits on requests of strangers, agents and clients, and the answer beyond each limit. Errors are problem+json with
 `code`; on the routes of models they have the shape of the provider whose API was called. `LimitExceeded` is 413
-(`limit_exceeded`), `TooMany` 429 (`too_many`, retryable), `RequestTimeout` 408 (`request_timeout`).
+(`limit_exceeded`), `TooMany` 429 (`too_many`, retryable), `RequestTimeout` 408 (`request_timeout`). `--call-limits`
+sets the names in brackets.
 """
 
 
@@ -38,15 +39,13 @@ def _size(num_bytes: int) -> str:
 
 def _call_rows() -> list[tuple[str, str, str]]:
     limits = CallLimits()
-    refused = "413 in the provider's shape; `--call-limits` sets `{}`".format
-    in_flight = "429 in the provider's shape; `--call-limits` sets `max_in_flight_bytes`"
     return [
-        ("body of a model call, decompressed", _size(limits.max_body_bytes), refused("max_body_bytes")),
-        ("messages of a model call", f"{limits.max_messages:,}", refused("max_messages")),
-        ("content parts of a model call", f"{limits.max_parts:,}", refused("max_parts")),
-        ("tools of a model call", f"{limits.max_tools:,}", refused("max_tools")),
-        ("any other field of one", _size(limits.max_definition_bytes), refused("max_definition_bytes")),
-        ("bodies of a session's calls in flight", _size(limits.max_in_flight_bytes), in_flight),
+        ("a model call: body, decompressed (`max_body_bytes`)", _size(limits.max_body_bytes), "413"),
+        ("its messages (`max_messages`)", f"{limits.max_messages:,}", "413"),
+        ("its content parts (`max_parts`)", f"{limits.max_parts:,}", "413"),
+        ("its tools (`max_tools`)", f"{limits.max_tools:,}", "413"),
+        ("any other field (`max_definition_bytes`)", _size(limits.max_definition_bytes), "413"),
+        ("a session's calls in flight: bodies (`max_in_flight_bytes`)", _size(limits.max_in_flight_bytes), "429"),
     ]
 
 

@@ -74,29 +74,29 @@ def logs() -> str:
     """docs/reference/logs.md"""
     calls = log_calls()
     rows = [_row(action, meaning, calls) for action, meaning in ACTIONS.items()]
-    return "\n".join((_INTRODUCTION, "| action | level | fields | meaning |\n|---|---|---|---|", *rows)) + "\n"
+    return "\n".join((_INTRODUCTION, *rows)) + "\n"
 
 
 _INTRODUCTION = """\
 # Log lines
 
-The commands that serve (`up`, `server`, `node`, `engine`) log to stderr, `gangline up` its children to `DATA/logs`.
-Each line is an action, a stable name, and its fields:
+The commands that serve (`up`, `server`, `node`, `engine`) log to stderr; `gangline up` logs its children to
+`DATA/logs`. Each line has an action, which is a stable name, and its fields:
 
 ```
 2026-11-21T16:00:00.123Z INFO gangline.node session.run session=sum.0 attempt=1
 ```
 
 `--log-format json`, or `GANGLINE_LOG_FORMAT=json`, makes each line an object: `at` (UTC), `level`, `logger`, `action`
-(null where other libraries log), the fields by their names, `text` (the line as people read it), `exception` where
-there is a traceback. Whatever is logged on behalf of a session names it as `session`. Control characters are escaped:
-what agents and engines say cannot forge a line.
+(null for other libraries), the fields by name, `text` (the line as people read it), and `exception` where there is a
+traceback. Lines on behalf of a session name it as `session`. Control characters are escaped: what agents and engines
+say cannot forge a line. No line holds a key or a token.
 
-Callers can cause `request.refused` and `call.refused`, so each is logged at most 60 times a minute
-in one process. The first line after that minute has `left_out`, the number of lines that are missing. None is missing
-at level debug.
+Callers can cause `request.refused` and `call.refused`, so a process logs each at most 60 times a minute; the next line
+has `left_out`, the number of missing lines. At level debug none is left out.
 
-No line holds a key or a token. A level of `error` wants somebody to look; `warning` tells of what mends itself.
+Actions with their fields follow. The level is info unless one is given. An error needs a person; a warning mends
+itself.
 """
 
 
@@ -106,7 +106,8 @@ def _row(action: str, meaning: str, calls: list[LogCall]) -> str:
     levels = ", ".join(dict.fromkeys(call.level for call in made_by)) or "info"
     written = dict.fromkeys(field for call in made_by for field in call.fields)
     fields = _OF_EVENTS.get(action) or written or ("task",)
-    return f"| `{action}` | {levels} | {', '.join(f'`{field}`' for field in fields)} | {meaning} |"
+    notes = "; ".join([*([levels] if levels != "info" else ()), ", ".join(fields)])
+    return f"- `{action}` ({notes}): {meaning}"
 
 
 _OF_EVENTS: dict[str, tuple[str, ...]] = {

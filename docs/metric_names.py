@@ -19,8 +19,9 @@ _INTRODUCTION = """\
 # Metrics
 
 `GET /metrics` of a server and of a node, in Prometheus's text format, with the control token
-([operations](../guides/operations.md) shows how to scrape it). No label is of a session or a task. Beside these, each
-has the process's own (`process_*`, `python_info`).
+([operations](../guides/operations.md) shows how to scrape it). Labels are in braces; none names a session or a task.
+Each process also shows its own (`process_*`, `python_info`). Names that end with `_total` are counters, those marked
+*histogram* histograms, the others gauges.
 """
 
 
@@ -101,12 +102,13 @@ def _rows(families: dict[str, Metric], declared: dict[str, tuple[str, ...]]) -> 
         seen = {label for sample in family.samples for label in sample.labels} - {"le"}
         labels = declared.get(name) or tuple(sorted(seen))
         shown = f"{name}_total" if family.type == "counter" else name
-        yield f"| `{shown}` | {family.type} | {', '.join(f'`{one}`' for one in labels)} | {family.documentation} |"
+        braces = f"{{{', '.join(labels)}}}" if labels else ""
+        kind = " *histogram*" if family.type == "histogram" else ""
+        yield f"- `{shown}{braces}`{kind}: {family.documentation}"
 
 
 def metrics() -> str:
     """docs/reference/metrics.md"""
-    head = "| name | type | labels | meaning |\n|---|---|---|---|"
     server = _rows(server_families(), _labels_of(ServerMetrics()))
     node = _rows(node_families(), _labels_of(NodeMetrics()))
-    return "\n".join([_INTRODUCTION, "## Server\n", head, *server, "\n## Node\n", head, *node]) + "\n"
+    return "\n".join([_INTRODUCTION, "## Server\n", *server, "\n## Node\n", *node]) + "\n"

@@ -9,28 +9,28 @@ from typing import Any
 
 _DATA = Path(__file__).parent / "templates.json"
 _CHECKS = Path(__file__).parent / "template_checks.json"
-_TITLES = ("template", "ids", "rendered", "tools read", "changes", "refused, and other reasons")
+_TITLES = ("templates", "ids", "rendered", "tools read", "changes", "other reasons")
 _ROWS_SHOWN = 3
 _INTRODUCTION = """\
 # Chat templates, with the requests of real clients
 
-Every chat template that comes with TRL 1.16 (`trl/`) and with llama.cpp (`llama.cpp/`, of the sdist of llama-cpp-python
-0.3.36), with the first requests of every agent program and SDK that `tests/templates/recordings` holds, recorded from
-their real runs. `make test-templates` puts each recording through each template, through the dialect, the session, the
-stitching and an engine that answers with the turns that the template itself writes. A rendering by Jinja alone judges
-every prompt.
+Every chat template of TRL 1.16 (`trl/`) and llama.cpp (the others; llama-cpp-python 0.3.36), with the first requests of
+every agent program and SDK in `tests/templates/recordings`, recorded from real runs. `make test-templates` puts each
+recording through dialect, session, stitching and an engine that answers with the template's own turns. A rendering by
+Jinja alone judges every prompt.
 
-*ids*: the node sends exact ids, and stitches. *rendered*: the engine renders every prompt. Of the recordings are
+*ids*: the node sends exact ids, and stitches. *rendered*: the engine renders every prompt. Outcomes of recordings:
 
 - *equal*: every prompt is the template's rendering of the client's messages;
-- *kept*: the same, apart from the model's own turns, which stay as they were sampled, such as with their thinking;
+- *kept*: the same, but the model's own turns stay as they were sampled, such as with their thinking;
 - *fitted*: of messages that were changed to a form that the template takes; the record names the change;
 - *said*: a prompt differs, and its certificate says so;
-- *refused*: the template cannot serve these messages, which is known before the first session.
+- *refused*: the template cannot serve these messages, which is known before the first session;
+- *silent* and *refused_late* would be faults: a prompt that differs without a word, and a refusal that no known fact
+  of the template explains.
 
-Two more would be faults, and are counted: `silent`, another prompt without a word, and `refused_late`, a session that
-is refused although no fact of the template said so. *tools read* is the format in which calls are read out of the text
-where the engine does not read them itself; *none* is said by [`gangline doctor`](cli/doctor.md).
+*tools read* is the format in which tool calls are read from text where the engine does not read them;
+[`gangline doctor`](cli/doctor.md) says so where there is none. Templates with the same results share a row.
 
 """
 
@@ -55,15 +55,23 @@ def templates_table() -> str:
 
 
 def _rows(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    names: dict[tuple[str, ...], list[str]] = {}
     for name, row in found.items():
+        ids, rendered = (_counts(row["outcomes"][route]) for route in ("ids", "rendered"))
         cells = (
-            f"`{name}`",
-            *(_counts(row["outcomes"][route]) for route in ("ids", "rendered")),
+            ids,
+            "same" if rendered == ids else rendered,
             row["tools"] or "none",
             _listed(row.get("changed", {})),
-            _listed(row.get("refused", {}) or row.get("row", {})),
+            "" if row.get("refused") else _listed(row.get("row", {})),
         )
-        yield f"| {' | '.join(cells)} |"
+        names.setdefault(cells, []).append(_short(name))
+    for cells, those in names.items():
+        yield f"| {', '.join(those)} | {' | '.join(cells)} |"
+
+
+def _short(name: str) -> str:
+    return f"`{name.removeprefix('llama.cpp/')}`"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -72,19 +80,23 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _listed(reasons: dict[str, int]) -> str:
     most = sorted(reasons, key=lambda reason: -reasons[reason])[:_ROWS_SHOWN]
-    return "; ".join(reason.replace("|", "\\|").replace("\n", " ")[:120] for reason in most)
+    return "; ".join(_reason(reason) for reason in most)
+
+
+def _reason(text: str) -> str:
+    """Without what every reason of its kind says."""
+    for usual in ("the model's chat template refuses these messages: ", "the template would write another prompt: "):
+        text = text.replace(usual, "")
+    return text.replace("|", "\\|").replace("\n", " ")[:120]
 
 
 def _unserved(found: dict[str, dict[str, Any]]) -> str:
     by_reason: dict[str, list[str]] = {}
     for name, row in found.items():
         for reason in row.get("refused", {}):
-            by_reason.setdefault(reason, []).append(f"`{name}`")
-    lines = [
-        f"| {reason.replace('|', chr(92) + '|')[:150]} | {', '.join(names)} |"
-        for reason, names in sorted(by_reason.items())
-    ]
-    return "## Not served\n\n| reason | templates |\n|---|---|\n" + "\n".join(lines) + "\n"
+            by_reason.setdefault(_reason(reason), []).append(_short(name))
+    lines = [f"| {reason} | {', '.join(names)} |" for reason, names in sorted(by_reason.items())]
+    return "## Refused\n\n| what, and why | templates |\n|---|---|\n" + "\n".join(lines) + "\n"
 
 
 def _checks() -> str:
@@ -95,18 +107,23 @@ def _checks() -> str:
     names = [one["harness"] for one in next(iter(found.values()))["harnesses"]]
     lines = [
         "\n## Agent programs over a template of each family\n",
-        "`gangline harness check` of each program, with Qwen3's tokenizer and the template: four calls, of which three",
-        "use tools. The scripted model writes each turn as the family's template does. A cell has the rows of the",
-        "conversation; of its later calls those whose context is exact; of the stitched ones those that are the",
-        "template's own rendering; and reasons where there are any. Gemma 4's template moves a text behind the call",
-        "that it came with, and Mistral-Nemo's drops the system message once a tool was called: there a call begins a",
-        "new row. Measured on 2026-11-29; `make check-templates` measures anew.\n",
-        f"| family | template | {' | '.join(names)} |",
-        "|---" * (len(names) + 2) + "|",
+        f"`gangline harness check` of {', '.join(names)}, with Qwen3's tokenizer and the template: four calls, three",
+        "of them with tools, which the scripted model writes as the family's template does. A cell has the rows of the",
+        "conversation, the later calls whose context is exact, the stitched ones that are the template's own",
+        "rendering, and reasons. Gemma 4's template moves a text behind the call that it came with, and Mistral-Nemo's",
+        "drops the system message once a tool was called: there a call begins a new row. Measured on 2026-11-29 by",
+        "`make check-templates`.\n",
+        "| family | template | programs: result |",
+        "|---|---|---|",
     ]
     for family, one in found.items():
-        cells = [f"{family}", f"`{one['template']}`", *map(_checked, one["harnesses"])]
-        lines.append(f"| {' | '.join(cells)} |")
+        by_result: dict[str, list[str]] = {}
+        for report in one["harnesses"]:
+            by_result.setdefault(_checked(report), []).append(report["harness"])
+        shown = [
+            f"{'all' if len(those) == len(names) else ', '.join(those)}: {said}" for said, those in by_result.items()
+        ]
+        lines.append(f"| {family} | {_short(one['template'])} | {'; '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -116,7 +133,7 @@ def _checked(report: dict[str, Any]) -> str:
     rows = sum(chain != "side" for chain in report["chains"])
     stitched = sum(report["renderings"].values())
     rendered = report["renderings"].get("as_rendered", 0)
-    reasons = "; ".join(one.replace("|", "\\|") for one in (*report["causes"], *report["fallbacks"]))
+    reasons = "; ".join(_reason(one) for one in (*report["causes"], *report["fallbacks"]))
     said = f"{rows} row{'s' * (rows != 1)}, {exact} of {exact + diverged} exact"
     said += f", {rendered} of {stitched} as rendered" * bool(stitched) + f" ({reasons})" * bool(reasons)
     return said if report["ok"] else f"**failed**, {said}"
