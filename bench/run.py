@@ -85,12 +85,17 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
     if head := "; ".join([*(dates if len(dates) == 1 else ()), *shared]):
         yield f"{head}.\n"
     by_note: dict[str, list[str]] = {}
+    units: dict[str, str] = {}
     for figure, one in figures.items():
         own = "; ".join(clause for clause in one["note"].split("; ") if clause not in shared)
         date = f"{one['date']}; " if len(dates) > 1 else ""
-        value = f"`{figure}` {_number(one['value'])} {one['unit']}".rstrip()
-        by_note.setdefault(f"{date}{own}".removesuffix("; "), []).append(value)
-    yield from (f"- {', '.join(values)}{': ' * bool(note)}{note}" for note, values in by_note.items())
+        note = f"{date}{own}".removesuffix("; ")
+        values = by_note.setdefault(note, [])
+        if values and units[note] == one["unit"]:  # a unit stands once, after the last of its figures
+            values[-1] = values[-1].removesuffix(f" {one['unit']}")
+        units[note] = one["unit"]
+        values.append(f"`{figure}` {_number(one['value'])} {one['unit']}".rstrip())
+    yield from (f"- {', '.join(values)}{': ' if note else ''}{note}" for note, values in by_note.items())
     yield ""
 
 

@@ -55,13 +55,20 @@ def accesses() -> Iterator[Access]:
 
 
 def access() -> str:
-    """docs/reference/access.md"""
+    """docs/reference/access.md: the largest group of a service is all routes that no other row has."""
     groups: dict[tuple[str, str, bool, str], list[str]] = {}
     for one in accesses():
         groups.setdefault((one.service, one.opened_by, one.own_names, one.body), []).append(
             f"`{one.method} {one.path}`"
         )
-    return "\n".join((_INTRODUCTION, *(_row(*group, routes) for group, routes in groups.items()))) + "\n"
+    largest: dict[str, int] = {}
+    for (service, *_), routes in groups.items():
+        largest[service] = max(largest.get(service, 0), len(routes))
+    rows = (
+        _row(*group, ["all other [routes](http.md)"] if len(routes) == largest[group[0]] else routes)
+        for group, routes in groups.items()
+    )
+    return "\n".join((_INTRODUCTION, *rows)) + "\n"
 
 
 def _row(service: str, opened_by: str, own_names: bool, body: str, routes: list[str]) -> str:
@@ -78,11 +85,10 @@ _INTRODUCTION = """\
 
 # Access
 
-What a route wants of its caller. [Operations](../guides/operations.md#who-may-call) says why, and where the token
-comes from. A browser that was signed in with `gangline open` sends a cookie in place of the token; a read-only one
-opens `GET` alone. A service that runs with `--no-token` asks for no control token; all else stays. `Host` stands for
-`Host`, `Origin` and `Sec-Fetch-Site`. A body of another type is refused where the table names one; a request without a
-body needs no type.
+What a route needs of its caller; [operations](../guides/operations.md#who-may-call) says why. A browser that was signed
+in with `gangline open` sends a cookie in place of the token; a read-only one opens `GET` alone. With `--no-token` no
+control token is needed; the rest stays. `Host` stands for `Host`, `Origin` and `Sec-Fetch-Site`. A body of another type
+than the table's is refused.
 
 | service | opened by | `Host` | body | routes |
 |---|---|---|---|---|"""

@@ -57,10 +57,15 @@ _ENGINE = """
 _RECORDS = """
 ## Records
 
-A field without a type is a string; `integers` is a list of integers. `?` marks what may be null. Bodies mark the fields
-that they need as *required*.
+In bodies a field without a type is a string, `integers` is a list of integers, and *required* marks what a body needs.
+In answers, plain types are left out: `num_*` are integers, `is_*` and `has_*` booleans, `*_at` seconds since 1970,
+`*_s` seconds. `?` marks what may be null. `GET /openapi.json` has every type, and the records of Polar and ProRL Agent.
 """
 _HEAD = "| route | what it does | takes | answer |\n|---|---|---|---|"
+_FOREIGN = ("Polar", "Prorl")
+"""Beginnings of the names of records that other systems describe."""
+_PLAIN = ("", "integer", "number", "boolean", "strings", "integers", "numbers", "any")
+"""Types that a field of an answer is shown without."""
 _PLURALS = {"": "strings", "integer": "integers", "number": "numbers", "object": "objects"}
 _MIN_SHARED_VALUES = 3
 """An enumeration with as many values is named once, where more than one field has it."""
@@ -87,7 +92,12 @@ def http() -> str:
         _ENGINE + ", ".join(_plain_routes(engine.router.routes())) + ".",
         _RECORDS,
         *types.enumerations(),
-        *(line for name, schema in sorted(schemas.items()) for line in _record(name, schema, types, name in bodies)),
+        *(
+            line
+            for name, schema in sorted(schemas.items())
+            if not name.startswith(_FOREIGN)
+            for line in _record(name, schema, types, name in bodies)
+        ),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -96,7 +106,12 @@ class Types:
     """How types of fields are written. schemas: by name."""
 
     def __init__(self, schemas: Schema) -> None:
-        fields = [(field, inner) for one in schemas.values() for field, inner in one.get("properties", {}).items()]
+        fields = [
+            (field, inner)
+            for name, one in schemas.items()
+            if not name.startswith(_FOREIGN)
+            for field, inner in one.get("properties", {}).items()
+        ]
         found = Counter(values for _, inner in fields for values in _values_in(inner))
         shared = {values for values, times in found.items() if times > 1 and len(values) >= _MIN_SHARED_VALUES}
         self._names: dict[tuple[str, ...], str] = {}
@@ -113,7 +128,7 @@ class Types:
         """Empty: a string."""
         if "$ref" in schema:
             name = schema["$ref"].rsplit("/", 1)[1]
-            return f"[{name}](#{name.lower()})"
+            return f"`{name}`" if name.startswith(_FOREIGN) else f"[{name}](#{name.lower()})"
         if schema.get("type") == "array":
             items = self.of(schema["items"]) if schema.get("items") else "any"
             return _PLURALS.get(items) or f"list of {items}"
@@ -169,7 +184,7 @@ def _record(name: str, schema: Schema, types: Types, is_body: bool) -> Iterator[
         yield f"{one_line(about)}\n"
     required = set(schema.get("required", ())) if is_body else set[str]()
     described = [
-        (_field(field, inner, types, field in required), one_line(inner.get("description")))
+        (_field(field, inner, types, field in required, is_body=is_body), one_line(inner.get("description")))
         for field, inner in schema.get("properties", {}).items()
     ]
     bullet = "- " if any(meaning for _, meaning in described) else ""
@@ -181,10 +196,14 @@ def _record(name: str, schema: Schema, types: Types, is_body: bool) -> Iterator[
     yield ""
 
 
-def _field(field: str, schema: Schema, types: Types, is_required: bool) -> str:
+def _field(field: str, schema: Schema, types: Types, is_required: bool, *, is_body: bool) -> str:
+    kind = types.of(schema)
+    if not is_body:
+        plain = kind.removesuffix("?")
+        return f"`{field}`" + (kind.removeprefix(plain) if plain in (*_PLAIN, "string") else f" {kind}")
     default = schema.get("default")
     has_default = default not in (None, "") and default is not False and not isinstance(default, dict | list | tuple)
-    parts = [f"`{field}`", types.of(schema), f"= `{default}`" * has_default, "*required*" * is_required]
+    parts = [f"`{field}`", kind, f"= `{default}`" * has_default, "*required*" * is_required]
     return " ".join(filter(None, parts))
 
 
