@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import typer.main
@@ -69,29 +69,36 @@ def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def _page(name: str, command: Any, common: set[Option]) -> str:
     lines = [_NOTE, f"# gangline {name}\n"]
     if not getattr(command, "commands", None):
-        return "\n".join([*lines, *_body(name, command, common)]).rstrip() + "\n"
+        return "\n".join([*lines, *_body(name, command, common, ())]).rstrip() + "\n"
     lines.append(f"{inspect.cleandoc(command.help or '')}\n")
-    for full_name, one in _leaves(name, command):
-        lines += [f"## gangline {full_name}\n", *_body(full_name, one, common)]
+    leaves = list(_leaves(name, command))
+    of_all = set[Option].intersection(common, *({_shown(param) for param in _options(one)} for _, one in leaves))
+    if of_all:
+        lines.append(_shared("All of them take", (names for names, _ in sorted(of_all))))
+    for full_name, one in leaves:
+        lines += [f"## gangline {full_name}\n", *_body(full_name, one, common, of_all)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _body(name: str, command: Any, common: set[Option]) -> Iterator[str]:
-    arguments = " ".join(_argument(param) for param in command.params if _is_shown(param) and _is_argument(param))
-    options = list(_options(command))
-    usage = " ".join(filter(None, ("gangline", name, arguments, "[OPTIONS]" * bool(options))))
-    yield f"```\n{usage}\n```\n"
+def _shared(who: str, names: Iterable[str]) -> str:
+    return f"{who} [common options](../cli.md#common-options): {', '.join(names)}.\n".lstrip()
+
+
+def _body(name: str, command: Any, common: set[Option], said: Container[Option]) -> Iterator[str]:
+    """said: options that the page has named already."""
+    if arguments := " ".join(_argument(param) for param in command.params if _is_shown(param) and _is_argument(param)):
+        yield f"```\ngangline {name} {arguments} [OPTIONS]\n```\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     of_tables: dict[str, list[str]] = {}
     own: list[str] = []
     shared: list[str] = []
-    for param in options:
+    for param in _options(command):
         names, meaning = _shown(param)
         key = param.name.replace("__", ".", 1)
         if key in LEAVES and name in SERVED and key not in SERVED[name].help:
             of_tables.setdefault(LEAVES[key].table, []).append(names)
         elif (names, meaning) in common:
-            shared.append(names)
+            shared += [names] * ((names, meaning) not in said)
         else:
             own.append(f"- {names}{': ' * bool(meaning)}{meaning}")
     if own:
@@ -100,7 +107,7 @@ def _body(name: str, command: Any, common: set[Option]) -> Iterator[str]:
         title = table or "machine"  # as on the page of settings
         yield f"[Settings: {title}](../settings.md#{title}): {', '.join(names)}.\n"
     if shared:
-        yield f"[Common options](../cli.md#common-options): {', '.join(shared)}.\n"
+        yield _shared("And", shared)
 
 
 def _options(command: Any) -> Iterator[Any]:
