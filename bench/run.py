@@ -56,7 +56,7 @@ def page(figures: Figures) -> str:
             "# Benchmarks\n",
             "`python bench/run.py [NAME ...]` measures them. The machine has 2 shared x86 cores unless a note says "
             "otherwise; its speed varies by half from run to run, so ratios say more than rates. A figure's full name "
-            "begins with its section: `engine.tokens_per_s_at_1`.\n",
+            "begins with its section: `engine.tokens_per_s_at_1`. Figures by seed are in `bench/results.json`.\n",
             *(line for section, found in sorted(by_section.items()) for line in _section(section, found)),
         ]
     )
@@ -77,7 +77,7 @@ def _dates(figures: Figures) -> list[str]:
 
 def _section(name: str, figures: Figures) -> Iterator[str]:
     dates = _dates(figures)
-    clauses = [one["note"].split("; ") for one in figures.values()]
+    clauses = [_clauses(one) for one in figures.values()]
     shared = [clause for clause in clauses[0] if clause and all(clause in others for others in clauses)]
     if len(figures) == 1:
         shared = []
@@ -87,7 +87,7 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
     by_note: dict[str, list[str]] = {}
     units: dict[str, str] = {}
     for figure, one in figures.items():
-        own = "; ".join(clause for clause in one["note"].split("; ") if clause not in shared)
+        own = "; ".join(clause for clause in _clauses(one) if clause not in shared)
         date = f"{one['date']}; " if len(dates) > 1 else ""
         note = f"{date}{own}".removesuffix("; ")
         values = by_note.setdefault(note, [])
@@ -97,6 +97,11 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
         values.append(f"`{figure}` {_number(one['value'])} {one['unit']}".rstrip())
     yield from (f"- {', '.join(values)}{': ' if note else ''}{note}" for note, values in by_note.items())
     yield ""
+
+
+def _clauses(figure: dict[str, Any]) -> list[str]:
+    """Of its note, without what is too long for the page."""
+    return [clause for clause in figure["note"].split("; ") if not clause.startswith("by seed")]
 
 
 def _number(value: float) -> str:

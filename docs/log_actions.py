@@ -95,8 +95,8 @@ say cannot forge a line. No line holds a key or a token.
 Callers can cause `request.refused` and `call.refused`, so a process logs each at most 60 times a minute; the next line
 has `left_out`, the number of missing lines. At level debug none is left out.
 
-Actions with their fields follow. The level is info unless one is given. An error needs a person; a warning mends
-itself.
+Actions with their fields follow; failures also have `message` or `error`. The level is info unless one is given. An
+error needs a person; a warning mends itself.
 """
 
 
@@ -106,10 +106,13 @@ def _row(action: str, meaning: str, calls: list[LogCall]) -> str:
     levels = ", ".join(dict.fromkeys(call.level for call in made_by)) or "info"
     written = dict.fromkeys(field for call in made_by for field in call.fields)
     fields = _OF_EVENTS.get(action) or written or ("task",)
-    notes = "; ".join([*([levels] if levels != "info" else ()), ", ".join(fields)])
-    return f"- `{action}` ({notes}): {meaning}"
+    shown = ", ".join(field for field in fields if field not in _USUAL)
+    notes = "; ".join(filter(None, (levels if levels != "info" else "", shown)))
+    return f"- `{action}`{f' ({notes})' if notes else ''}: {meaning}"
 
 
+_USUAL = ("message", "error")
+"""Fields that the introduction names."""
 _OF_EVENTS: dict[str, tuple[str, ...]] = {
     "session.leased": ("task", "session", "node", "attempt"),
     "session.stage": ("task", "session", "node", "stage"),
