@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
@@ -43,7 +44,7 @@ def _index(common: set[Option]) -> str:
         f"{_NOTE}\n# The command line\n",
         f"{inspect.cleandoc(root.help)}\n",
         "| command | what it does |\n|---|---|",
-        *(f"| [`{name}`](cli/{name}.md) | {line.help} |" for name, line in COMMANDS.items()),
+        *(f"| [`{name}`](cli/{name}.md) | {_clause(line.help)} |" for name, line in COMMANDS.items()),
         f"\n{_INDEX}",
         "## Common options\n",
         *(f"- {names}: {meaning}" for names, meaning in sorted(common)),
@@ -56,6 +57,11 @@ def _index(common: set[Option]) -> str:
         "variable: [settings](settings.md).",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _clause(text: str) -> str:
+    """What comes before details."""
+    return re.split(r"[:;.] |[:;.]$|, until", text)[0]
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:

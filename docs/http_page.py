@@ -58,12 +58,14 @@ _RECORDS = """
 ## Records
 
 In bodies a field without a type is a string, `integers` is a list of integers, and *required* marks what a body needs.
-In answers, plain types are left out: `num_*` are integers, `is_*` and `has_*` booleans, `*_at` seconds since 1970,
-`*_s` seconds. `?` marks what may be null. `GET /openapi.json` has every type, and the records of Polar and ProRL Agent.
+In answers, and between nodes and server, plain types are left out: `num_*` are integers, `is_*` and `has_*` booleans,
+`*_at` seconds since 1970, `*_s` seconds. `?` marks what may be null. `GET /openapi.json` has every type, and the
+records of Polar and ProRL Agent.
 """
 _HEAD = "| route | what it does | takes | answer |\n|---|---|---|---|"
 _FOREIGN = ("Polar", "Prorl")
 """Beginnings of the names of records that other systems describe."""
+_OF_NODES = ("post /v1/sessions/{session_id}/result", "post /v1/gradings")
 _PLAIN = ("", "integer", "number", "boolean", "strings", "integers", "numbers", "any")
 """Types that a field of an answer is shown without."""
 _PLURALS = {"": "strings", "integer": "integers", "number": "numbers", "object": "objects"}
@@ -208,9 +210,11 @@ def _field(field: str, schema: Schema, types: Types, is_required: bool, *, is_bo
 
 
 def _body_records(description: Schema) -> Iterator[str]:
-    for methods in description["paths"].values():
-        for operation in methods.values():
-            yield from _references(operation.get("requestBody", {}))
+    """Of bodies that callers write; what nodes and server tell each other is not among them."""
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            if not path.startswith("/v1/nodes/") and f"{method} {path}" not in _OF_NODES:
+                yield from _references(operation.get("requestBody", {}))
 
 
 def _below(names: set[str], schemas: Schema) -> set[str]:
