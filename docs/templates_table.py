@@ -30,7 +30,9 @@ Jinja alone judges every prompt.
   of the template explains.
 
 *tools read* is the format in which tool calls are read from text where the engine does not read them;
-[`gangline doctor`](cli/doctor.md) says so where there is none. Templates with the same results share a row.
+[`gangline doctor`](cli/doctor.md) says so where there is none. Of the reasons, *strips thinking* is what the template
+does at a new user turn (`thinking = follow_template`), and *ends turns otherwise* that a sampled turn does not end as
+the template closes one. Templates with the same results share a row.
 
 """
 
@@ -83,10 +85,21 @@ def _listed(reasons: dict[str, int]) -> str:
     return "; ".join(_reason(reason) for reason in most)
 
 
+_SHORTER = {
+    "the model's chat template refuses these messages: ": "",
+    "the template would write another prompt: it writes ": "writes otherwise: ",
+    "what stands before the model's first turn otherwise": "the beginning",
+    "the new messages otherwise, or what stands before them as well": "the new messages, or the beginning",
+    "a new user turn: the template strips the thinking before it (`thinking = follow_template`)": "strips thinking",
+    "the sampled turn does not end as the template closes one": "ends turns otherwise",
+    "the template does not show where the assistant's turn ends": "end of turn not shown",
+}
+"""Of reasons, in the order in which they are replaced."""
+
+
 def _reason(text: str) -> str:
-    """Without what every reason of its kind says."""
-    for usual in ("the model's chat template refuses these messages: ", "the template would write another prompt: "):
-        text = text.replace(usual, "")
+    for usual, shorter in _SHORTER.items():
+        text = text.replace(usual, shorter)
     return text.replace("|", "\\|").replace("\n", " ")[:120]
 
 
