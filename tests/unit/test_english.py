@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "english.py"
 
 
@@ -47,6 +49,27 @@ def test_every_kind_is_listed_with_its_file_and_line(tmp_path: Path) -> None:
         "begins with Of": [f"  {module}:8"],
         "semicolons": [f"  {module}:13"],
     }
+
+
+@pytest.mark.parametrize(
+    ("mark", "sentence"),
+    [
+        ("is no", "A path that is no folder."),
+        ("one that", "A node, or one that ended."),
+        ("those of", "Its tokens and those of its prompt."),
+        ("of its own", "A process of its own."),
+        ("none", "None, or none at all."),
+        ("goes on", "The command goes on."),
+        ("beside", "A file beside it."),
+        ("nobody", "A key that nobody knows."),
+    ],
+)
+def test_a_mark_is_listed_with_its_place(tmp_path: Path, mark: str, sentence: str) -> None:
+    write(tmp_path / "a.py", f'"""{sentence}"""\n')
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert f"{mark}: " in done.stdout
+    assert f"{tmp_path}/a.py:1" in done.stdout
 
 
 def test_the_figures_are_per_1000_words_of_each_package(tmp_path: Path) -> None:
