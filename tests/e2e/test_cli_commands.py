@@ -203,7 +203,6 @@ def test_the_version_is_told() -> None:
 
 
 def test_the_readmes_example_runs_as_it_stands(up: UpProcess, tmp_path: Path) -> None:
-    need_command("bwrap", "apt-get install bubblewrap")
     [example] = re.findall(
         r"<!-- example: a test runs this -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
     )
@@ -220,5 +219,5 @@ def test_the_readmes_example_runs_as_it_stands(up: UpProcess, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 4
-    assert all(re.search(r" completed 1\.0 \d+ tokens to train on$", line) for line in lines), lines
+    assert re.fullmatch(r"\d+ prompt tokens, \d+ to train on, with log-probs", lines[0]), lines
+    assert len(lines) == 2, "one trace"

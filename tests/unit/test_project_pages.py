@@ -58,3 +58,9 @@ def test_the_page_of_benchmarks_is_made_from_the_results() -> None:
     results = ROOT / "bench" / "results.json"
     page = ROOT / "docs" / "benchmarks.md"
     assert page.read_text() == _bench_run().page(json.loads(results.read_text()))  # type: ignore[attr-defined]
+
+
+def test_the_citation_names_this_version() -> None:
+    from gangline import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
