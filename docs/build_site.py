@@ -1,11 +1,13 @@
 """Build the documentation site in build/site: `python docs/build_site.py`, or `make docs`.
 
-Zensical builds it strictly from zensical.toml. Then every link and anchor of the built pages is followed. Two files are
-for language models: `llms.txt` lists the pages, which lie beside it as Markdown, and `llms-full.txt` has all of them.
+Zensical builds it strictly from zensical.toml. Then every link and anchor of the built pages is followed, and decisions
+leave the index of the search, so that guides come first. Two files are for language models: `llms.txt` lists the pages,
+which lie beside it as Markdown, and `llms-full.txt` has all of them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -65,6 +67,13 @@ def _leads_somewhere(page: Path, target: str, pages: dict[Path, Links]) -> bool:
     return not url.fragment or file not in pages or unquote(url.fragment) in pages[file].anchors
 
 
+def leave_decisions_out(index: Path) -> None:
+    """Rewrite Zensical's search.json without the sections of adr/: they took the first places of most searches."""
+    found = json.loads(index.read_text())
+    found["items"] = [item for item in found["items"] if not item["location"].startswith("adr/")]
+    index.write_text(json.dumps(found, separators=(",", ":")))
+
+
 def write_llms(docs: Path, site: Path) -> None:
     """Write llms.txt (llmstxt.org), the pages as Markdown, and llms-full.txt."""
     pages = [path for path in sorted(docs.rglob("*.md")) if path.name not in _NOT_PAGES]
@@ -102,6 +111,7 @@ def main() -> int:
     build()
     found = broken(SITE)
     print("\n".join(found) if found else f"The site is in {SITE}; every link leads somewhere.")
+    leave_decisions_out(SITE / "search.json")
     write_llms(DOCS, SITE)
     return 1 if found else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -25,13 +26,14 @@ def site() -> Path:
     return ROOT / "build" / "site"
 
 
-def test_every_page_is_built_and_found_by_the_search(site: Path) -> None:
+def test_every_page_is_built_and_found_by_the_search_but_for_decisions(site: Path) -> None:
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md") if path.name != "SUMMARY.md"]
-    found = (site / "search.json").read_text()
+    found = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
     for page in pages:
         folder = page.with_suffix("") if page.name != "index.md" else page.parent
         assert (site / folder / "index.html").is_file(), page
-        assert folder.name in found
+        location = "" if page.name == "index.md" else f"{folder.as_posix()}/"
+        assert (location in found) == (page.parts[0] != "adr"), page
         assert f"({page})" in (site / "llms.txt").read_text()
     assert not list(site.rglob("*.py"))
 
