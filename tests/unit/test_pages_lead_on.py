@@ -14,6 +14,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCED = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2 *$\n?", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 ANCHORED = re.compile(r"\]\(([^)\s#]*)#([^)\s]+)\)")
+RULE = re.compile(r"\|( *:?-{3,}:? *\|)+")
 NAMED_IN_SOURCE = re.compile(r"([\w/-]+\.md)#([\w-]+)")
 
 
@@ -44,28 +45,29 @@ def broken(page: Path) -> Iterator[str]:
 
 
 def tables_that_are_none(text: str) -> list[str]:
-    """Lines that hold the rule of a table and more, or stand in a table without a row's form."""
-    lines = FENCED.sub("", text).splitlines()
-    rule = re.compile(r"\|( *:?-{3,}:? *\|)+")
-    inside = [line for line in lines if rule.search(line) and not rule.fullmatch(line.strip())]
+    """Lines that hold the rule of a table and more, rows of another number of columns, and rows without a table."""
+    lines = [line.strip() for line in FENCED.sub("", text).splitlines()]
+    faults = [line for line in lines if RULE.search(line) and not RULE.fullmatch(line)]
+    rows: set[int] = set()
     for number, line in enumerate(lines):
-        if not rule.fullmatch(line.strip()):
-            continue
-        if number == 0 or not re.fullmatch(r"\|.*\|", lines[number - 1].strip()):
-            inside.append(line)
-            continue
-        columns = _columns(line)
-        inside += [row for row in _table(lines, number) if not row.endswith("|") or _columns(row) != columns]
-    return inside
+        if RULE.fullmatch(line):
+            found = [at for at in (number - 1, number, *_below(lines, number)) if at >= 0]
+            rows.update(found)
+            faults += [lines[at] for at in found if not _is_row(lines[at], _columns(line))]
+            faults += [] if number else [line]
+    return faults + [line for at, line in enumerate(lines) if line.startswith("|") and at not in rows]
 
 
-def _table(lines: list[str], rule: int) -> Iterator[str]:
-    """The head, and the rows until an empty line or a mark of the page's maker."""
-    yield lines[rule - 1].strip()
-    for line in lines[rule + 1 :]:
-        if not line.strip() or line.startswith("<!--"):
+def _below(lines: list[str], rule: int) -> Iterator[int]:
+    """The rows below a table's rule, until an empty line or a mark of the page's maker."""
+    for number in range(rule + 1, len(lines)):
+        if not lines[number] or lines[number].startswith("<!--"):
             return
-        yield line.strip()
+        yield number
+
+
+def _is_row(line: str, columns: int) -> bool:
+    return line.startswith("|") and line.endswith("|") and _columns(line) == columns
 
 
 def _columns(row: str) -> int:
@@ -103,6 +105,8 @@ def test_every_row_of_a_table_starts_its_line_and_has_its_columns(page: Path) ->
         "| a | b |\n|---|---|\n| 1 | 2\n",
         "| a | b |\n|---|---|\n| 1 | 2 |\nMore text.\n",
         "\n|---|---|\n| 1 | 2 |\n",
+        "|---|---|\n| 1 | 2 |\n",
+        "Text:\n\n| 1 | 2 |\n| 3 | 4 |\n",
     ],
 )
 def test_a_table_that_lost_its_lines_is_found(text: str) -> None:
