@@ -64,7 +64,7 @@ PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $
 SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
-.PHONY: quick help demo environments test test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: quick help demo environments test test-loaded test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
@@ -94,6 +94,7 @@ help:
 	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
 	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
+	@echo "make test-loaded  make test three times in a row while 15 processes load the machine (RUNS=N; hours on two cores)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make lost-disks  1,000 sessions through the loss of ten nodes with their disks (SESSIONS=N; six minutes)"
@@ -319,6 +320,9 @@ test-release: .venv/.dev sandbox
 
 test-presets: .venv/.dev sandbox
 	GANGLINE_PRESET_SAMPLES=20 $(BIN)/python -m pytest tests/e2e/test_presets.py tests/e2e/test_vet.py
+
+test-loaded: .venv/.dev sandbox
+	TESTS="$(TESTS)" scripts/under-load.sh $(or $(RUNS),3)
 
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py
