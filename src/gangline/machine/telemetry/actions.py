@@ -225,8 +225,6 @@ ACTIONS: dict[str, str] = {
     "weights.engine_silent": "An engine does not say which weights it has.",
     "group.without_greedy": "A group is dropped: the greedy session, its baseline, did not end validly.",
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
-    "tree.forks_left_out": "Forks that diverged, or have no reward, do not join their group.",
-    "tree.not_forked": "A session cannot be forked at a chosen turn; its group goes on without these forks.",
     # The reference trainer.
     "learner.ready": "A model is loaded: how many parameters it has, and how many are trained.",
     "trainer.resumed": "A run goes on from its last checkpoint.",

@@ -16,8 +16,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from gangline.domain.session import SessionResult
+from gangline.rows.forks.calls import REPLAYED
 from gangline.train.collecting.beside.tasks import Beside
-from gangline.train.collecting.beside.trees import num_own_sampled
 from gangline.train.collecting.buffer import BufferState, ReplayBuffer
 from gangline.train.collecting.collector import (
     Admit,
@@ -38,7 +39,7 @@ class Collected(NamedTuple):
     """Counts of groups since the previous step."""
 
     reward_mean: float | None
-    """Mean over all groups that came, admitted or not, without forks; None where none came."""
+    """Mean over all groups that came, admitted or not; None where none came."""
     degenerate: dict[str, int]
     num_not_admitted: int
     num_invalid: int
@@ -159,9 +160,9 @@ class Batches:
         )
 
     def _admit(self, group: Group) -> Group | None:
-        self._tally.rewards += group.fair_rewards
-        self._tally.num_sampled_tokens += sum(num_own_sampled(session) for session in group.sessions)
-        self._stream.measure(group.task_id, group.fair_rewards)
+        self._tally.rewards += group.rewards
+        self._tally.num_sampled_tokens += sum(_num_own_sampled(session) for session in group.sessions)
+        self._stream.measure(group.task_id, group.rewards)
         selected = self._selection.select(group, self._tally.degenerate)
         admitted = selected if selected is None or self._informative is None else self._informative(selected)
         if admitted is None:
@@ -204,3 +205,8 @@ class Batches:
             for group in await collector.collect(1):
                 self._buffer.add(group)
                 self._changed.set()
+
+
+def _num_own_sampled(session: SessionResult) -> int:
+    """Tokens that engines sampled for the session; those that a fork repeats were sampled for its parent."""
+    return sum(len(one.sampled_ids) for one in session.completions if REPLAYED not in one.metadata)

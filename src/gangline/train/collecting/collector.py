@@ -177,7 +177,6 @@ class _Rollouts:
         """The group that is trained on, with the rewards of what runs beside its task."""
         if (group := await self._whole(rollout)) is None:
             return "invalid"
-        group = await rollout.beside.grow(group)
         if (admitted := self._admit(group)) is None:
             return "not_admitted"
         return await rollout.beside.measure(group, admitted) or "invalid"

@@ -15,7 +15,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -35,7 +35,6 @@ from gangline.train.options import TrainingOptions
 __all__ = [
     "LOW_DEVIATION",
     "CoalitionRewards",
-    "Fork",
     "Greedy",
     "Group",
     "ValiditySettings",
@@ -89,15 +88,6 @@ class Greedy(NamedTuple):
     """That it sampled."""
 
 
-class Fork(NamedTuple):
-    """Where a session branches off another one."""
-
-    parent_id: str
-    """The session that it was forked from; it need not be of the group."""
-    num_turns: int
-    """Turns at the beginning of both, which the parent sampled."""
-
-
 @dataclass(frozen=True)
 class Group:
     """The sessions of one task that are compared with each other, by sample index."""
@@ -106,22 +96,13 @@ class Group:
     sessions: tuple[SessionResult, ...]
     coalitions: CoalitionRewards | None = None
     """None where no coalitions are measured, and before they are."""
-
     greedy: Greedy | None = None
     """None where no greedy session runs."""
-    forks: Mapping[str, Fork] = field(default_factory=dict[str, Fork])
-    """session id -> where it branches off; sessions that are no forks are not in it."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
         """Rewards of the sessions that have one."""
         return tuple(session.reward for session in self.sessions if session.reward is not None)
-
-    @property
-    def fair_rewards(self) -> tuple[float, ...]:
-        """Those of sessions that are no forks. A fork begins where another session came to."""
-        found = (one.reward for one in self.sessions if one.session_id not in self.forks)
-        return tuple(reward for reward in found if reward is not None)
 
     @property
     def deviation(self) -> float:

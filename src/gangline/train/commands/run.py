@@ -133,7 +133,6 @@ async def train_through(
                 selection=selection_of(run, experiment),
                 masks=masks,
                 coalitions=experiment.coalitions,
-                trees=experiment.trees,
                 on_step=_to_each(tracking.add, view.add),
                 evaluation=evaluation,
                 on_evaluation=_to_each(tracking.add, view.add_evaluation),

@@ -16,7 +16,6 @@ from pydantic import ValidationError, model_validator
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
 from gangline.train.learning.advantages import AdvantageSettings
-from gangline.train.learning.credit.branches import BranchCredit
 from gangline.train.learning.credit.critic.settings import CriticSettings
 from gangline.train.learning.credit.resampling import ResamplingSettings
 from gangline.train.learning.credit.traces import CreditSettings
@@ -43,11 +42,6 @@ class Algorithm(TrainingOptions):
     session."""
     compare: Literal["sessions", "roles"] = "sessions"
     """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
-    branches: BranchCredit | None = None
-    """Credit of turns that sessions share, where some were forked from others; None compares sessions as they are.
-
-    trees: against all sessions and against those of the same tree (Tree-GRPO). leaves: against all sessions, averaged
-    over those that share the turn (TreeAdv). depths: against the turns behind as many branch points (BranchGRPO)."""
     dynamic_sampling: bool = False
     """Whether groups of one reward are left out, and others collected in their place."""
     resampling: ResamplingSettings | None = None
@@ -107,10 +101,10 @@ class Algorithm(TrainingOptions):
         if self.token_baseline is None:
             return self
         others = self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None
-        if others or self.critic is not None or self.advantage.baseline != "none" or self.branches is not None:
+        if others or self.critic is not None or self.advantage.baseline != "none":
             raise ValueError(
                 "token_baseline is the baseline: beside it advantage.baseline must be none, as in algorithm otb, "
-                "compare `sessions`, credit.scheme `broadcast`, without a critic, branches and turn_credit.returns"
+                "compare `sessions`, credit.scheme `broadcast`, without a critic and turn_credit.returns"
             )
         return self
 
@@ -127,7 +121,6 @@ class Algorithm(TrainingOptions):
         if self.turn_credit.returns is not None and self.advantage.baseline in ("length_weighted", "second_best"):
             raise ValueError(f"advantage.baseline {self.advantage.baseline} is of sessions, not of turns")
         self._require_whole_rewards()
-        self._require_branches_of_sessions()
         of_turns = self.turn_credit.returns is not None or self.turn_credit.weight > 0
         if self.advantage.baseline == "greedy" and (self.compare == "roles" or of_turns):
             raise ValueError("advantage.baseline greedy is of sessions, not of turns or roles")
@@ -147,19 +140,6 @@ class Algorithm(TrainingOptions):
                 "advantage.rewards `parts` compares parts of the sessions' rewards, and shaping, reward_kl, "
                 "turn_credit.returns, critic and compare: roles are of whole rewards: leave them out"
             )
-
-    def _require_branches_of_sessions(self) -> None:
-        """Raises: ValueError where branches are credited, beside settings that credit other things."""
-        if self.branches is None:
-            return
-        others = self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None
-        if others or self.critic is not None or self.advantage.rewards == "parts":
-            raise ValueError(
-                "branches credits turns by the sessions that share them: with it compare must be `sessions`, "
-                "credit.scheme `broadcast`, advantage.rewards `whole`, without turn_credit.returns and without a critic"
-            )
-        if self.advantage.baseline not in ("mean", "leave_one_out"):
-            raise ValueError("with branches advantage.baseline must be mean or leave_one_out")
 
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
@@ -236,9 +216,6 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "loss.dual_clip": 3.0,
         "loss.aggregation": "token_mean",
     },
-    "tree_grpo": {"branches": "trees"},
-    "tree_adv": {"branches": "leaves"},
-    "branch_grpo": {"branches": "depths"},
     "icepop": {
         "loss.correction": {"level": "token", "mode": "mask", "floor": 0.5, "cap": 5.0},
         "loss.aggregation": "token_mean",

@@ -18,7 +18,6 @@ from gangline.train.collecting.degenerates import num_sampled
 from gangline.train.collecting.groups import Group, require_no_images, require_no_masks, trainable_traces
 from gangline.train.learning.advantages import AdvantageSettings, group_advantages, part_advantages, whitened
 from gangline.train.learning.algorithms import Algorithm
-from gangline.train.learning.credit.branches import branch_advantages
 from gangline.train.learning.credit.coalitions import spread_factors
 from gangline.train.learning.credit.parts import rewards_of_parts
 from gangline.train.learning.credit.resampling import ResamplingSettings, drawn_factors
@@ -50,8 +49,7 @@ class Sample:
     weights: Weights
     """0.0 where not trained on."""
     advantages: NDArray[np.float64]
-    """One value all over, unless turns (`turn_credit`, `branches`) or roles (`compare`, coalitions) are credited on
-    their own."""
+    """One value all over, unless turns (`turn_credit`) or roles (`compare`, coalitions) are credited on their own."""
     behaviour_logprobs: Logprobs
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
@@ -99,9 +97,6 @@ def make_samples(
     elif algorithm.turn_credit.returns is not None:
         rewards = [_shaped_reward(one, algorithm, penalties or {}) for one in group.sessions]
         advantages = return_advantages(traces, rewards, algorithm.turn_credit.returns, algorithm.advantage)
-    elif algorithm.branches is not None:
-        rewards = [_shaped_reward(one, algorithm, penalties or {}) for one in group.sessions]
-        advantages = branch_advantages(group, traces, rewards, algorithm.branches, algorithm.advantage)
     else:
         advantages = _session_advantages(group, traces, algorithm, penalties or {})
     scores, weight = _scores(group), algorithm.turn_credit.weight

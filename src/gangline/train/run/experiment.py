@@ -14,7 +14,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.domain.mistakes import Problems, mistakes
 from gangline.train.collecting.beside.coalitions import CoalitionSettings
-from gangline.train.collecting.beside.trees import TreeSettings
 from gangline.train.collecting.degenerates import DegenerateSettings
 from gangline.train.collecting.sampling.settings import SamplerSettings
 from gangline.train.collecting.schedule import ScheduleSettings
@@ -83,8 +82,6 @@ class Experiment(TrainingOptions):
     """Functions of installed distributions, by the names of their entry points."""
     coalitions: CoalitionSettings | None = None
     """The players among whom a session's advantage is shared out, by sessions with only some of them; None: nobody."""
-    trees: TreeSettings | None = None
-    """The turns of a group's sessions that are sampled again, by forks; None forks none."""
     data: DataSettings
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -117,7 +114,6 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "coalitions share out a group's advantages, which a critic or a token baseline replaces: leave one out."
             )
-        self._require_consistent_trees(algorithm)
         if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
             raise InvalidRequest(
                 "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "
@@ -133,23 +129,6 @@ class Experiment(TrainingOptions):
                 "control random_mask trains on tokens that no engine sampled, so they have no log-prob to correct by: "
                 "set the override loss.correction.level: none."
             )
-
-    def _require_consistent_trees(self, algorithm: Algorithm) -> None:
-        """Raises: InvalidRequest."""
-        if algorithm.branches is not None and self.trees is None and self.hooks.prepare is None:
-            raise InvalidRequest(
-                "branches credits the turns that forked sessions share, and this run forks none: it would be grpo. Set "
-                "trees, such as `trees: {branches: 2}`, or choose another algorithm."
-            )
-        if self.trees is None:
-            return
-        if algorithm.branches is None:
-            raise InvalidRequest(
-                "trees makes sessions that share turns, and this algorithm would credit those with the parent's reward "
-                "alone: choose tree_grpo, tree_adv or branch_grpo, or leave trees out."
-            )
-        if self.coalitions is not None:
-            raise InvalidRequest("coalitions share out whole sessions, not turns that several share: leave out trees.")
 
 
 S = TypeVar("S", DataSettings, EvaluationSettings)

@@ -33,7 +33,6 @@ from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
 from gangline.train.collecting.beside.coalitions import CoalitionSettings
 from gangline.train.collecting.beside.greedy_runs import GreedyRuns
 from gangline.train.collecting.beside.tasks import Beside
-from gangline.train.collecting.beside.trees import ForkingClient, TreeRuns, TreeSettings
 from gangline.train.collecting.collector import Admit, informative
 from gangline.train.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.train.collecting.schedule import ScheduleSettings
@@ -52,6 +51,7 @@ from gangline.train.run.lineage import weights_digest
 from gangline.train.runs.log import RunLog
 from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, StepRecord
 from gangline.train.weights.upkeep import Weights, WeightsUpkeep
+from gangline.wire.client.rollouts import RolloutClient
 
 __all__ = ["Trainer", "mean_reward_parts"]
 
@@ -87,20 +87,18 @@ class Trainer:
         schedule: ScheduleSettings,
         algorithm: Algorithm,
         learner: Learning,
-        service: ForkingClient,
+        service: RolloutClient,
         stream: TaskStream,
         weights: Weights,
         selection: Selection | None = None,
         masks: GroupMasks | None = None,
         coalitions: CoalitionSettings | None = None,
-        trees: TreeSettings | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
         """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
         whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
-        trees: None forks no session.
 
         evaluation: before the first step, after the last, and when it is due between them.
         """
@@ -117,7 +115,7 @@ class Trainer:
             current_version=lambda: self._version,
             selection=selection,
             informative=_informative(algorithm),
-            beside=_beside(service, algorithm, coalitions, trees, schedule, selection),
+            beside=_beside(service, algorithm, coalitions, schedule, selection),
         )
         self._weights = WeightsUpkeep(weights, self._lessons.save_weights, patience_s=schedule.patience_s)
         self._on_step = on_step
@@ -222,7 +220,6 @@ class Trainer:
             num_groups=len(groups),
             num_one_reward=learned.num_one_reward,
             num_sessions=len(sessions),
-            num_forks=sum(len(group.forks) for group in groups),
             num_sampled_tokens=collected.num_sampled_tokens,
             early_ends=early_ends(sessions),
             num_trained_tokens=learned.num_tokens,
@@ -285,10 +282,9 @@ def _informative(algorithm: Algorithm) -> Admit | None:
 
 
 def _beside(
-    service: ForkingClient,
+    service: RolloutClient,
     algorithm: Algorithm,
     coalitions: CoalitionSettings | None,
-    trees: TreeSettings | None,
     schedule: ScheduleSettings,
     selection: Selection,
 ) -> Beside:
@@ -305,5 +301,4 @@ def _beside(
             reward=reward,
         ),
         greedy=GreedyRuns(service, validity=validity, reward=reward) if is_greedy else None,
-        trees=None if trees is None else TreeRuns(service, trees),
     )

@@ -97,8 +97,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
     learns from these too."""
     num_sessions: int
-    num_forks: int = 0
-    """Those of the sessions that are forks of others."""
     num_trained_tokens: int
     num_sampled_tokens: int = 0
     """That engines sampled since the step before, for groups that were admitted or not; beside them, such as for
@@ -158,7 +156,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found["sampler/stage"] = float(self.sampler.stage)
         if self.num_sessions:
             found["rollout/trained_tokens_per_session"] = self.num_trained_tokens / self.num_sessions
-            found["rollout/share_of_forks"] = self.num_forks / self.num_sessions
         found["rollout/num_sampled_tokens"] = float(self.num_sampled_tokens)
         found["rollout/num_early_ends"] = float(sum(self.early_ends.values()))
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))

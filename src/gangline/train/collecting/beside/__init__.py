@@ -1,4 +1,4 @@
-"""Tasks that run for the sake of one that is trained on: coalitions, a greedy session, forks of its sessions.
+"""Tasks that run for the sake of one that is trained on: coalitions, a greedy session.
 
 Start with `tasks`.
 """

@@ -1,7 +1,7 @@
-"""Tasks that run for the sake of one that is trained on: coalitions, a greedy session, and forks of its sessions.
+"""Tasks that run for the sake of one that is trained on: coalitions, and a greedy session.
 
-Laws: coalitions and the greedy session give rewards. They are asked for with the task, measured once its group is
-admitted, and cancelled when it is not. Forks join the group before that.
+Laws: they give rewards. They are asked for with the task, measured once its group is admitted, and cancelled when it
+is not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from gangline.train.collecting.beside.coalition_runs import CoalitionRuns, CoalitionsOfTask
 from gangline.train.collecting.beside.greedy_runs import GreedyOfTask, GreedyRuns
-from gangline.train.collecting.beside.trees import TreeOfTask, TreeRuns
 from gangline.train.collecting.groups import Group
 from gangline.wire.client.rollouts import Task
 
@@ -23,14 +22,11 @@ class Beside:
     """Measured for every task whose group is admitted; None measures none."""
     greedy: GreedyRuns | None = None
     """None runs none."""
-    trees: TreeRuns | None = None
-    """None forks nothing."""
 
     def of(self, task: Task) -> BesideTask:
         return BesideTask(
             None if self.coalitions is None else self.coalitions.of(task),
             None if self.greedy is None else self.greedy.of(task),
-            None if self.trees is None else self.trees.of_task(),
         )
 
 
@@ -40,16 +36,11 @@ class BesideTask:
 
     coalitions: CoalitionsOfTask | None
     greedy: GreedyOfTask | None
-    tree: TreeOfTask | None = None
 
     async def submit(self) -> None:
         for one in (self.coalitions, self.greedy):
             if one is not None:
                 await one.submit()
-
-    async def grow(self, group: Group) -> Group:
-        """The whole group with forks of its sessions, where there are any."""
-        return group if self.tree is None else await self.tree.grow(group)
 
     async def measure(self, group: Group, admitted: Group) -> Group | None:
         """`admitted` with what was measured; None when it is to be dropped. group: before any session is left out.
@@ -70,6 +61,6 @@ class BesideTask:
 
     async def cancel(self) -> None:
         """End what the service may still run."""
-        for one in (self.coalitions, self.greedy, self.tree):
+        for one in (self.coalitions, self.greedy):
             if one is not None:
                 await one.cancel()
