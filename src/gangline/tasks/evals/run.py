@@ -8,7 +8,6 @@ under another id.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections import defaultdict
@@ -25,7 +24,7 @@ from gangline.machine.private import make_private_folder
 from gangline.rows.measured import needs_model
 from gangline.tasks.evals.records import SessionRecord, record_of
 from gangline.tasks.evals.report import Prices, cost_of
-from gangline.wire.client.rollouts import RolloutClient, answered
+from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
 __all__ = ["Budget", "EvaluationRun", "EvaluationSpec", "Prediction", "read_predictions", "read_sessions", "read_spec"]
 
@@ -85,13 +84,12 @@ class EvaluationRun:
         Raises: Conflict when the folder is another evaluation's.
         """
         begin(folder, spec)
-        self._service = service
+        self._open = OpenTasks(service, retry_s)
         self._spec = spec
         self._folder = folder
         self._slots = asyncio.Semaphore(num_in_flight)
         self._budget = budget or Budget()
         self._on_task = on_task
-        self._retry_s = retry_s
         self._records = read_sessions(folder, spec.num_samples)
         self._mend()
         self._cost = sum(map(self._cost_of, self._records))
@@ -119,24 +117,14 @@ class EvaluationRun:
     async def run(self) -> None:
         """Until every task is done, or the budget is used up. Tasks under way are cancelled when it is cancelled."""
         done = {record.task for record in self._records}
-        asked = set[str]()
-        works = [
-            asyncio.create_task(self._one(at, asked)) for at, name in enumerate(self._spec.names) if name not in done
-        ]
-        try:
-            await asyncio.gather(*works)
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-            await asyncio.gather(*map(self._cancel, asked))
+        await self._open.all(self._one(at) for at, name in enumerate(self._spec.names) if name not in done)
 
-    async def _one(self, at: int, asked: set[str]) -> None:
+    async def _one(self, at: int) -> None:
         body = self._spec.tasks[at]
         async with self._slots:
             if self._is_spent:
                 return
-            sessions = await self._sessions(f"{self._spec.name}-{self._spec.digest}-{at:06d}", body, asked)
+            sessions = await self._sessions(f"{self._spec.name}-{self._spec.digest}-{at:06d}", body)
         metadata = cast("dict[str, Any]", body.get("metadata") or {})
         records = [
             record_of(one, self._spec.names[at], sample, metadata, needs_model=needs_model(body))
@@ -158,15 +146,11 @@ class EvaluationRun:
             append(self._folder / "patches.jsonl", _lines(patches))
         append(self._folder / "sessions.jsonl", _lines(records))
 
-    async def _sessions(self, task_id: str, body: Mapping[str, Any], asked: set[str]) -> list[SessionResult]:
+    async def _sessions(self, task_id: str, body: Mapping[str, Any]) -> list[SessionResult]:
         for run in range(1, _MOST_RUNS + 1):
             run_id = task_id if run == 1 else f"{task_id}.run{run}"
-            asked.add(run_id)
             task = {**body, "task_id": run_id, "num_samples": self._spec.num_samples, "held_out": True}
-            await answered(self._service.submit, task, self._retry_s)
-            await self._service.wait(run_id)
-            sessions = await answered(self._service.result, run_id, self._retry_s)
-            asked.remove(run_id)
+            sessions = await self._open.run(task)
             if len(sessions) == self._spec.num_samples and all(one.outcome != "cancelled" for one in sessions):
                 return sessions
         raise GanglineError(f"{task_id} was cancelled at the service, {_MOST_RUNS} times over.")
@@ -179,10 +163,6 @@ class EvaluationRun:
 
     def _cost_of(self, record: SessionRecord) -> float:
         return 0.0 if self._budget.prices is None else cost_of(record, self._budget.prices)
-
-    async def _cancel(self, task_id: str) -> None:
-        with contextlib.suppress(GanglineError):  # not there, or nobody answers: sessions end by their own budgets
-            await self._service.cancel(task_id)
 
 
 def begin(folder: Path, spec: EvaluationSpec) -> None:

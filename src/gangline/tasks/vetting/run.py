@@ -7,7 +7,6 @@ have ids that follow from its content, so that sessions which ended before an in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import time
@@ -29,7 +28,7 @@ from gangline.tasks.vetting.checks import CheckResult, verdict_of
 from gangline.tasks.vetting.evidence import Evidence
 from gangline.tasks.vetting.subject import Subject
 from gangline.tasks.vetting.trials import Trial
-from gangline.wire.client.rollouts import RolloutClient, answered
+from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
 __all__ = ["TaskRecord", "VettingRun", "forget", "vetted_task"]
 
@@ -77,15 +76,13 @@ class VettingRun:
         make_private_folder(folder)
         write_once(folder / _KEY, secrets.token_hex(3).encode())
         self._key = (folder / _KEY).read_text()
-        self._service = service
+        self._open = OpenTasks(service, retry_s)
         self._subjects = list(subjects)
         self._folder = folder
         self._slots = asyncio.Semaphore(num_in_flight)
         self._num_runs = num_runs
         self._shared = dict(shared or {})
         self._on_task = on_task
-        self._retry_s = retry_s
-        self._asked = set[str]()
         wanted = {self._key_of(one) for one in self._subjects}
         self._records = {one.key: one for one in _read(folder / _RECORDS) if one.key in wanted}
         write_whole(folder / _RECORDS, _lines(self._records.values()))  # without a line that was cut off
@@ -100,16 +97,7 @@ class VettingRun:
 
     async def run(self) -> None:
         """Until every task has a record or a failure. Trials under way are cancelled when it is cancelled."""
-        works = [
-            asyncio.create_task(self._one(one)) for one in self._subjects if self._key_of(one) not in self._records
-        ]
-        try:
-            await asyncio.gather(*works)
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-            await asyncio.gather(*map(self._cancel, tuple(self._asked)))
+        await self._open.all(self._one(one) for one in self._subjects if self._key_of(one) not in self._records)
 
     def _judged(self, subject: Subject, record: TaskRecord) -> TaskRecord:
         """With the check of held-out tasks, which is about the whole set, and with the task's name in it."""
@@ -149,13 +137,7 @@ class VettingRun:
 
         async def run(trial: Trial, number: int) -> list[SessionResult]:
             task_id = f"{prefix}-{trial.name}" + (f".run{number}" if number > 1 else "")
-            self._asked.add(task_id)
-            body = {**trial.body, "task_id": task_id, "num_samples": trial.num_samples}
-            await answered(self._service.submit, body, self._retry_s)
-            await self._service.wait(task_id)
-            sessions = await answered(self._service.result, task_id, self._retry_s)
-            self._asked.discard(task_id)
-            return sessions
+            return await self._open.run({**trial.body, "task_id": task_id, "num_samples": trial.num_samples})
 
         return run
 
@@ -163,10 +145,6 @@ class VettingRun:
         solutions = [(one.solution, one.top, one.floor) for one in (subject.steps or (subject,))]
         about = (subject.base, solutions, self._num_runs)
         return hashlib.sha256(msgspec.json.encode(about, order="deterministic")).hexdigest()[:16]
-
-    async def _cancel(self, task_id: str) -> None:
-        with contextlib.suppress(GanglineError):  # not there yet, or nobody answers
-            await self._service.cancel(task_id)
 
 
 def forget(folder: Path) -> None:

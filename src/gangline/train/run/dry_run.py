@@ -7,7 +7,6 @@ groups, and says whether a task set, a reward or a model is worth a run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gangline.domain.errors import GanglineError
 from gangline.domain.session import SessionResult
 from gangline.train.collecting.groups import Group, tokens_left_out, trainable_traces, why_invalid
 from gangline.train.collecting.selection import Selection
 from gangline.train.collecting.task_stream import TaskStream
-from gangline.wire.client.rollouts import RolloutClient, answered
+from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
 __all__ = ["DryRun", "GroupSpread", "SpreadReport"]
 
@@ -103,14 +101,13 @@ class DryRun:
     ) -> None:
         """stream: under ids of its own. compares: see `SpreadReport`. selection: of the experiment, without its
         control."""
-        self._service = service
+        self._open = OpenTasks(service, retry_s)
         self._tasks = list(islice(stream.tasks(), num_groups))
         self._num_samples = num_samples
         self._compares = compares
         self._slots = asyncio.Semaphore(num_in_flight)
         self._selection = selection or Selection()
         self._on_group = on_group
-        self._retry_s = retry_s
         self._degenerate = Counter[str]()
 
     async def measure(self) -> SpreadReport:
@@ -119,25 +116,13 @@ class DryRun:
         Raises: the service's errors; InvalidGroup of the experiment's reward.
         """
         began = time.monotonic()
-        asked = set[str]()
-        works = [asyncio.create_task(self._one(task, asked)) for task in self._tasks]
-        try:
-            measured = await asyncio.gather(*works)
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-            await asyncio.gather(*map(self._cancel, asked))
+        measured = await self._open.all(self._one(task) for task in self._tasks)
         return self._report(measured, time.monotonic() - began)
 
-    async def _one(self, task: Mapping[str, Any], asked: set[str]) -> tuple[GroupSpread, list[SessionResult]]:
+    async def _one(self, task: Mapping[str, Any]) -> tuple[GroupSpread, list[SessionResult]]:
         async with self._slots:
             task_id, began = task["task_id"], time.monotonic()
-            asked.add(task_id)
-            await answered(self._service.submit, task, self._retry_s)
-            await self._service.wait(task_id)
-            sessions = await answered(self._service.result, task_id, self._retry_s)
-            asked.remove(task_id)
+            sessions = await self._open.run(task)
         valid = Group(task_id, tuple(one for one in sessions if why_invalid(one) is None))
         group = self._selection.select(valid, self._degenerate) or Group(task_id, ())
         spread = GroupSpread(
@@ -150,10 +135,6 @@ class DryRun:
         )
         self._on_group(spread)
         return spread, sessions
-
-    async def _cancel(self, task_id: str) -> None:
-        with contextlib.suppress(GanglineError):
-            await self._service.cancel(task_id)
 
     def _report(self, measured: Sequence[tuple[GroupSpread, list[SessionResult]]], took_s: float) -> SpreadReport:
         groups = tuple(group for group, _ in measured)

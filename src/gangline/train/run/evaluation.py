@@ -14,8 +14,6 @@ Source: Miller, Adding error bars to evals (arXiv 2411.00640): errors clustered 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import itertools
 import logging
@@ -30,7 +28,7 @@ import msgspec
 import numpy as np
 from pydantic import Field
 
-from gangline.domain.errors import GanglineError, InvalidGroup, InvalidRequest
+from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.rows.measured import needs_model, why_not_measured
@@ -40,7 +38,7 @@ from gangline.train.collecting.groups import early_ends
 from gangline.train.collecting.task_stream import seeded_task
 from gangline.train.options import TrainingOptions
 from gangline.train.runs.records import EvaluationRecord
-from gangline.wire.client.rollouts import RolloutClient, answered, named, refuse_held_out
+from gangline.wire.client.rollouts import OpenTasks, RolloutClient, named, refuse_held_out
 
 __all__ = ["Evaluation", "EvaluationSettings", "require_disjoint"]
 
@@ -96,10 +94,9 @@ class Evaluation:
             raise InvalidRequest("there are no tasks to evaluate on: the file of held-out tasks is empty.")
         self._run = run
         self._tasks = tasks if seed is None else [seeded_task(task, seed, number) for number, task in enumerate(tasks)]
-        self._service = service
+        self._open = OpenTasks(service, retry_s)
         self._num_samples = num_samples
         self._every = every
-        self._retry_s = retry_s
 
     @property
     def digest(self) -> str:
@@ -147,29 +144,15 @@ class Evaluation:
 
     async def _all(self, task_ids: list[str], version: int) -> list[_Judged]:
         """Tasks that were begun and are no longer needed are cancelled at the service."""
-        asked = set[str]()
-        works = [
-            asyncio.create_task(self._one(task, task_id, version, asked))
-            for task, task_id in zip(self._tasks, task_ids, strict=True)
-        ]
-        try:
-            return await asyncio.gather(*works)
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-            await asyncio.gather(*map(self._cancel, asked))
+        pairs = zip(self._tasks, task_ids, strict=True)
+        return await self._open.all(self._one(task, task_id, version) for task, task_id in pairs)
 
-    async def _one(self, task: Mapping[str, Any], task_id: str, version: int, asked: set[str]) -> _Judged:
+    async def _one(self, task: Mapping[str, Any], task_id: str, version: int) -> _Judged:
         run_id, run = task_id, 1
         while True:
-            asked.add(run_id)
             body = {**task, "task_id": run_id, "num_samples": self._num_samples, "held_out": True}
-            submitted = await answered(self._service.submit, body, self._retry_s)
-            await self._service.wait(run_id)
-            sessions = await answered(self._service.result, run_id, self._retry_s)
-            asked.remove(run_id)
-            judged = _judged(sessions, version, needs_model(task))
+            submitted = await self._open.submit(body)
+            judged = _judged(await self._open.result(run_id), version, needs_model(task))
             if len(judged.rewards) == self._num_samples:
                 return judged
             _log.warning("evaluation.not_whole task_id=%s reasons=%s", run_id, judged.reasons)
@@ -177,11 +160,6 @@ class Evaluation:
                 return judged
             run += 1
             run_id = f"{task_id}.run{run}"
-
-    async def _cancel(self, task_id: str) -> None:
-        # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
-        with contextlib.suppress(GanglineError):
-            await self._service.cancel(task_id)
 
 
 def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:

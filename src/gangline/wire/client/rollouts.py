@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from gangline.domain.errors import InvalidRequest, ServerUnavailable
+from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 
-__all__ = ["MOST_RUNS", "RolloutClient", "Task", "answered", "enough_sessions", "id_of", "named", "refuse_held_out"]
+__all__ = [
+    "MOST_RUNS",
+    "OpenTasks",
+    "RolloutClient",
+    "Task",
+    "answered",
+    "enough_sessions",
+    "id_of",
+    "named",
+    "refuse_held_out",
+]
 
 MOST_RUNS = 3
 """Runs of a task whose sessions come back incomplete, under `resubmit`."""
@@ -42,6 +53,52 @@ async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: floa
             return await call(argument)
         except ServerUnavailable:
             await asyncio.sleep(retry_s)
+
+
+class OpenTasks:
+    """Tasks that the service may still have work for; those that are no longer wanted are cancelled there."""
+
+    def __init__(self, service: RolloutClient, retry_s: float = 0.5) -> None:
+        """retry_s: seconds between retries to a server that does not answer."""
+        self._service = service
+        self._retry_s = retry_s
+        self._open = set[str]()
+
+    async def submit(self, task: Task) -> Submitted:
+        self._open.add(id_of(task))  # before the call, which may arrive although it is cancelled here
+        return await answered(self._service.submit, task, self._retry_s)
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        """The sessions, once the task has ended."""
+        await self._service.wait(task_id)
+        sessions = await answered(self._service.result, task_id, self._retry_s)
+        self._open.discard(task_id)
+        return sessions
+
+    async def run(self, task: Task) -> list[SessionResult]:
+        await self.submit(task)
+        return await self.result(id_of(task))
+
+    async def all(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Their values. When one fails, or this is cancelled, all of them end, and so do their tasks at the service."""
+        running = [asyncio.create_task(work) for work in works]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for work in running:
+                work.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self.cancel()
+
+    async def cancel(self) -> None:
+        ids = list(self._open)
+        self._open.clear()
+        await asyncio.gather(*map(self._cancel, ids))
+
+    async def _cancel(self, task_id: str) -> None:
+        # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
+        with suppress(GanglineError):
+            await self._service.cancel(task_id)
 
 
 def id_of(task: Task) -> str:

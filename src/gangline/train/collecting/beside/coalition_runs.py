@@ -7,7 +7,6 @@ that never makes a call: the agent does not do what it is told. Tasks that are n
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from gangline.domain.errors import GanglineError, InvalidGroup
+from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.rows.measured import why_without_reward
 from gangline.train.collecting.beside.coalitions import COALITION, Coalition, CoalitionSettings, coalition_task
 from gangline.train.collecting.groups import CoalitionRewards, Group, ValiditySettings
-from gangline.wire.client.rollouts import MOST_RUNS, RolloutClient, Task, answered, id_of
+from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient, Task, id_of
 
 __all__ = ["CoalitionRuns", "CoalitionsOfTask"]
 
@@ -85,12 +84,11 @@ class CoalitionsOfTask:
         self._runs = runs
         self._task = task
         self._coalitions = runs.asked(id_of(task))
-        self.open: list[str] = []
-        """Tasks for which the service may have work."""
+        self._open = OpenTasks(runs.service, runs.retry_s)
 
     async def submit(self) -> None:
         for coalition in self._coalitions:
-            await self._submit(self._body(coalition, run=1))
+            await self._open.submit(self._body(coalition, run=1))
 
     async def measure(self, group: Group) -> CoalitionRewards | None:
         """When all have ended; None when one has too few valid sessions and the group is to be dropped.
@@ -115,16 +113,9 @@ class CoalitionsOfTask:
     def _body(self, coalition: Coalition, run: int) -> dict[str, Any]:
         return coalition_task(self._task, coalition, self._runs.settings, run)
 
-    async def _submit(self, body: dict[str, Any]) -> None:
-        self.open.append(body["task_id"])  # before the call, which may arrive although it is cancelled here
-        await answered(self._runs.service.submit, body, self._runs.retry_s)
-
     async def cancel(self) -> None:
         """End what the service may still run for it."""
-        while self.open:
-            # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
-            with contextlib.suppress(GanglineError):
-                await self._runs.service.cancel(self.open.pop())
+        await self._open.cancel()
 
     async def _rewards(self, coalition: Coalition) -> list[float] | None:
         """Rewards of the coalition's valid sessions; None when there are too few, in its last run too."""
@@ -133,10 +124,8 @@ class CoalitionsOfTask:
             body = self._body(coalition, run)
             task_id = str(body["task_id"])
             if run > 1:
-                await self._submit(body)
-            await runs.service.wait(task_id)
-            sessions = await answered(runs.service.result, task_id, runs.retry_s)
-            self.open.remove(task_id)
+                await self._open.submit(body)
+            sessions = await self._open.result(task_id)
             runs.see(sessions)
             self._require_honoured(task_id, sessions, coalition)
             reasons = {one.session_id: why for one in sessions if (why := self._why_invalid(one)) is not None}

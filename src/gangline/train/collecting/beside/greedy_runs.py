@@ -6,19 +6,18 @@ was killed finds it again. Source: ReMax (arXiv 2310.10505).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gangline.domain.errors import GanglineError, InvalidGroup
+from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.rows.measured import why_not_measured
 from gangline.train.collecting.degenerates import num_sampled
 from gangline.train.collecting.groups import Greedy, ValiditySettings
-from gangline.wire.client.rollouts import MOST_RUNS, RolloutClient, Task, answered, id_of
+from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient, Task, id_of
 
 __all__ = ["GreedyOfTask", "GreedyRuns", "greedy_task"]
 
@@ -71,13 +70,10 @@ class GreedyOfTask:
     def __init__(self, runs: GreedyRuns, task: Task) -> None:
         self._runs = runs
         self._task = task
-        self._open: str | None = None
-        """Task for which the service may have work."""
+        self._open = OpenTasks(runs.service, runs.retry_s)
 
     async def submit(self, run: int = 1) -> None:
-        body = greedy_task(self._task, run)
-        self._open = str(body["task_id"])  # before the call, which may arrive although it is cancelled here
-        await answered(self._runs.service.submit, body, self._runs.retry_s)
+        await self._open.submit(greedy_task(self._task, run))
 
     async def measure(self) -> Greedy | None:
         """None when it has no reward and the group is to be dropped. Raises: InvalidGroup under `refuse`."""
@@ -86,9 +82,7 @@ class GreedyOfTask:
             if run > 1:
                 await self.submit(run)
             task_id = str(greedy_task(self._task, run)["task_id"])
-            await runs.service.wait(task_id)
-            found = runs.judge(await answered(runs.service.result, task_id, runs.retry_s))
-            self._open = None
+            found = runs.judge(await self._open.result(task_id))
             if isinstance(found, Greedy):
                 return found
             if runs.validity.on_invalid == "refuse":
@@ -103,8 +97,4 @@ class GreedyOfTask:
 
     async def cancel(self) -> None:
         """End what the service may still run for it."""
-        if self._open is not None:
-            # Not there yet, there no longer, or nobody answers: its session ends by its own budgets.
-            with contextlib.suppress(GanglineError):
-                await self._runs.service.cancel(self._open)
-            self._open = None
+        await self._open.cancel()

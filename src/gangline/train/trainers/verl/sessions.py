@@ -20,7 +20,7 @@ from gangline.train.collecting.groups import ValiditySettings, judge_group
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.train.trainers.verl.rows import QueueRows, training_rows, validation_rows
 from gangline.train.trainers.verl.settings import Sampling
-from gangline.wire.client.rollouts import MOST_RUNS, RolloutClient, answered
+from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient
 
 __all__ = ["PromptRunner", "Queue"]
 
@@ -54,14 +54,13 @@ class PromptRunner:
         retry_s: float = _RETRY_S,
     ) -> None:
         """sampling, num_samples: by partition. compares_sessions: see `rows.training_rows`."""
-        self._service = service
+        self._open = OpenTasks(service, retry_s)
         self._queue = queue
         self._tasks = tasks
         self._sampling = sampling
         self._num_samples = num_samples
         self._validity = validity
         self._compares_sessions = compares_sessions
-        self._retry_s = retry_s
         self._patience = Patience()
         self._given_up: InvalidGroup | None = None
 
@@ -134,9 +133,7 @@ class PromptRunner:
         task_id = prompt.uid if run == 1 else f"{prompt.uid}-run{run}"
         sampling = self._sampling[prompt.partition]
         task = self._tasks.task(prompt, task_id, self._num_sessions(prompt), sampling)
-        await answered(self._service.submit, task, self._retry_s)
-        await self._service.wait(task_id)
-        results = await answered(self._service.result, task_id, self._retry_s)
+        results = await self._open.run(task)
         try:
             self._patience.note(prompt.uid, results)
         except InvalidGroup as why:
