@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CallLimits", "NodeSettings", "RoleEngines"]
 
 _JsonTable = dict[str, Any]
+SourceT = TypeVar("SourceT", "SearchSource", "McpSource")
 
 
 class CallLimits(BaseModel):
@@ -124,10 +125,7 @@ def _read_engine(engine: _JsonTable) -> GraderEngine:
     """Raises: ValueError."""
     from gangline.domain.contracts import GraderEngine  # noqa: PLC0415 - as above
 
-    try:
-        given = msgspec.convert(engine, GraderEngine)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+    given = msgspec.convert(engine, GraderEngine)
     if unknown := sorted(engine.keys() - set(given.__struct_fields__)):
         raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(given.__struct_fields__)}")
     if not given.url.startswith(("http://", "https://")):
@@ -135,53 +133,45 @@ def _read_engine(engine: _JsonTable) -> GraderEngine:
     return given
 
 
-def _engines_are_valid(engines: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
-    for name, engine in engines.items():
-        if name == "policy":
-            raise ValueError("`policy` is the name of the engine that serves the agents: choose another")
-        try:
-            _read_engine(engine)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return engines
-
-
 def _read_source(source: _JsonTable) -> SearchSource:
     """Raises: ValueError."""
     from gangline.domain.search_source import SearchSource  # noqa: PLC0415 - as above
 
-    given = msgspec.convert(source, SearchSource)
-    if (problem := given.problem()) is not None:
-        raise ValueError(problem)
-    return given
-
-
-def _sources_are_valid(sources: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
-    for name, source in sources.items():
-        try:
-            _read_source(source)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return sources
+    return _fitting(msgspec.convert(source, SearchSource))
 
 
 def _read_mcp_source(source: _JsonTable) -> McpSource:
     """Raises: ValueError."""
     from gangline.domain.mcp_source import McpSource  # noqa: PLC0415 - as above
 
-    given = msgspec.convert(source, McpSource)
-    if (problem := given.problem()) is not None:
+    return _fitting(msgspec.convert(source, McpSource))
+
+
+def _fitting(source: SourceT) -> SourceT:
+    """Raises: ValueError."""
+    if (problem := source.problem()) is not None:
         raise ValueError(problem)
-    return given
+    return source
 
 
-def _mcp_sources_are_valid(sources: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
-    for name, source in sources.items():
-        try:
-            _read_mcp_source(source)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return sources
+def _each(read: Callable[[_JsonTable], object]) -> AfterValidator:
+    """Whether `read` takes each table; an error names it."""
+
+    def are_valid(tables: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
+        for name, table in tables.items():
+            try:
+                read(table)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return tables
+
+    return AfterValidator(are_valid)
+
+
+def _are_no_policy(engines: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
+    if "policy" in engines:
+        raise ValueError("`policy` is the name of the engine that serves the agents: choose another")
+    return engines
 
 
 class NodeSettings(BaseModel):
@@ -224,13 +214,13 @@ class NodeSettings(BaseModel):
     """ids, or text for engines that report no token ids (their rows cannot be trained on)."""
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
     """Policy over the harness's sampling parameters, as JSON: {"temperature": {"override": 1}}."""
-    grader_engines: Annotated[dict[str, _JsonTable], AfterValidator(_engines_are_valid)] = {}
+    grader_engines: Annotated[dict[str, _JsonTable], AfterValidator(_are_no_policy), _each(_read_engine)] = {}
     """Models that graders may name, as JSON: {"judge": {"url": "https://host/v1", "model": "m", "key_env": "KEY"}};
     prompt_price and completion_price are those of a million tokens."""
-    search_sources: Annotated[dict[str, _JsonTable], AfterValidator(_sources_are_valid)] = {}
+    search_sources: Annotated[dict[str, _JsonTable], _each(_read_source)] = {}
     """Places that tools of agents may search, as JSON: {"papers": {"kind": "local", "path": "/data/papers"},
     "web": {"kind": "tavily", "key_env": "TAVILY_API_KEY", "fetch_pages": true}}."""
-    mcp_servers: Annotated[dict[str, _JsonTable], AfterValidator(_mcp_sources_are_valid)] = {}
+    mcp_servers: Annotated[dict[str, _JsonTable], _each(_read_mcp_source)] = {}
     """MCP servers over HTTP whose URLs tasks may name for an agent in the node, as JSON: {"notes": {"url":
     "https://host/mcp", "key_env": "NOTES_KEY"}}."""
     reward_functions: Annotated[tuple[str, ...], Setting(option="--reward-function", words=True)] = ()
