@@ -5,7 +5,6 @@ A Python with tau2-bench lists them, by tau2's own loaders.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource
+from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
 __all__ = ["SOURCE", "read_tau2_task", "read_tau2_tasks"]
 
 _PREFIX = "tau2:"
-_READING_S = 300.0
-_MAX_SAID = 1000
 _TALK_S = 3600.0
 _CALL_S = 300.0
 """Seconds for one message to the user: the calls of its model, and of the judge's."""
@@ -52,15 +49,8 @@ class _Listed(msgspec.Struct, frozen=True):
 def read_tau2_tasks(source: str, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
     """Domain and document of each task of `DOMAIN` or `DOMAIN@SPLIT`. Raises: InvalidRequest."""
     command = [f"{_python(choices)}/bin/python3", "-c", _LISTING, source]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_READING_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidRequest(f"{_PREFIX}{source}: tau2-bench could not list its tasks: {error}") from error
-    if ended.returncode != 0:
-        said = ended.stderr.strip()[-_MAX_SAID:]
-        raise InvalidRequest(f"{_PREFIX}{source}: tau2-bench could not list its tasks: {said}")
-    listed = msgspec.json.decode(ended.stdout, type=_Listed)
-    return [(listed.domain, task) for task in listed.tasks]
+    found = listed(command, _Listed, f"{_PREFIX}{source}: tau2-bench could not list its tasks")
+    return [(found.domain, task) for task in found.tasks]
 
 
 def _python(choices: Choices) -> Path:

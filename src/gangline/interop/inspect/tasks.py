@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Generator, Mapping
 from functools import partial
@@ -23,11 +22,10 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.files import hidden_files, own_file, written
 from gangline.machine.reading.grading import GRADING_MARGIN_S
-from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource
+from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
 __all__ = ["SOURCE", "InspectSample", "InspectTask", "read_inspect_sample", "read_inspect_task"]
 
-_READING_S = 600.0
 _SCORING_S = 300.0
 _SETUP = "/tmp/inspect-setup"
 _SETUP_S = 300.0
@@ -118,13 +116,7 @@ def read_inspect_task(source: str, choices: Choices) -> InspectTask:
     """Run Inspect's own loader. Raises: InvalidRequest, also for a task that cannot be taken over."""
     python = _python(choices)
     command = reading(str(python / "bin" / "python3"), source)
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_READING_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidRequest(f"{source}: Inspect could not read it: {error}") from error
-    if ended.returncode != 0:
-        raise InvalidRequest(f"{source}: Inspect could not read it: {ended.stderr.strip()[-1000:]}")
-    task = msgspec.json.decode(ended.stdout, type=InspectTask)
+    task = listed(command, InspectTask, f"{source}: Inspect could not read it")
     if why := list(_obstacles(task, python)):
         raise InvalidRequest(f"{source}: cannot be taken over: {'; '.join(why)}.")
     return task

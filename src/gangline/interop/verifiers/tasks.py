@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.files import hidden_files, own_file, written
 from gangline.machine.reading.grading import GRADING_MARGIN_S
-from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource
+from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
 __all__ = [
     "SOURCE",
@@ -34,9 +33,7 @@ __all__ = [
     "read_verifiers_taskset",
 ]
 
-_READING_S = 600.0
 _HOOKS_S = 600.0
-_MAX_SAID = 1000
 _GB = 1 << 30
 _CONTAINERS = ("docker", "podman")
 
@@ -135,13 +132,7 @@ def read_verifiers_taskset(source: str, choices: Choices, limit: int | None) -> 
     is_file = path.exists() and ("/" in source or path.suffix == ".py")
     name, folder = (path.stem, str(path.resolve().parent)) if is_file else (source, None)
     command = reading(str(python / "bin" / "python3"), {"taskset": name, "folder": folder, "limit": limit})
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_READING_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidRequest(f"{source}: verifiers could not read it: {error}") from error
-    if ended.returncode != 0:
-        raise InvalidRequest(f"{source}: verifiers could not read it: {ended.stderr.strip()[-_MAX_SAID:]}")
-    taskset = msgspec.json.decode(ended.stdout, type=VerifiersTaskset)
+    taskset = listed(command, VerifiersTaskset, f"{source}: verifiers could not read it")
     if Path(taskset.file).is_relative_to(python.resolve()):
         raise InvalidRequest(
             f"{source}: agents see the Python environment that it is installed in ({python}). Install it elsewhere "

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import NetworkPolicy
 from gangline.machine.reading.paths import SourcePath
+
+T = TypeVar("T")
+
+_LISTING_S = 600.0
+_MAX_SAID_CHARS = 1000
 
 __all__ = ["Candidate", "Choices", "FolderFormat", "Imported", "LeftOut", "ProgramSource", "plain"]
 
@@ -72,6 +78,17 @@ class ProgramSource(NamedTuple):
     prefix: str
     candidates: Callable[[str, Choices, int | None], Iterable[Candidate]]
     """Source without its prefix, options, and the number of tasks that are wanted; None is all."""
+
+
+def listed(command: Sequence[str], kind: type[T], problem: str) -> T:
+    """The JSON that a source's own program prints of its tasks. Raises: InvalidRequest, which begins with `problem`."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_LISTING_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidRequest(f"{problem}: {error}") from error
+    if ended.returncode != 0:
+        raise InvalidRequest(f"{problem}: {ended.stderr.strip()[-_MAX_SAID_CHARS:]}")
+    return msgspec.json.decode(ended.stdout, type=kind)
 
 
 def plain(instance: Any) -> dict[str, Any]:
