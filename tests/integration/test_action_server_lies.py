@@ -187,27 +187,3 @@ async def test_a_sandbox_without_python_is_told(tmp_path: Path) -> None:
     with pytest.raises(ActionServerFailed, match=r"which needs no-such-python .*127"):
         async with action_server(tmp_path, ActionServerOptions(python="no-such-python")):
             pass
-
-
-@pytest.mark.parametrize("torn_bytes", [0, 1, 50])
-async def test_a_new_client_gets_the_answer_without_a_second_action(tmp_path: Path, torn_bytes: int) -> None:
-    async with action_server(tmp_path) as first:
-        channel = first._link._channel  # type: ignore[attr-defined]
-        await first.shell.run("X=kept; echo begun >> log", timeout_s=20)
-        running = asyncio.create_task(
-            first.shell.run("sleep 0.3; echo once | tee -a log", timeout_s=20, request_id="a7")
-        )
-        await asyncio.sleep(0.1)
-        first._link._reader.cancel()  # type: ignore[union-attr]
-        running.cancel()
-        await asyncio.sleep(0.5)
-        await channel.read(max(torn_bytes, 1))  # the dead client's last bytes
-        await channel.write(b'{"id": "torn", "do": "shell.r')  # and its last words
-        second = await ActionServer.resume(channel)
-        result = await second.shell.run("sleep 0.3; echo once | tee -a log", timeout_s=20, request_id="a7")
-        assert (result.state, result.output.text) == ("ended", "once\n")
-        again = await second.shell.run("sleep 0.3; echo once | tee -a log", timeout_s=20, request_id="a7")
-        assert again == result
-        assert (tmp_path / "log").read_text() == "begun\nonce\n"
-        assert (await second.shell.run("echo $X", timeout_s=20)).output.text == "kept\n"
-        await second.close()

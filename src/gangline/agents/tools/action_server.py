@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.agents.tools.answers import Captured, Change, Found, Nothing, PythonResult, ShellResult, Tree, View
 from gangline.agents.tools.link import Link
 from gangline.agents.tools.program import server_argv, server_program
-from gangline.domain.contracts import Channel, RuntimeHandle, RuntimeUser
+from gangline.domain.contracts import RuntimeHandle, RuntimeUser
 from gangline.domain.errors import ActionServerFailed, InvalidRequest
 
 __all__ = ["ActionServer", "ActionServerOptions", "Files", "PythonTool", "ShellTool"]
@@ -34,7 +34,7 @@ _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": 
 
 
 class ActionServerOptions(BaseModel):
-    """Settings of an action server. A client that reconnects must give the same."""
+    """Settings of an action server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -50,7 +50,7 @@ class ActionServerOptions(BaseModel):
 
 
 class ActionServer:
-    """Use as a context manager, or call `close`. Made by `start` or `resume`."""
+    """Use as a context manager, or call `close`. Made by `start`."""
 
     def __init__(self, link: Link, options: ActionServerOptions) -> None:
         self._link = link
@@ -76,25 +76,12 @@ class ActionServer:
         channel = await handle.channel(
             server_argv(options.python), cwd=cwd, env={**_ENVIRONMENT, **(env or {})}, user=user
         )
-        return await cls._begun(channel, options, server_program(options.model_dump()))
-
-    @classmethod
-    async def resume(cls, channel: Channel, options: ActionServerOptions | None = None) -> Self:
-        """Continue with a server whose earlier client is gone, such as after a node's restart.
-
-        Ask again, with the same `request_id`, for answers that may not have come: no action is done twice.
-        Raises: ActionServerFailed.
-        """
-        return await cls._begun(channel, options or ActionServerOptions(), None)
-
-    @classmethod
-    async def _begun(cls, channel: Channel, options: ActionServerOptions, program: bytes | None) -> Self:
         link = Link(channel, options.grace_s)
         try:
-            await link.listen(program, _START_S)
+            await link.listen(server_program(options.model_dump()), _START_S)
         except BaseException as error:
             await link.close()
-            if isinstance(error, ActionServerFailed) and program is not None:
+            if isinstance(error, ActionServerFailed):
                 raise ActionServerFailed(
                     f"the action server did not start in the sandbox, which needs {options.python} (3.8 or newer):"
                     f" {link.reason}"
@@ -127,33 +114,33 @@ class ShellTool:
         self._link = link
         self._max_bytes = options.max_output_bytes
 
-    async def run(self, command: str, *, timeout_s: float, request_id: str | None = None) -> ShellResult:
+    async def run(self, command: str, *, timeout_s: float) -> ShellResult:
         """Run a command and wait until it ends, waits for input, or its time is over; it is not ended then.
 
         Raises: ActionRefused while an earlier command runs; ActionServerFailed; InvalidRequest for text that no
         command can hold.
         """
         _check_text(command)
-        return await self._do("run", {"command": command}, timeout_s, request_id)
+        return await self._do("run", {"command": command}, timeout_s)
 
-    async def wait(self, *, timeout_s: float, request_id: str | None = None) -> ShellResult:
+    async def wait(self, *, timeout_s: float) -> ShellResult:
         """Wait for the running command once more. Raises: ActionRefused, ActionServerFailed."""
-        return await self._do("wait", {}, timeout_s, request_id)
+        return await self._do("wait", {}, timeout_s)
 
-    async def send_keys(self, keys: str, *, timeout_s: float = 5.0, request_id: str | None = None) -> ShellResult:
+    async def send_keys(self, keys: str, *, timeout_s: float = 5.0) -> ShellResult:
         """Type keys: `\\n` is Enter, `\\x04` the end of input. Then wait as `run` does.
 
         Raises: ActionRefused, ActionServerFailed.
         """
         _check_text(keys.replace("\0", ""))
-        return await self._do("keys", {"keys": keys}, timeout_s, request_id)
+        return await self._do("keys", {"keys": keys}, timeout_s)
 
-    async def interrupt(self, *, timeout_s: float = 5.0, request_id: str | None = None) -> ShellResult:
+    async def interrupt(self, *, timeout_s: float = 5.0) -> ShellResult:
         """Send SIGINT to the program in the foreground, and wait for the command's end.
 
         Raises: ActionRefused, ActionServerFailed.
         """
-        return await self._do("interrupt", {}, timeout_s, request_id)
+        return await self._do("interrupt", {}, timeout_s)
 
     async def resize(self, rows: int, columns: int) -> None:
         """Set the terminal's size. Raises: InvalidRequest, ActionServerFailed."""
@@ -161,13 +148,13 @@ class ShellTool:
             raise InvalidRequest(f"a terminal cannot have {rows} rows and {columns} columns: give 1 to 1000 of each")
         await self._link.ask("shell.resize", {"rows": rows, "columns": columns}, Nothing, 5.0)
 
-    async def restart(self, *, request_id: str | None = None) -> None:
+    async def restart(self) -> None:
         """Kill the shell and its jobs; the next command runs in a new one. Raises: ActionServerFailed."""
-        await self._link.ask("shell.restart", {}, Nothing, 30.0, request_id)
+        await self._link.ask("shell.restart", {}, Nothing, 30.0)
 
-    async def _do(self, do: str, order: dict[str, Any], timeout_s: float, request_id: str | None) -> ShellResult:
+    async def _do(self, do: str, order: dict[str, Any], timeout_s: float) -> ShellResult:
         order["timeout_s"] = timeout_s
-        result = await self._link.ask(f"shell.{do}", order, ShellResult, timeout_s, request_id)
+        result = await self._link.ask(f"shell.{do}", order, ShellResult, timeout_s)
         return await _bounded(self._link, result, self._max_bytes)
 
 
@@ -178,23 +165,23 @@ class PythonTool:
         self._link = link
         self._max_bytes = options.max_output_bytes
 
-    async def run(self, code: str, *, timeout_s: float, request_id: str | None = None) -> PythonResult:
+    async def run(self, code: str, *, timeout_s: float) -> PythonResult:
         """Run a cell. Out of time, it is interrupted (KeyboardInterrupt), and the variables stay.
 
         Raises: ActionRefused while an earlier cell runs; ActionServerFailed.
         """
         order = {"code": code, "timeout_s": timeout_s}
         # An interpreter's start and a cell's interrupt come on top of the cell's own time.
-        result = await self._link.ask("python.run", order, PythonResult, timeout_s + _START_S, request_id)
+        result = await self._link.ask("python.run", order, PythonResult, timeout_s + _START_S)
         return await _bounded(self._link, result, self._max_bytes)
 
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell, whose `run` then returns. Raises: ActionServerFailed."""
         await self._link.ask("python.interrupt", {}, Nothing, 5.0)
 
-    async def restart(self, *, request_id: str | None = None) -> None:
+    async def restart(self) -> None:
         """End the interpreter; the next cell runs in a new one. Raises: ActionServerFailed."""
-        await self._link.ask("python.restart", {}, Nothing, 30.0, request_id)
+        await self._link.ask("python.restart", {}, Nothing, 30.0)
 
 
 class Files:
@@ -217,23 +204,23 @@ class Files:
         max_bytes = min(max_bytes, 1 << 20)
         return await self._do(View, "view", path=path, first_line=first_line, last_line=last_line, max_bytes=max_bytes)
 
-    async def write(self, path: str, text: str, *, request_id: str | None = None) -> Change:
+    async def write(self, path: str, text: str) -> Change:
         """Write a whole file, in UTF-8; its folders are made."""
-        return await self._do(Change, "write", request_id, path=path, text=text)
+        return await self._do(Change, "write", path=path, text=text)
 
-    async def replace(self, path: str, *, old: str, new: str, request_id: str | None = None) -> Change:
+    async def replace(self, path: str, *, old: str, new: str) -> Change:
         """Replace a text that occurs exactly once; otherwise the error names the count."""
-        return await self._do(Change, "replace", request_id, path=path, old=old, new=new)
+        return await self._do(Change, "replace", path=path, old=old, new=new)
 
-    async def insert(self, path: str, text: str, *, after_line: int, request_id: str | None = None) -> Change:
+    async def insert(self, path: str, text: str, *, after_line: int) -> Change:
         """Insert whole lines after a line; 0 is the beginning."""
         if after_line < 0:
             raise InvalidRequest("lines are numbered from 1, and 0 is the place before them")
-        return await self._do(Change, "insert", request_id, path=path, text=text, after_line=after_line)
+        return await self._do(Change, "insert", path=path, text=text, after_line=after_line)
 
-    async def undo(self, path: str, *, request_id: str | None = None) -> Change:
+    async def undo(self, path: str) -> Change:
         """Take back this tool's last change of a file, if nothing else has changed it since."""
-        return await self._do(Change, "undo", request_id, path=path)
+        return await self._do(Change, "undo", path=path)
 
     async def tree(self, path: str = ".", *, max_depth: int = 2, max_entries: int = 500) -> Tree:
         """List what a folder has, down to a depth."""
@@ -249,9 +236,9 @@ class Files:
             Found, "search", pattern=pattern, path=path, is_regex=is_regex, glob=glob, max_matches=max_matches
         )
 
-    async def _do(self, kind: type[_T], act: str, request_id: str | None = None, **order: Any) -> _T:
+    async def _do(self, kind: type[_T], act: str, **order: Any) -> _T:
         timeout_s = 60.0
-        return await self._link.ask("files", {"act": act, "timeout_s": timeout_s, **order}, kind, timeout_s, request_id)
+        return await self._link.ask("files", {"act": act, "timeout_s": timeout_s, **order}, kind, timeout_s)
 
 
 def _check_text(text: str) -> None:

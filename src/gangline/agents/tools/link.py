@@ -25,8 +25,6 @@ _T = TypeVar("_T")
 
 MAX_ANSWER_BYTES = 8 << 20
 _MAX_REQUEST_BYTES = 24 << 20
-_MAX_TORN_BYTES = 64 << 20
-"""Rest of answers to a client that is gone."""
 _MAX_ABANDONED = 256
 _END_S = 5.0
 _MAX_SAID = 2000
@@ -55,38 +53,25 @@ class Link:
         self._pending: dict[str, asyncio.Future[_Answer]] = {}
         self._abandoned: dict[str, None] = {}
         """Ids of requests whose callers have gone; their answers may still come."""
-        self._torn_until: str | None = None
-        """The id of the first answer that is ours, after a reconnection."""
-        self._num_torn = 0
         self._writing = asyncio.Lock()
         self._failure: str | None = None
         self.reason = ""
         """Why the link has ended."""
         self._reader: asyncio.Task[None] | None = None
 
-    async def listen(self, program: bytes | None, timeout_s: float) -> None:
-        """Begin: send the server its program, or find the end of a gone client's answers.
+    async def listen(self, program: bytes, timeout_s: float) -> None:
+        """Begin: send the server its program. Raises: ActionServerFailed."""
+        self._reader = asyncio.create_task(self._read())
+        await self._asked("", program, timeout_s)
 
-        Raises: ActionServerFailed.
-        """
-        loop = asyncio.get_running_loop()
-        self._reader = loop.create_task(self._read())
-        if program is None:
-            self._torn_until = f"{self._prefix}-resume"
-            await self._asked(self._torn_until, b"\n" + _line(self._torn_until, "resume", {}), timeout_s)
-        else:
-            await self._asked("", program, timeout_s)
-
-    async def ask(
-        self, do: str, order: Mapping[str, Any], kind: type[_T], timeout_s: float, request_id: str | None = None
-    ) -> _T:
-        """Do an action. timeout_s: the action's own limit. request_id: one that was used before gets its answer again.
+    async def ask(self, do: str, order: Mapping[str, Any], kind: type[_T], timeout_s: float) -> _T:
+        """Do an action. timeout_s: the action's own limit.
 
         Raises: ActionRefused when the action could not be done, ActionServerFailed when the server is of no use any
         more, LimitExceeded when the request is too large.
         """
-        id_ = request_id or f"{self._prefix}-{next(self._count)}"
-        line = _line(id_, do, order)
+        id_ = f"{self._prefix}-{next(self._count)}"
+        line = json.dumps({"id": id_, "do": do, "with": order}).encode() + b"\n"
         if len(line) > _MAX_REQUEST_BYTES:
             raise LimitExceeded(f"the action has {len(line)} bytes; at most {_MAX_REQUEST_BYTES} are taken")
         answer = await self._asked(id_, line, timeout_s + self._grace_s)
@@ -101,8 +86,7 @@ class Link:
         if self._failure is not None:
             raise ActionServerFailed(self._failure)
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        if self._pending.setdefault(id_, future) is not future:
-            raise ActionRefused(f"a request with the id {id_!r} is being answered already", "busy")
+        self._pending[id_] = future
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._writing:
@@ -173,14 +157,7 @@ class Link:
         try:
             answer = msgspec.json.decode(line, type=_Answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            if self._torn_until is None:
-                return f"it sent a line that is no answer: {error}"
-            answer = None
-        if self._torn_until is not None and (answer is None or answer.id != self._torn_until):
-            self._num_torn += len(line)
-            return None if self._num_torn <= _MAX_TORN_BYTES else "its answers to an earlier client do not end"
-        self._torn_until = None
-        assert answer is not None
+            return f"it sent a line that is no answer: {error}"
         future = self._pending.get(answer.id)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -198,10 +175,6 @@ class Link:
             return "it closed its channel"
         except RuntimeFailed as error:
             return error.message
-
-
-def _line(id_: str, do: str, order: Mapping[str, Any]) -> bytes:
-    return json.dumps({"id": id_, "do": do, "with": order}).encode() + b"\n"
 
 
 def _described(end: ExecResult) -> str:

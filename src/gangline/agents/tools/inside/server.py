@@ -1,8 +1,7 @@
 """The action server: requests in, answers out, each a line of JSON on the socket.
 
-A request is `{"id", "do", "with"}`; its answer is `{"id", "ok"}` or `{"id", "refused"}`. The last answers are kept: a
-client that reconnects asks again with the same id, and gets the answer without the action being done twice. The end of
-the socket ends the server and all that it has started in the foreground.
+A request is `{"id", "do", "with"}`; its answer is `{"id", "ok"}` or `{"id", "refused"}`. The end of the socket ends the
+server and all that it has started in the foreground.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ else:
 
 _MAX_LINE_BYTES = 32 << 20
 _MAX_ANSWER_BYTES = 8 << 20
-_MAX_KEPT = 64
-_MAX_KEPT_BYTES = 16 << 20
 
 
 class Server:
@@ -41,7 +38,6 @@ class Server:
         self._shell = Shell(self._loop, program["options"]["max_output_bytes"])
         self._python = Python(self._loop, program)
         self._workspace = Workspace(self._loop)
-        self._answers = Answers()
         self._lines = Lines(self._loop, fd, self._asked, self._loop.stop, _MAX_LINE_BYTES)
         shell, python = self._shell, self._python
         self._actions: dict[str, Action] = {
@@ -55,7 +51,6 @@ class Server:
             "python.interrupt": python.interrupt,
             "python.restart": python.restart,
             "files": self._workspace.act,
-            "resume": lambda order, reply: reply(order),
         }
 
     def serve(self) -> None:
@@ -66,31 +61,23 @@ class Server:
         self._workspace.close()
 
     def _asked(self, line: bytes) -> None:
-        """Do one request. A line that cannot be read is the torn rest of one: its client asks again."""
+        """Do one request. A line that cannot be read has no answer."""
         try:
             request = loads(line)
             id_, action = request["id"], self._actions[request["do"]]
         except (ValueError, KeyError, TypeError):
             return
-        digest = hash(line)  # only the node asks: it need not withstand forgery, and hashlib takes 9 ms to import
-        known = self._answers.find(id_, digest)
-        if known is not None:
-            if known:
-                self._lines.send(known)
-            return
-        self._answers.expect(id_, digest)
 
         def reply(answer: dict[str, Any] | Refused) -> None:
             if isinstance(answer, Refused):
                 told: dict[str, Any] = {"id": id_, "refused": {"reason": answer.reason, "message": answer.message}}
             else:
                 told = {"id": id_, "ok": answer}
-            kept = dumps(told).encode() + b"\n"
-            if len(kept) > _MAX_ANSWER_BYTES:
-                reply(Refused("too_large", f"the answer has {len(kept)} bytes: ask for less"))
+            line = dumps(told).encode() + b"\n"
+            if len(line) > _MAX_ANSWER_BYTES:
+                reply(Refused("too_large", f"the answer has {len(line)} bytes: ask for less"))
                 return
-            self._answers.keep(id_, kept)
-            self._lines.send(kept)
+            self._lines.send(line)
 
         try:
             action(request["with"], reply)
@@ -98,31 +85,6 @@ class Server:
             reply(refused)
         except OSError as error:
             reply(Refused("failed", f"the sandbox refused it: {error}"))
-
-
-class Answers:
-    """The last answers by their requests' ids, bounded in number and bytes."""
-
-    def __init__(self) -> None:
-        self._digests: dict[str, int] = {}
-        self._kept: dict[str, bytes] = {}
-        """The oldest first."""
-        self._num_bytes = 0
-
-    def find(self, id_: str, digest: int) -> bytes | None:
-        """The answer; empty while the action is being done; None for a new request."""
-        return self._kept.get(id_, b"") if self._digests.get(id_) == digest else None
-
-    def expect(self, id_: str, digest: int) -> None:
-        self._digests[id_] = digest
-
-    def keep(self, id_: str, answer: bytes) -> None:
-        self._num_bytes += len(answer) - len(self._kept.pop(id_, b""))
-        self._kept[id_] = answer
-        while len(self._kept) > _MAX_KEPT or (self._num_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1):
-            oldest = next(iter(self._kept))
-            self._num_bytes -= len(self._kept.pop(oldest))
-            self._digests.pop(oldest, None)
 
 
 def main(fd: int, program: dict[str, Any]) -> None:
