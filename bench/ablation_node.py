@@ -27,7 +27,8 @@ from tools_bench import Tmux
 from gangline.agents.harnesses.native.adapter import NativeConfig
 from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.agents.tools.action_server import ActionServer
-from gangline.domain.contracts import ExecResult, Harness, HarnessContext, HarnessVerdict, RuntimeHandle
+from gangline.domain.contracts import Harness, HarnessContext, HarnessVerdict
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.node.backends import pool
 from gangline.node.backends.pool import Placement
 from gangline.node.backends.records import Backend
@@ -58,13 +59,13 @@ def num_turns_of(session_id: str) -> int:
 
 
 @asynccontextmanager
-async def by_server(handle: RuntimeHandle) -> AsyncGenerator[Act]:
+async def by_server(handle: Sandbox) -> AsyncGenerator[Act]:
     async with await ActionServer.start(handle) as server:
         yield lambda: server.shell.run("true", timeout_s=TIMEOUT_S)
 
 
 @asynccontextmanager
-async def by_tmux(handle: RuntimeHandle) -> AsyncGenerator[Act]:
+async def by_tmux(handle: Sandbox) -> AsyncGenerator[Act]:
     tmux = Tmux(handle)
     await tmux.start()
     yield tmux.act

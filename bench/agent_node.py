@@ -27,7 +27,7 @@ from typing import Any
 from no_runtime import NoHandle, NoRuntime
 
 from gangline.agents.harnesses.native.model import ChatModel, Message
-from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
@@ -145,7 +145,7 @@ class AgentRuntime(NoRuntime):
     def __init__(self, runs: Path) -> None:
         self._runs = runs
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         return _AgentHandle(start, self._runs)
 
 

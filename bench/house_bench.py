@@ -24,8 +24,8 @@ from typing import Any
 from no_runtime import NoHandle, NoRuntime
 
 import gangline
-from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.domain.node_views import OpenedSession
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.node.node import serve as serve_node
 from gangline.server.run import serve as serve_server
 from gangline.settings import plugins
@@ -82,7 +82,7 @@ async def ask(base_url: str, key: str) -> int:
 
 
 class AskingRuntime(NoRuntime):
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         return _AskingHandle(start)
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.runtime_conformance.bench import until_present

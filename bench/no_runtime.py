@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import (
-    Channel,
-    Checkpoint,
-    ExecResult,
-    OutputSink,
-    RuntimeHandle,
-    RuntimeStart,
-    RuntimeUser,
-)
 from gangline.domain.errors import NotFound, RuntimeUnavailable
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, OutputSink, RuntimeStart, RuntimeUser, Sandbox
 from gangline.domain.usage import Usage
 
 __all__ = ["NoHandle", "NoRuntime"]
@@ -29,7 +21,7 @@ class NoRuntime:
     async def check(self) -> None:
         return
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         return NoHandle(start.runtime_id)
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:

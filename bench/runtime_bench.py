@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from peer_environments import peer_python
 
-from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
 from gangline.settings import plugins
@@ -65,7 +65,7 @@ class Place:
         self.folder = folder
         self.image = image
 
-    async def start(self) -> RuntimeHandle:
+    async def start(self) -> Sandbox:
         runtime_id = new_id("bench")
         spec = RuntimeSpec(backend=self.runtime.name, image=self.image)
         folder = self.folder / runtime_id
@@ -89,7 +89,7 @@ class Place:
         return times
 
 
-async def run_true(handle: RuntimeHandle) -> None:
+async def run_true(handle: Sandbox) -> None:
     assert (await handle.exec(["true"])).ok
 
 

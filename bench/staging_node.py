@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from no_runtime import NoHandle, NoRuntime
 
-from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.node import node
 from gangline.node.sessions.pools import PoolSizes
 from gangline.settings import plugins
@@ -74,7 +74,7 @@ UNSTAGED: dict[str, Any] = {
 class TimedRuntime(NoRuntime):
     """Starting takes INIT's time; the agent's and the grader's command take theirs."""
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         times = times_of(start.runtime_id.rsplit(".", 2)[0])
         await asyncio.sleep(times.init_s)
         return _TimedHandle(start.runtime_id, times)

@@ -19,9 +19,9 @@ from pathlib import Path
 from runtime_bench import Figures, Times, figure, timed
 
 from gangline.agents.tools.action_server import ActionServer
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.settings.plugins import make_runtime
 from gangline.testing.adoption_conformance import in_keeper
@@ -37,7 +37,7 @@ TIMEOUT_S = 60.0
 class Tmux:
     """A session of tmux in the sandbox, driven as Harbor's terminus-2 does with blocking keys."""
 
-    def __init__(self, handle: RuntimeHandle) -> None:
+    def __init__(self, handle: Sandbox) -> None:
         self._handle = handle
 
     async def start(self) -> None:
@@ -65,7 +65,7 @@ async def act(server: ActionServer, times: Times) -> None:
     await timed(times, "view", server.files.view("a.txt"))
 
 
-async def measured(handle: RuntimeHandle, times: Times) -> None:
+async def measured(handle: Sandbox, times: Times) -> None:
     for _ in range(NUM_STARTS):
         server = await timed(times, "start", ActionServer.start(handle))
         await server.close()

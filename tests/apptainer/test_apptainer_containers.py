@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.apptainer.runtime import ApptainerRuntime
 from gangline.sandbox.images.building import ImageBuilder
@@ -24,7 +24,7 @@ IS_WHOLE_ROOT = "CapEff:\t000001ffffffffff" in Path("/proc/self/status").read_te
 
 
 @asynccontextmanager
-async def _container(folder: Path, image: str | None = None, network: str = "none") -> AsyncGenerator[RuntimeHandle]:
+async def _container(folder: Path, image: str | None = None, network: str = "none") -> AsyncGenerator[Sandbox]:
     runtime_id = new_id("container")
     spec = RuntimeSpec.model_validate({"backend": "apptainer", "image": image, "network": network})
     start = RuntimeStart(runtime_id=runtime_id, owner="owner", spec=spec, folder=folder / runtime_id, proxy_port=1)

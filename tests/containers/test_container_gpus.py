@@ -19,9 +19,9 @@ import pytest
 from containers.engines import IMAGE
 from containers.test_container_images import OWNER
 from containers.test_container_sessions import run, task
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.containers import gpus
 from gangline.settings.plugins import make_runtime
@@ -66,7 +66,7 @@ async def _nothing_stays(container_runtime: str, tmp_path: Path):
     await make_runtime(container_runtime).reap(OWNER, tmp_path)
 
 
-async def started(name: str, root: Path, number: int, sharing: str | None = None) -> RuntimeHandle:
+async def started(name: str, root: Path, number: int, sharing: str | None = None) -> Sandbox:
     spec = RuntimeSpec.model_validate({"backend": name, "image": IMAGE, "network": "none", "gpus": number})
     runtime_id = new_id("runtime")
     folder = root / runtime_id
@@ -74,7 +74,7 @@ async def started(name: str, root: Path, number: int, sharing: str | None = None
     return await make_runtime(name).start(start)
 
 
-async def seen(handle: RuntimeHandle) -> list[str]:
+async def seen(handle: Sandbox) -> list[str]:
     return (await handle.exec("ls -d /dev/gpu* 2>/dev/null; true")).stdout.decode().split()
 
 

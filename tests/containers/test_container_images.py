@@ -14,10 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from containers.engines import IMAGE
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart, TellsImages
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.image_names import located
+from gangline.domain.sandbox import RuntimeStart, Sandbox, TellsImages
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.settings.plugins import make_runtime
 
@@ -43,7 +43,7 @@ def start_of(name: str, root: Path, image: str | None = IMAGE, **spec: object) -
     return RuntimeStart(runtime_id=runtime_id, owner=OWNER, spec=whole, folder=root / runtime_id)
 
 
-async def started(name: str, root: Path, **spec: object) -> RuntimeHandle:
+async def started(name: str, root: Path, **spec: object) -> Sandbox:
     return await make_runtime(name).start(start_of(name, root, **spec))
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from containers.engines import IMAGE
 from containers.test_container_images import OWNER, engine, started
-from gangline.domain.contracts import HasServices, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import HasServices, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.settings.plugins import make_runtime
 
@@ -45,7 +45,7 @@ def web(word: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def with_proxy(name: str, root: Path, port: int, **fields: Any) -> RuntimeHandle:
+async def with_proxy(name: str, root: Path, port: int, **fields: Any) -> Sandbox:
     """A sandbox that reaches the node's proxy, on this port."""
     spec = RuntimeSpec.model_validate({"backend": name, "image": IMAGE, **fields})
     runtime_id = new_id("runtime")
@@ -53,7 +53,7 @@ async def with_proxy(name: str, root: Path, port: int, **fields: Any) -> Runtime
     return await make_runtime(name).start(start)
 
 
-async def fetched(handle: RuntimeHandle, url: str) -> str:
+async def fetched(handle: Sandbox, url: str) -> str:
     result = await handle.exec(["python3", "-c", FETCH, url])
     return result.stdout.decode() if result.ok else result.stderr.decode().splitlines()[-1]
 

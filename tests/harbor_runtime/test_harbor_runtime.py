@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from containers.engines import IMAGE
 from containers.test_container_sessions import run, task
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.interop.harbor.runtime.runtime import HarborRuntime
 from gangline.settings.machine import Settings
@@ -137,7 +137,7 @@ def _node(root: Path) -> subprocess.Popen[str]:
     program = textwrap.dedent("""
         import asyncio, sys
         from pathlib import Path
-        from gangline.domain.contracts import RuntimeStart
+        from gangline.domain.sandbox import RuntimeStart
         from gangline.domain.task import RuntimeSpec
         from gangline.interop.harbor.runtime.runtime import HarborRuntime
 

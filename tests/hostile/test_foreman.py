@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 from support.node.pair import Pair, pair, worst_while
 
 __all__ = ["pair"]
@@ -16,7 +16,7 @@ FIND = "S=$PPID; F=$(cut -d' ' -f4 /proc/$S/stat); "
 ENOUGH_S = 2.0
 
 
-async def works(victim: RuntimeHandle) -> None:
+async def works(victim: Sandbox) -> None:
     assert (await victim.exec("echo mine")).stdout == b"mine\n"
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.sandbox import Runtime
 from gangline.settings.plugins import make_runtime
 from support.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from support.requirements import need

@@ -16,9 +16,10 @@ from inspect_ai.scorer import value_to_float
 from inspect_ai.solver import Solver, TaskState, solver
 from inspect_ai.util import sandbox
 
-from gangline.domain.contracts import EvaluationContext, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import EvaluationContext
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
 from gangline.machine.reading.imported import Choices, Imported
 from gangline.settings import plugins
@@ -174,7 +175,7 @@ async def at_home(place: Path, task: str, agent: Solver) -> float:
 
 
 @asynccontextmanager
-async def prepared(body: dict[str, Any], folder: Path) -> AsyncGenerator[RuntimeHandle]:
+async def prepared(body: dict[str, Any], folder: Path) -> AsyncGenerator[Sandbox]:
     spec = RuntimeSpec(**{**body["runtime"], "network": "none"})
     runtime_id = new_id("sandbox")
     start = RuntimeStart(runtime_id=runtime_id, owner="test", spec=spec, folder=folder / runtime_id)

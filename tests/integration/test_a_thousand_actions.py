@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from gangline.agents.tools.action_server import ActionServer
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.adoption_conformance import in_keeper
@@ -36,7 +36,7 @@ class Process(NamedTuple):
     private_bytes: int
 
 
-async def act(handle: RuntimeHandle, server: ActionServer, num_rounds: int) -> None:
+async def act(handle: Sandbox, server: ActionServer, num_rounds: int) -> None:
     for number in range(num_rounds):
         assert (await handle.exec("(exit 0) & echo acted")).stdout == b"acted\n"
         shown = await server.shell.run(f"X={number}; /bin/echo $X", timeout_s=TIMEOUT_S)

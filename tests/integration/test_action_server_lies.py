@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
-from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
+from gangline.domain.sandbox import ExecResult
 from support.node.tools import action_server
 
 Answerer = Callable[[dict[str, Any]], list[bytes]]

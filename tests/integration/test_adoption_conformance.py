@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.sandbox import Runtime
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, in_keeper, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.interop.handlers import jobs
 from gangline.node.sessions.attempt import Attempt

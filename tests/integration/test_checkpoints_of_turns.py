@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
+from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
@@ -157,6 +157,6 @@ async def test_an_agent_that_writes_much_loses_its_own_and_nobody_elses(num_byte
     greedy = [_checkpoint("greedy", number, num_bytes=num_bytes, num_files=num_files) for number in range(3, 6)]
     for session_id, made in (("modest", modest), ("greedy", greedy)):
         for _ in range(3):
-            assert await checkpoints.take(session_id, cast("RuntimeHandle", _Making(made))) is not None
+            assert await checkpoints.take(session_id, cast("Sandbox", _Making(made))) is not None
     assert released == ["greedy-3", "greedy-4"]
     assert checkpoints.num_kept == 4

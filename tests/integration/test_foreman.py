@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.commands import execution, zygote
@@ -36,7 +36,7 @@ async def runtime(request: pytest.FixtureRequest) -> Runtime:
     return runtime
 
 
-async def start(runtime: Runtime, root: Path) -> tuple[RuntimeHandle, str]:
+async def start(runtime: Runtime, root: Path) -> tuple[Sandbox, str]:
     """A sandbox, and its owner."""
     owner = new_id("foreman")
     spec = RuntimeSpec(network="none")

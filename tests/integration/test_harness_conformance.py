@@ -15,7 +15,7 @@ from gangline.agents.harnesses.opencode import OpencodeConfig, OpencodeHarness
 from gangline.agents.harnesses.pi import PiHarness
 from gangline.agents.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
 from gangline.agents.harnesses.shell import ShellHarness
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from gangline.testing.harness_conformance import Check, Subject, checks, run_check
 
 

@@ -12,7 +12,7 @@ from gangline.agents.harnesses.aider import AiderHarness
 from gangline.agents.harnesses.mini_swe_agent import MiniSweAgentHarness
 from gangline.agents.harnesses.openhands.adapter import OpenHandsHarness
 from gangline.agents.harnesses.terminus.adapter import TerminusHarness
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from gangline.testing.harness_conformance import Check, Subject, checks, run_check
 
 

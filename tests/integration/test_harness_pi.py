@@ -15,9 +15,10 @@ from aiohttp import web
 from yarl import URL
 
 from gangline.agents.harnesses.pi import PiConfig, PiHarness
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import HarnessContext, HarnessVerdict
 from gangline.domain.errors import HarnessError, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.settings.machine import Settings
@@ -80,7 +81,7 @@ def runtime(tmp_path: Path) -> FolderRuntime:
 
 
 async def run_pi(
-    runtime: RuntimeHandle, base_url: str, instruction: str, **settings: Any
+    runtime: Sandbox, base_url: str, instruction: str, **settings: Any
 ) -> tuple[ExecResult, HarnessVerdict]:
     harness = PiHarness(PiConfig(**settings))
     launch = await harness.prepare(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from support.node.folder_runtime import FolderRuntime
 
 AGENT = Path(__file__).parents[2] / "examples" / "read_file" / "agent.py"

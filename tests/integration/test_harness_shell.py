@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
-from gangline.domain.contracts import ExecResult, HarnessContext
+from gangline.domain.contracts import HarnessContext
 from gangline.domain.errors import HarnessError
+from gangline.domain.sandbox import ExecResult
 from support.node.folder_runtime import FolderRuntime
 
 

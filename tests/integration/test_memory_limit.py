@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import ActionServerFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.lifecycle import is_infrastructure_fault, may_retry
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.session import SessionResult
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.node.sessions.attempt import Attempt

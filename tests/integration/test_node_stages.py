@@ -12,8 +12,9 @@ import pytest
 
 from gangline.agents.harnesses.shell import ShellHarness
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import EvaluationContext, ExecResult, HarnessVerdict, Reward, RuntimeStart
+from gangline.domain.contracts import EvaluationContext, HarnessVerdict, Reward
 from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
+from gangline.domain.sandbox import ExecResult, RuntimeStart
 from gangline.node.health.watchdog import Watchdog
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts

@@ -11,9 +11,9 @@ import pytest
 
 from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
 from gangline.cli.machine.doctor import check_agent_python
-from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecResult, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.process import ProcessRuntime
@@ -31,7 +31,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def started(runtime: Runtime, folder: Path, python: Path | None) -> RuntimeHandle:
+async def started(runtime: Runtime, folder: Path, python: Path | None) -> Sandbox:
     try:
         await runtime.check()
     except RuntimeUnavailable as error:

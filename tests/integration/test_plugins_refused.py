@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from gangline.agents.tools.contract import Tool
 from gangline.cli.main import build_app
-from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime
+from gangline.domain.contracts import Builder, Evaluator, Harness
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import Runtime
 from gangline.domain.task import TaskRequest
 from gangline.interop.handlers import AgentHandler
 from gangline.models.engines.contract import Engine

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.settings.machine import Settings

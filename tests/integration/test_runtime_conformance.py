@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.sandbox import Runtime
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.process import ProcessRuntime
 from gangline.testing.runtime_conformance import Check, checks, run_check

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.process import ProcessRuntime
@@ -107,7 +107,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_nothing(runtime: Runtime, 
 NODE = """
 import asyncio, sys
 from pathlib import Path
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.settings.plugins import load
 
@@ -229,7 +229,7 @@ async def test_exposing_a_folder_exposes_none_of_its_neighbours(tmp_path: Path) 
         await runtime.check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
-    handle: RuntimeHandle = await runtime.start(start_of(new_id("expose"), tmp_path, "r"))
+    handle: Sandbox = await runtime.start(start_of(new_id("expose"), tmp_path, "r"))
     try:
         result = await handle.exec(f"greet; ls {tmp_path}/private; touch {tool}/x 2>/dev/null || echo closed")
         assert result.stdout == b"greetings\ntool\nclosed\n"

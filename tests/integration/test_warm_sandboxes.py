@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.sandboxes import start_prepared
@@ -58,7 +58,7 @@ async def pool(folder: Path, **sizes: Any) -> AsyncGenerator[tuple[WarmPool, Nod
         assert os.listdir(parts.runtimes_folder) == [], "a warm sandbox was left behind"
 
 
-async def taken(warm: WarmPool, spec: RuntimeSpec = SPEC, submitter: str | None = None) -> RuntimeHandle:
+async def taken(warm: WarmPool, spec: RuntimeSpec = SPEC, submitter: str | None = None) -> Sandbox:
     assert await warm.take(spec, submitter) is None
     await until(lambda: warm.num_spare > 0)
     handle = await warm.take(spec, submitter)
@@ -66,7 +66,7 @@ async def taken(warm: WarmPool, spec: RuntimeSpec = SPEC, submitter: str | None 
     return handle
 
 
-async def _looked(handle: RuntimeHandle) -> str:
+async def _looked(handle: Sandbox) -> str:
     """All that a program sees of its surroundings, with words in place of the users' numbers."""
     result = await handle.exec(_LOOK)
     (uid,) = re.findall(rb"uid=(\d+)", result.stdout)
@@ -123,9 +123,9 @@ async def test_they_are_bounded_in_number_memory_and_time(tmp_path: Path) -> Non
 
 async def test_one_that_is_gone_is_not_given(tmp_path: Path) -> None:
     async with node_parts(tmp_path) as parts:
-        started: list[RuntimeHandle] = []
+        started: list[Sandbox] = []
 
-        async def start(spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+        async def start(spec: RuntimeSpec, runtime_id: str) -> Sandbox:
             started.append(await start_prepared(parts, spec, runtime_id))
             return started[-1]
 
@@ -140,7 +140,7 @@ async def test_one_that_is_gone_is_not_given(tmp_path: Path) -> None:
 async def test_a_start_that_fails_is_left_to_the_session(tmp_path: Path) -> None:
     tried: list[str] = []
 
-    async def failing(_spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+    async def failing(_spec: RuntimeSpec, runtime_id: str) -> Sandbox:
         tried.append(runtime_id)
         raise RuntimeFailed("no room")
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gangline.domain.contracts import Checkpoint, RuntimeStart
+from gangline.domain.sandbox import Checkpoint, RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.layers.mounting import can_mount
 from gangline.sandbox.layers.records import release

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from gangline.sandbox.shared.accounts import MemoryKills, cpu_s, memory_kills, peak_memory_bytes
 
 

@@ -8,8 +8,9 @@ from gangline.agents.harnesses.installation import program_of
 from gangline.agents.harnesses.pi import PiConfig, PiHarness
 from gangline.agents.harnesses.shared.environment import provider_environment
 from gangline.agents.harnesses.shell import ShellConfig, ShellHarness
-from gangline.domain.contracts import ExecResult, HarnessContext
+from gangline.domain.contracts import HarnessContext
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import ExecResult
 from gangline.node.sessions.harness.run import MAX_FILE_BYTES, MAX_FILES, collect_logs
 from support.node.folder_runtime import FolderRuntime
 

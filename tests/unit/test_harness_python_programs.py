@@ -12,8 +12,9 @@ import yaml
 
 from gangline.agents.harnesses import installation
 from gangline.agents.harnesses.installation import find_program
-from gangline.domain.contracts import ExecResult, Harness, HarnessContext, Launch
+from gangline.domain.contracts import Harness, HarnessContext, Launch
 from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.domain.sandbox import ExecResult
 from gangline.settings import plugins
 from support.node.folder_runtime import FolderRuntime
 

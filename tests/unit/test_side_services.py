@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.containers.engine import container_name
 from gangline.settings.plugins import make_runtime

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.contracts import Reward, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import Reward
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, RuntimeSpec, decoded
 from gangline.machine.reading.imported import Choices, Imported
 from gangline.settings import plugins
@@ -148,7 +149,7 @@ def imported(python: str, place: Path, name: str, **wanted: Any) -> list[dict[st
 
 
 @asynccontextmanager
-async def prepared(body: dict[str, Any], folder: Path) -> AsyncGenerator[RuntimeHandle]:
+async def prepared(body: dict[str, Any], folder: Path) -> AsyncGenerator[Sandbox]:
     spec = RuntimeSpec.model_validate({**body["runtime"], "network": "none"})
     runtime_id = new_id("sandbox")
     start = RuntimeStart(runtime_id=runtime_id, owner="test", spec=spec, folder=folder / runtime_id)
@@ -165,7 +166,7 @@ async def prepared(body: dict[str, Any], folder: Path) -> AsyncGenerator[Runtime
         await handle.stop()
 
 
-async def scored(body: dict[str, Any], handle: RuntimeHandle, *answers: str) -> Reward:
+async def scored(body: dict[str, Any], handle: Sandbox, *answers: str) -> Reward:
     evaluator = plugins.make_evaluator(body["evaluator"]["strategy"], body["evaluator"]["config"])
     traces = tuple(a_trace(said("assistant", one), prompt=(said("user", body["instruction"]),)) for one in answers)
     fresh = handle if body["evaluator"].get("refresh_runtime") else None

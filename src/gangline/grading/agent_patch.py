@@ -17,8 +17,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from gangline.domain.contracts import ExecResult, RuntimeHandle
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.sandbox import ExecResult, Sandbox
 
 __all__ = ["GIT_ENV", "NO_CONFIG", "Base", "Patch", "base_of", "private_home", "run", "said", "take_patch"]
 
@@ -76,7 +76,7 @@ class Patch(NamedTuple):
     """Git's message about files that could not be read."""
 
 
-async def base_of(clean: RuntimeHandle, repo_dir: str) -> Base:
+async def base_of(clean: Sandbox, repo_dir: str) -> Base:
     """Raises: EvaluatorError when there is no repository."""
     result = await run(clean, ["sh", "-c", _BASE], cwd=repo_dir)
     if not result.ok:
@@ -86,7 +86,7 @@ async def base_of(clean: RuntimeHandle, repo_dir: str) -> Base:
     return Base(commit, prefix, exclude)
 
 
-async def take_patch(runtime: RuntimeHandle, clean: RuntimeHandle, repo_dir: str, base: Base, limit: int) -> Patch:
+async def take_patch(runtime: Sandbox, clean: Sandbox, repo_dir: str, base: Base, limit: int) -> Patch:
     """The agent's changes in `repo_dir` of `runtime` since `base`, up to `limit` bytes of them.
 
     Raises: EvaluatorError when they cannot be determined, whoever caused that.
@@ -130,7 +130,7 @@ async def take_patch(runtime: RuntimeHandle, clean: RuntimeHandle, repo_dir: str
     return Patch(made.stdout, not made.truncated, said(taken) if taken.stderr else "")
 
 
-async def private_home(runtime: RuntimeHandle) -> str:
+async def private_home(runtime: Sandbox) -> str:
     """An empty folder, even where the agent put something in its place. Raises: EvaluatorError."""
     own = f"{runtime.home}/{_FOLDER}"
     try:
@@ -144,7 +144,7 @@ async def private_home(runtime: RuntimeHandle) -> str:
 
 
 async def run(
-    runtime: RuntimeHandle,
+    runtime: Sandbox,
     command: list[str],
     *,
     cwd: str | None,
@@ -164,7 +164,7 @@ def said(result: ExecResult) -> str:
     return (result.stderr or result.stdout).decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]
 
 
-def _places(runtime: RuntimeHandle, repo_dir: str, base: Base) -> tuple[str, str]:
+def _places(runtime: Sandbox, repo_dir: str, base: Base) -> tuple[str, str]:
     """`repo_dir`, and the top of its repository."""
     folder = os.path.normpath(PurePosixPath(runtime.workdir) / repo_dir)
     return folder, os.path.normpath(PurePosixPath(folder) / ("../" * base.prefix.count("/")))

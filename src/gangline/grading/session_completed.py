@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.lifecycle import UNGRADED
+from gangline.domain.sandbox import Sandbox
 
 __all__ = ["SessionCompletedConfig", "SessionCompletedEvaluator"]
 
@@ -41,5 +42,5 @@ class SessionCompletedEvaluator:
         reward = self._config.completed if context.outcome == "completed" else self._config.otherwise
         return Reward(reward=reward, details={"outcome": context.outcome})
 
-    async def tidy(self, runtime: RuntimeHandle) -> None:
+    async def tidy(self, runtime: Sandbox) -> None:
         """It leaves nothing."""

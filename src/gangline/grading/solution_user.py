@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from gangline.domain.contracts import ExecResult, RuntimeHandle
 from gangline.domain.errors import EvaluatorError
+from gangline.domain.sandbox import ExecResult, Sandbox
 
 __all__ = ["serving_solution"]
 
@@ -83,7 +83,7 @@ sys.exit(int(code or 127))
 
 
 @asynccontextmanager
-async def serving_solution(runtime: RuntimeHandle) -> AsyncGenerator[dict[str, str]]:
+async def serving_solution(runtime: Sandbox) -> AsyncGenerator[dict[str, str]]:
     """The grader's environment, while commands can be run as the solution's user. The working folder's `.gangline`
     exists. Raises: EvaluatorError when that cannot be."""
     assert runtime.grader_home is not None

@@ -23,8 +23,9 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gangline.agents.tools.inside.output import Output
-from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import EvaluatorError
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.task_values import Seconds
 from gangline.grading.agent_patch import (
     GIT_ENV,
@@ -178,11 +179,11 @@ class SweBenchEvaluator:
         await self._bring_tests(clean, base.commit)
         return await verdict(self._config, *await self._run_tests(clean), details)
 
-    async def _git(self, runtime: RuntimeHandle, command: list[str], **how: Any) -> ExecResult:
+    async def _git(self, runtime: Sandbox, command: list[str], **how: Any) -> ExecResult:
         """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
         return await run(runtime, command, cwd=self._config.repo_dir, **how)
 
-    async def _patch(self, context: EvaluationContext, clean: RuntimeHandle, base: Base) -> tuple[Patch, str | None]:
+    async def _patch(self, context: EvaluationContext, clean: Sandbox, base: Base) -> tuple[Patch, str | None]:
         """The agent's changes since `base`, and the reason not to grade them, if any.
 
         Raises: EvaluatorError when they cannot be determined, or that takes too long.
@@ -198,7 +199,7 @@ class SweBenchEvaluator:
         patch = completed(result.stdout.decode(errors="surrogateescape")).encode(errors="surrogateescape")
         return Patch(result.stdout if result.truncated else patch, not result.truncated, ""), why
 
-    async def _apply(self, clean: RuntimeHandle, patch: bytes, base: str, details: dict[str, Any]) -> str | None:
+    async def _apply(self, clean: Sandbox, patch: bytes, base: str, details: dict[str, Any]) -> str | None:
         """Why it does not apply, if it does not."""
         patterns = [pattern for name in self._config.protected for pattern in (name, f"*/{name}")]
         excluded = [f"--exclude={pattern}" for pattern in patterns]
@@ -214,7 +215,7 @@ class SweBenchEvaluator:
             details["not_applied"] = names[:MAX_SHOWN_TESTS]
         return None
 
-    async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
+    async def _bring_tests(self, runtime: Sandbox, base: str) -> None:
         patch = completed(self._config.test_patch)
         if not patch:
             return
@@ -225,7 +226,7 @@ class SweBenchEvaluator:
         if not (restored.ok and applied.ok):
             raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {said(restored)} {said(applied)}")
 
-    async def _run_tests(self, runtime: RuntimeHandle) -> tuple[ExecResult, KeptLog]:
+    async def _run_tests(self, runtime: Sandbox) -> tuple[ExecResult, KeptLog]:
         config, output = self._config, Output(_MAX_LOG_BYTES)
         if config.eval_script is not None:
             await runtime.upload(_EVAL_SCRIPT, with_exit_line(config.eval_script).encode())

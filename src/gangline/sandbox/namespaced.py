@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from gangline.domain.contracts import ExecResult, Runtime, RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id, validated_id
+from gangline.domain.sandbox import ExecResult, Runtime, RuntimeStart, RuntimeUser
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import Order
 from gangline.sandbox.commands.foreman import Foreman

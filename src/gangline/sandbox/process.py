@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import msgspec
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import Order
 from gangline.sandbox.commands.foreman import Foreman
@@ -64,7 +64,7 @@ class ProcessRuntime:
                     f"{action.path!r} is absolute; make it relative, or use `sandbox`."
                 )
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")

@@ -21,12 +21,9 @@ from pydantic import BaseModel, ValidationError
 from gangline.domain.contracts import (
     Builder,
     Capability,
-    ChecksSpec,
     Evaluator,
     GradesClean,
     Harness,
-    HasServices,
-    Runtime,
     SupportsCapabilities,
     Tidies,
     depends_on_tools,
@@ -34,6 +31,7 @@ from gangline.domain.contracts import (
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import GanglineError, InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
+from gangline.domain.sandbox import ChecksSpec, HasServices, Runtime
 from gangline.domain.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest
 from gangline.settings.installation import extra_command, package_command
 from gangline.settings.plugin_contracts import CONTRACTS, Kind, faults, instance_faults

@@ -21,9 +21,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from gangline.domain.contracts import Channel, Checkpoint, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Channel, Checkpoint, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.keeping.kept import Keeper, KeptHandle
 from gangline.sandbox.shared.leftovers import LABEL
@@ -88,7 +88,7 @@ class Lives:
         assert isinstance(handle, KeptHandle), f"runtime {self.runtime} does not say that it is keepable"
         return handle
 
-    async def start_of(self, runtime_id: str, base: Checkpoint | None = None) -> RuntimeHandle:
+    async def start_of(self, runtime_id: str, base: Checkpoint | None = None) -> Sandbox:
         spec = RuntimeSpec(backend=self.runtime, image=self.image)
         start = RuntimeStart(
             runtime_id=runtime_id,
@@ -176,7 +176,7 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
         async def check(self) -> None:
             await plugin.check()
 
-        async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        async def start(self, start: RuntimeStart) -> Sandbox:
             return await lives.keeper.start(runtime, start)
 
         async def release(self, checkpoint: Checkpoint) -> None:
@@ -229,7 +229,7 @@ async def a_running_command_goes_on_without_its_node(lives: Lives) -> None:
     assert (result.exit_code, result.stdout, result.truncated) == (0, b"begun\nended\n", False)
 
 
-def _calling(handle: RuntimeHandle, program: str) -> list[str]:
+def _calling(handle: Sandbox, program: str) -> list[str]:
     """A Python program that has called the agents' port: `call()` connects once more, `first` is the first one."""
     assert handle.proxy_url is not None
     host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")

@@ -31,18 +31,10 @@ import msgspec
 from pydantic import ValidationError
 
 from gangline.agents.harnesses.installation import Program
-from gangline.domain.contracts import (
-    ExecResult,
-    Harness,
-    HarnessContext,
-    Launch,
-    Logged,
-    RuntimeHandle,
-    RuntimeStart,
-    SupportsCapabilities,
-)
+from gangline.domain.contracts import Harness, HarnessContext, Launch, Logged, SupportsCapabilities
 from gangline.domain.errors import HarnessError
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.sandbox.process import ProcessRuntime
 from gangline.settings.machine import Settings
@@ -112,7 +104,7 @@ class Bench:
         self._tools = root / "tools"
         self._noted = root / "noted.json"
         self._owner = new_id("conformance")
-        self._handles: list[RuntimeHandle] = []
+        self._handles: list[Sandbox] = []
         self._owner = new_id("conformance")  # stopping kills by label: another run's processes must not have it
         self.install()
 
@@ -142,7 +134,7 @@ class Bench:
         for path in (self._tools / "bin").iterdir():
             path.unlink()
 
-    async def start(self) -> RuntimeHandle:
+    async def start(self) -> Sandbox:
         settings = Settings(
             data_dir=self.root, tools_dir=self._tools, cache_dir=self.root / "cache", expose=(self._tools,)
         )
@@ -157,7 +149,7 @@ class Bench:
         self._handles.append(handle)
         return handle
 
-    def context(self, handle: RuntimeHandle, instruction: str = "do it", **changes: Any) -> HarnessContext:
+    def context(self, handle: Sandbox, instruction: str = "do it", **changes: Any) -> HarnessContext:
         fields: dict[str, Any] = {
             "session_id": "s1",
             "task_id": "t1",
@@ -170,13 +162,13 @@ class Bench:
         }
         return HarnessContext(**fields | changes)
 
-    async def prepared(self, **changes: Any) -> tuple[RuntimeHandle, Launch]:
+    async def prepared(self, **changes: Any) -> tuple[Sandbox, Launch]:
         handle = await self.start()
         launch = await self.make().prepare(self.context(handle, **changes))
         assert isinstance(launch, Launch), "an agent that lives in the node is checked by tests of its own"
         return handle, launch
 
-    async def launched(self, **changes: Any) -> tuple[RuntimeHandle, Given]:
+    async def launched(self, **changes: Any) -> tuple[Sandbox, Given]:
         """Prepare and run; returns the runtime's handle and the stand-in's input."""
         handle, launch = await self.prepared(**changes)
         self._noted.unlink(missing_ok=True)
@@ -217,7 +209,7 @@ def _files(folder: str) -> Iterator[Path]:
             yield path
 
 
-def _all_text(handle: RuntimeHandle, given: Given) -> str:
+def _all_text(handle: Sandbox, given: Given) -> str:
     """Everything that the program can know."""
     files = [path.read_bytes().decode(errors="replace") for path in _files(handle.home)]
     return "\n".join([*given.argv, given.stdin, *given.env.values(), *files])
@@ -296,7 +288,7 @@ async def gives_instructions_as_they_are(bench: Bench) -> None:
         assert not (Path(handle.workdir) / "pwned").exists(), "an instruction was run as shell text"
 
 
-def _has_instruction(handle: RuntimeHandle, given: Given, instruction: str) -> bool:
+def _has_instruction(handle: Sandbox, given: Given, instruction: str) -> bool:
     if instruction in (given.stdin, given.stdin.removesuffix("\n")):
         return True
     if any(word == instruction or word.endswith(f"={instruction}") for word in given.argv):
@@ -323,7 +315,7 @@ async def starts_each_session_alike(bench: Bench) -> None:
     assert _words(one, first) == _words(other, second), "the second session's command is another one"
 
 
-def _words(launch: Launch, handle: RuntimeHandle) -> list[str]:
+def _words(launch: Launch, handle: Sandbox) -> list[str]:
     words = [launch.command] if isinstance(launch.command, str) else list(launch.command)
     return [word.replace(handle.home, "HOME").replace(handle.workdir, "WORKDIR") for word in words]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from support.hostility import kit
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.contracts import Runtime, RuntimeHandle
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import Runtime, Sandbox
 from gangline.testing.runtime_conformance.bench import Bench, promised, proxies
 from support.hostility import kit, victim
 from support.hostility.attack import Attack, Program, Verdict, program_source, verdicts_of
@@ -49,8 +49,8 @@ class Grounds:
         self.host: dict[str, Any] = {}
         self.other: dict[str, Any] = {}
         """The facts that the victim on the host, and the one in the other sandbox, reported about themselves."""
-        self.handle: RuntimeHandle
-        self.neighbour: RuntimeHandle
+        self.handle: Sandbox
+        self.neighbour: Sandbox
         self._victim: subprocess.Popen[str] | None = None
         self.leaked = -1
         """A file of the node's with the secret, that it forgot to close before it started a command."""
@@ -78,7 +78,7 @@ class Grounds:
     async def run_inside(
         self,
         program: Program,
-        handle: RuntimeHandle | None = None,
+        handle: Sandbox | None = None,
         *,
         timeout_s: float = _INSIDE_S,
         **more: Any,
@@ -106,7 +106,7 @@ class Grounds:
             self._verdicts |= await self._run(programs, handle, _PATIENCE_S)
         return self._verdicts[attack.name]
 
-    async def _listed(self) -> RuntimeHandle:
+    async def _listed(self) -> Sandbox:
         """A sandbox with a network list, on which the victim is not. Raises: unittest.SkipTest."""
         try:
             handle = await self.bench.start(network="list", allow=(f"localhost:{self.host['tcp']}",))
@@ -118,12 +118,12 @@ class Grounds:
     def _victim_of(self, attack: Attack) -> dict[str, Any]:
         return self.host if attack.victim == "host" else self.other
 
-    def _given(self, handle: RuntimeHandle, **more: Any) -> dict[str, Any]:
+    def _given(self, handle: Sandbox, **more: Any) -> dict[str, Any]:
         places = {"proxy_url": handle.proxy_url, "workdir": handle.workdir, "home": handle.home}
         return {"secret": self.secret, "victim": self.host, "mark": self.mark, **places, **more}
 
     async def _run(
-        self, programs: Mapping[str, tuple[Program, dict[str, Any]]], handle: RuntimeHandle, timeout_s: float
+        self, programs: Mapping[str, tuple[Program, dict[str, Any]]], handle: Sandbox, timeout_s: float
     ) -> dict[str, Verdict]:
         source = program_source(programs)
         result = await handle.exec(["python3", "-I", "-B", "-"], stdin=source.encode(), timeout_s=timeout_s)
@@ -136,7 +136,7 @@ class Grounds:
         return verdicts
 
     @contextlib.asynccontextmanager
-    async def sandbox(self, **spec: Any) -> AsyncGenerator[RuntimeHandle]:
+    async def sandbox(self, **spec: Any) -> AsyncGenerator[Sandbox]:
         """One more sandbox, for an attack that leaves nothing whole."""
         handle = await self.bench.start(**spec)
         try:
@@ -144,7 +144,7 @@ class Grounds:
         finally:
             await handle.stop()
 
-    def promised(self, handle: RuntimeHandle, limit: str) -> str:
+    def promised(self, handle: Sandbox, limit: str) -> str:
         """Raises: unittest.SkipTest when the runtime says that it does not enforce it."""
         return promised(handle, limit)
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import ExecResult
 
 __all__ = ["OpenChannel"]
 
 
 class OpenChannel:
-    """See `gangline.domain.contracts.Channel`."""
+    """See `gangline.domain.sandbox.Channel`."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         self._ours, theirs = socket.socketpair()

@@ -18,17 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import (
-    Channel,
-    Checkpoint,
-    ExecResult,
-    OutputSink,
-    RuntimeHandle,
-    RuntimeStart,
-    RuntimeUser,
-)
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, OutputSink, RuntimeStart, RuntimeUser, Sandbox
 from gangline.domain.usage import Usage
 from support.hostility.open_channel import OpenChannel
 from support.hostility.open_forwarding import OpenForwarding
@@ -45,7 +37,7 @@ class OpenRuntime:
     async def check(self) -> None:
         """Always possible."""
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         forwarding = OpenForwarding() if start.spec.network == "list" else None
         if forwarding is not None:
             await forwarding.open()

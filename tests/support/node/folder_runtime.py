@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import Checkpoint, ExecResult, OutputSink, RuntimeUser
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeUnavailable
+from gangline.domain.sandbox import Checkpoint, ExecResult, OutputSink, RuntimeUser
 from gangline.domain.usage import Usage
 from gangline.sandbox.shared.files import SharedFolders
 

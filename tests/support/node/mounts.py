@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.settings.plugins import make_runtime
 
@@ -27,7 +27,7 @@ async def check_mounts(name: str, image: str | None, root: Path, monkeypatch: py
     monkeypatch.setenv("GANGLINE_EXPOSE", str(named))
     runtime, owner = make_runtime(name), new_id("mounts")
 
-    async def started(number: int, mounts: dict[str, str]) -> RuntimeHandle:
+    async def started(number: int, mounts: dict[str, str]) -> Sandbox:
         spec = RuntimeSpec(image=image, network="none", folders=("/logs",), mounts=mounts)
         runtime.check_spec(spec)
         start = RuntimeStart(runtime_id=f"r{number}", owner=owner, spec=spec, folder=root / f"{owner}{number}")

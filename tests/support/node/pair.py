@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.sandbox import Sandbox
 from gangline.settings.plugins import make_runtime
 from gangline.testing.runtime_conformance.bench import Bench, proxies
 from support.requirements import need
@@ -23,8 +23,8 @@ __all__ = ["Pair", "pair", "worst_while"]
 class Pair(NamedTuple):
     """Both started, and the bench that they are on."""
 
-    own: RuntimeHandle
-    victim: RuntimeHandle
+    own: Sandbox
+    victim: Sandbox
     bench: Bench
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
 from gangline.agents.tools.contract import ToolContext
 from gangline.agents.tools.session_server import SessionServer
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.process import ProcessRuntime

@@ -7,8 +7,8 @@ import contextlib
 import unittest
 from collections.abc import AsyncGenerator
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.usage import AMOUNTS, Amount, Usage
 from gangline.testing.runtime_conformance.bench import Bench, Checks, dial
 
@@ -37,7 +37,7 @@ _TUNNEL = (
 _HEADS = {"NO_PROXY": "", "no_proxy": ""}
 
 
-async def _known(handle: RuntimeHandle, *names: Amount) -> Usage:
+async def _known(handle: Sandbox, *names: Amount) -> Usage:
     """Raises: unittest.SkipTest with the runtime's reason when it does not measure one of them."""
     usage = await handle.usage()
     for name in names:
@@ -94,7 +94,7 @@ async def bytes_over_the_proxy_are_counted_exactly(bench: Bench) -> None:
     assert (usage.list_sent_bytes, usage.list_received_bytes) == (0, 0)
 
 
-def _long(handle: RuntimeHandle, length: int) -> list[str]:
+def _long(handle: Sandbox, length: int) -> list[str]:
     """As `dial`, with a line longer than an argument may be."""
     program = dial(handle.proxy_url, "LINE")[-1].replace("'LINE'", f"('x' * {length})")
     return ["python3", "-c", program]

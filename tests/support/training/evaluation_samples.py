@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gangline.domain.contracts import EvaluationContext, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext
 from gangline.domain.conversation import Message, Text
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace, TraceRole, Trajectory
@@ -37,16 +38,16 @@ def a_trace(*responses: Message, prompt: tuple[Message, ...] = (), role: TraceRo
 
 
 def a_context(
-    runtime: RuntimeHandle,
+    runtime: Sandbox,
     *,
-    fresh: RuntimeHandle | None = None,
+    fresh: Sandbox | None = None,
     traces: tuple[Trace, ...] = (),
     outcome: Outcome = "completed",
     stdout: bytes = b"",
 ) -> EvaluationContext:
     """An evaluation in `fresh` where it is given, else in `runtime`."""
 
-    async def fresh_runtime() -> RuntimeHandle:
+    async def fresh_runtime() -> Sandbox:
         assert fresh is not None, "no clean runtime was asked for"
         return fresh
 

@@ -18,7 +18,8 @@ from gangline.agents.harnesses.installation import Program, ProgramVersion, chec
 from gangline.agents.harnesses.shared.configuration import write_skills
 from gangline.agents.harnesses.shared.environment import provider_environment
 from gangline.agents.harnesses.shared.evidence import describe_exit, json_events, object_in
-from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
 __all__ = ["CodexConfig", "CodexHarness"]

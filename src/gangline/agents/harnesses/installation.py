@@ -27,8 +27,8 @@ import msgspec
 from pydantic import BeforeValidator
 
 from gangline.agents.harnesses.shared.evidence import describe_exit
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.domain.sandbox import Sandbox
 from gangline.machine.durable import locked
 from gangline.settings import plugins
 
@@ -135,7 +135,7 @@ def find_program(harness: str) -> Program:
     return program
 
 
-async def check_program(runtime: RuntimeHandle, program: Program, wanted: str | None) -> str:
+async def check_program(runtime: Sandbox, program: Program, wanted: str | None) -> str:
     """The version of the program in a runtime. `wanted`: the only one that will do; None takes any.
 
     Raises: HarnessError when it is missing, does not start, or is of another version, with the line that installs it.

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.agents.harnesses.installation import Program, ProgramVersion, check_program
 from gangline.agents.harnesses.shared.evidence import describe_exit
 from gangline.agents.harnesses.shared.litellm import litellm_environment, litellm_model
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
+from gangline.domain.sandbox import ExecResult
 
 __all__ = ["MiniSweAgentConfig", "MiniSweAgentHarness"]
 

@@ -16,7 +16,8 @@ from gangline.agents.harnesses.shared.configuration import write_json, write_ski
 from gangline.agents.harnesses.shared.environment import provider_environment
 from gangline.agents.harnesses.shared.evidence import describe_exit, json_events, object_in
 from gangline.agents.harnesses.shared.filtered import without_events
-from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
 __all__ = ["OpencodeConfig", "OpencodeHarness"]

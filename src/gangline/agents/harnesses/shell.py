@@ -15,8 +15,9 @@ from gangline.agents.harnesses.shared.environment import fits_argument, provider
 from gangline.agents.harnesses.shared.evidence import describe_exit
 from gangline.agents.harnesses.shared.missing_module import advice_on_import
 from gangline.agents.harnesses.shared.template import fill, mentions, shell_text
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
+from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
+from gangline.domain.sandbox import ExecResult
 from gangline.domain.task_values import Argv, Line, file_path
 
 __all__ = ["ShellConfig", "ShellHarness"]

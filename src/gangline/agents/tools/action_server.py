@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.agents.tools.answers import Captured, Change, Found, Nothing, PythonResult, ShellResult, Tree, View
 from gangline.agents.tools.link import Link
 from gangline.agents.tools.program import server_argv, server_program
-from gangline.domain.contracts import RuntimeHandle, RuntimeUser
 from gangline.domain.errors import ActionServerFailed, InvalidRequest
+from gangline.domain.sandbox import RuntimeUser, Sandbox
 
 __all__ = ["ActionServer", "ActionServerOptions", "Files", "PythonTool", "ShellTool"]
 
@@ -61,14 +61,14 @@ class ActionServer:
     @classmethod
     async def start(
         cls,
-        handle: RuntimeHandle,
+        handle: Sandbox,
         *,
         options: ActionServerOptions | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: RuntimeUser = "agent",
     ) -> Self:
-        """Start an action server in a sandbox. cwd, env: for all tools, as `RuntimeHandle.exec` takes them.
+        """Start an action server in a sandbox. cwd, env: for all tools, as `Sandbox.exec` takes them.
 
         Raises: RuntimeFailed when the sandbox is gone; ActionServerFailed when the server did not start.
         """

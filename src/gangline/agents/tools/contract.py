@@ -16,8 +16,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from gangline.agents.tools.action_server import ActionServer
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.mcp_source import McpSource
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.search_source import SearchSource
 from gangline.domain.task import NetworkPolicy
 
@@ -41,7 +41,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """The session that a tool acts for."""
 
-    runtime: RuntimeHandle
+    runtime: Sandbox
     env: Mapping[str, str]
     """Environment of the agent's commands."""
     action_server: Callable[[], Awaitable[ActionServer]]

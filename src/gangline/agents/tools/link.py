@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gangline.domain.contracts import Channel, ExecResult
 from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
+from gangline.domain.sandbox import Channel, ExecResult
 
 __all__ = ["Link"]
 

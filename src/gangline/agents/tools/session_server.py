@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 
 __all__ = ["SessionServer"]
 
@@ -15,7 +15,7 @@ class SessionServer:
     """`current` is a context's `action_server`. Call `close` at the session's end."""
 
     def __init__(
-        self, handle: RuntimeHandle, options: ActionServerOptions | None = None, env: Mapping[str, str] | None = None
+        self, handle: Sandbox, options: ActionServerOptions | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         """env: of the agent's commands."""
         self._handle = handle

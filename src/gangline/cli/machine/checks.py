@@ -21,9 +21,9 @@ from typing import Literal
 import msgspec
 
 from gangline.agents.harnesses.installation import installed_version, program_of
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.sandbox.confinement.limits import NOT_ENFORCED
 from gangline.settings.installation import extra_command, package_command, smollm2_command

@@ -24,9 +24,9 @@ from rich.table import Table
 from gangline.cli.machine.checks import Check
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
-from gangline.domain.contracts import ExecResult, RuntimeStart
 from gangline.domain.errors import GanglineError, OtherVersion
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecResult, RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.sandbox.bubblewrap.command_line import HOST_ROOTS
 from gangline.settings.machine import Settings

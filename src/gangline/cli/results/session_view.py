@@ -20,8 +20,8 @@ from rich.text import Text
 
 from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
-from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
+from gangline.domain.sandbox import in_binary_units
 from gangline.domain.unshown import unshown_lines
 from gangline.rows.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.terminal.output import printable
-from gangline.domain.contracts import in_binary_units
 from gangline.domain.lifecycle import STAGES
+from gangline.domain.sandbox import in_binary_units
 from gangline.domain.views import HEARTBEAT_REFUSED, NodeView, ServiceStatus, SessionView, TaskSummary
 
 __all__ = [

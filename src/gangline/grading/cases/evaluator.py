@@ -22,8 +22,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.task_values import Argv, FilePath, Seconds
 
 __all__ = ["Case", "CasesConfig", "CasesEvaluator", "same_output", "same_value"]
@@ -215,7 +216,7 @@ class CasesEvaluator:
         context.artifacts[_ARTIFACT] = json.dumps(found, indent=1).encode()
         return self._graded(found, details)
 
-    async def _collected(self, runtime: RuntimeHandle) -> tuple[dict[str, bytes], list[str]]:
+    async def _collected(self, runtime: Sandbox) -> tuple[dict[str, bytes], list[str]]:
         files: dict[str, bytes] = {}
         missing: list[str] = []
         for path in (self._config.solution, *self._config.collect):
@@ -225,7 +226,7 @@ class CasesEvaluator:
                 missing.append(f"{path}: {error.message}")
         return files, missing
 
-    async def _require_interpreter(self, runtime: RuntimeHandle) -> None:
+    async def _require_interpreter(self, runtime: Sandbox) -> None:
         """Raises: EvaluatorError."""
         program = (self._config.build or self._config.command or ("python3",))[0]
         if "/" in program:
@@ -234,7 +235,7 @@ class CasesEvaluator:
         if not found.ok:
             raise EvaluatorError(f"the clean runtime has no program {program!r}, which the cases need")
 
-    async def _run_all(self, runtime: RuntimeHandle, ends_at: float) -> list[dict[str, Any]]:
+    async def _run_all(self, runtime: Sandbox, ends_at: float) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         failed = False
         for case in self._config.cases:
@@ -249,7 +250,7 @@ class CasesEvaluator:
             found.append(_record(case, status, result))
         return found
 
-    async def _run(self, runtime: RuntimeHandle, case: Case, timeout_s: float) -> ExecResult:
+    async def _run(self, runtime: Sandbox, case: Case, timeout_s: float) -> ExecResult:
         config = self._config
         if config.function is not None:
             command = ("python3", "-I", "-c", _DRIVER, config.solution, config.function)

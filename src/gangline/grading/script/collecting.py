@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from gangline.domain.contracts import RuntimeHandle, SideServices
 from gangline.domain.errors import CallerError, EvaluatorError
+from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.services import ServiceName
 from gangline.domain.task_values import Line, Seconds
 
@@ -59,7 +59,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str] = []
     """What could not be taken, and why: the agent's doing."""
 
-    async def bring(self, runtime: RuntimeHandle) -> list[str]:
+    async def bring(self, runtime: Sandbox) -> list[str]:
         """Write everything to its old place in another runtime. Returns what could not be."""
         for path, data in self.files.items():
             await runtime.upload(path, data)
@@ -74,7 +74,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_commands(
-    runtime: RuntimeHandle, commands: Sequence[CollectCommand], services: SideServices | None
+    runtime: Sandbox, commands: Sequence[CollectCommand], services: SideServices | None
 ) -> list[str]:
     """Run each, whatever becomes of the others. Returns how those ended that failed. Raises: EvaluatorError."""
     failed: list[str] = []
@@ -93,7 +93,7 @@ async def run_commands(
 
 
 async def collected(
-    runtime: RuntimeHandle, files: Sequence[str], folders: Mapping[str, Sequence[str]], max_bytes: int
+    runtime: Sandbox, files: Sequence[str], folders: Mapping[str, Sequence[str]], max_bytes: int
 ) -> Collected:
     """
     folders: path -> patterns of `tar --exclude`.
@@ -137,7 +137,7 @@ def _needed(services: SideServices | None, service: str) -> SideServices:
     return services
 
 
-async def _take(runtime: RuntimeHandle, path: str, excluded: Sequence[str], max_bytes: int, found: Collected) -> None:
+async def _take(runtime: Sandbox, path: str, excluded: Sequence[str], max_bytes: int, found: Collected) -> None:
     command = ["tar", "-cf", "-", "-C", _place(path), *(f"--exclude={one}" for one in excluded), "--", _name(path)]
     taken = await runtime.exec(command, timeout_s=_TAR_TIMEOUT_S, max_output_bytes=max_bytes)
     if taken.truncated:

@@ -27,8 +27,9 @@ from typing import Annotated, Any, ClassVar, cast
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
+from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import CallerError, EvaluatorError, GanglineError, NotFound
+from gangline.domain.sandbox import ExecResult, RuntimeUser, Sandbox
 from gangline.domain.services import ServiceName
 from gangline.domain.task import TextEncoding, decoded
 from gangline.domain.task_values import AnyPath, Argv, Environment, FilePath, Line, Seconds, Size
@@ -92,7 +93,7 @@ def stand_ins(paths: Iterable[str]) -> Collected:
     return Collected(files={path: kinds.get(path[path.rfind(".") :], b"") for path in paths})
 
 
-async def working_folder(runtime: RuntimeHandle) -> Collected | None:
+async def working_folder(runtime: Sandbox) -> Collected | None:
     """None where it is too large to be remembered, or cannot be read."""
     command = ["sh", "-c", _TAR, "sh", str(MAX_BYTES)]
     try:
@@ -166,7 +167,7 @@ class ScriptConfig(BaseModel):
 class _Place:
     """Where a grader works, and as which user."""
 
-    runtime: RuntimeHandle
+    runtime: Sandbox
     user: RuntimeUser
     folder: str
     home: str
@@ -216,7 +217,7 @@ class ScriptEvaluator:
         return reward
 
     async def _controlled(
-        self, context: EvaluationContext, runtime: RuntimeHandle, found: Collected | None, before: GradedBefore
+        self, context: EvaluationContext, runtime: Sandbox, found: Collected | None, before: GradedBefore
     ) -> Reward:
         """Grade what another session left; where nothing is remembered, nothing and then stand-ins.
 
@@ -243,7 +244,7 @@ class ScriptEvaluator:
         finally:
             del failure  # its traceback holds this frame: a cycle that would keep the session's files in memory
 
-    async def _graded(self, context: EvaluationContext, runtime: RuntimeHandle, lacks: dict[str, list[str]]) -> Reward:
+    async def _graded(self, context: EvaluationContext, runtime: Sandbox, lacks: dict[str, list[str]]) -> Reward:
         """Raises: EvaluatorError."""
         place = self._place(runtime)
         await self._write_inputs(place, context)
@@ -257,7 +258,7 @@ class ScriptEvaluator:
             details["output"] = _tail(result.stdout + result.stderr)
         return msgspec.structs.replace(found, details=details)
 
-    async def tidy(self, runtime: RuntimeHandle) -> None:
+    async def tidy(self, runtime: Sandbox) -> None:
         """Remove hidden files and findings. Raises: EvaluatorError."""
         place = self._place(runtime)
         if place.user == "grader":
@@ -267,7 +268,7 @@ class ScriptEvaluator:
 
     async def _grading_runtime(
         self, context: EvaluationContext
-    ) -> tuple[RuntimeHandle, Collected | None, dict[str, list[str]]]:
+    ) -> tuple[Sandbox, Collected | None, dict[str, list[str]]]:
         """The runtime to grade in, the files that were brought there, and details about those that could not be.
 
         The files are None where the runtime is the agent's.
@@ -286,7 +287,7 @@ class ScriptEvaluator:
         missing = found.missing + await found.bring(runtime)
         return runtime, found, _given(failed_commands=failed, missing_files=missing)
 
-    def _place(self, runtime: RuntimeHandle) -> _Place:
+    def _place(self, runtime: Sandbox) -> _Place:
         """Raises: EvaluatorError when the runtime has no user for a grader."""
         if not self._config.separate:
             return _Place(runtime, "agent", runtime.workdir, f"{runtime.workdir}/{_HOME}")

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from gangline.agents.tools.bounding import head_and_tail
 from gangline.agents.tools.inside.output import Output
-from gangline.domain.contracts import ExecResult, Reward, in_binary_units
+from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
+from gangline.domain.sandbox import ExecResult, in_binary_units
 from gangline.grading.untrusted.outcomes import Status, TestLog
 from gangline.grading.untrusted.test_logs import PARSERS, last_exit_code, read_log, without_timing
 

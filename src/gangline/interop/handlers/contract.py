@@ -34,7 +34,7 @@ class JobDetails:
     instance: dict[str, Any]
     llm_config: LLMConfig
     runtime: Any
-    """The session's sandbox, a started `RuntimeHandle`; after `init`, the runtime that it returned."""
+    """The session's sandbox, a started `Sandbox`; after `init`, the runtime that it returned."""
     agent_config: dict[str, Any] = field(default_factory=dict[str, Any])
     """`max_iterations`, where the task limits its turns, and `agent_config` of the harness's settings."""
     metadata: Any = None

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gangline.domain.contracts import AgentRun, ExecResult, HarnessContext, HarnessVerdict
+from gangline.domain.contracts import AgentRun, HarnessContext, HarnessVerdict
 from gangline.domain.errors import CallerError, PrepareFailed, RuntimeFault
+from gangline.domain.sandbox import ExecResult
 from gangline.interop.handlers.contract import AgentHandler, JobDetails, LLMConfig
 from gangline.interop.handlers.jobs import Job, as_json, keep_job
 from gangline.settings import plugins

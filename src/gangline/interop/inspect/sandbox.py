@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser
 from gangline.domain.errors import RuntimeFault
 from gangline.domain.ids import new_id, validated_id
+from gangline.domain.sandbox import RuntimeStart, RuntimeUser, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.interop.inspect.inside.commands import CommandSandbox, Ended
 from gangline.settings import plugins
@@ -39,7 +39,7 @@ _SANDBOXES_PER_CPU = 2
 class GanglineSandbox(CommandSandbox):
     """One sandbox. Its users are its own and, where the runtime has one, `grader`; neither is root."""
 
-    def __init__(self, handle: RuntimeHandle, own_names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, handle: Sandbox, own_names: frozenset[str] = frozenset()) -> None:
         """own_names: names and uid of the user that commands run as."""
         super().__init__()
         self._handle = handle

@@ -17,9 +17,9 @@ import msgspec
 from gangline.agents.tools.contract import ToolFailed
 from gangline.agents.tools.mcp.connection import McpConnection, ServerFailed
 from gangline.agents.tools.mcp.pipe import Pipe
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.environment import CallResult, EnvironmentCall, EnvironmentKind, HasOpening, OfferedTool
 from gangline.domain.errors import EnvironmentFailed, InvalidRequest, RuntimeFailed, SessionOver, ToolUnavailable
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import EnvironmentSpec
 
 if TYPE_CHECKING:  # it needs the extra `mcp`
@@ -45,7 +45,7 @@ class World:
         name: str,
         spec: EnvironmentSpec,
         kind: EnvironmentKind,
-        runtime: RuntimeHandle,
+        runtime: Sandbox,
         model_access: Mapping[str, str],
         *,
         clock: Callable[[], float] = time.time,

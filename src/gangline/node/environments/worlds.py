@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.conversation import ToolCall
 from gangline.domain.environment import EnvironmentCall
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import McpServer, RuntimeSpec, TaskRequest
 from gangline.node.environments.world import World
 from gangline.settings import plugins
@@ -69,13 +69,13 @@ def _arguments(text: str) -> Mapping[str, Any]:
 class Worlds:
     """Start them with `start`; `close` ends all."""
 
-    def __init__(self, task: TaskRequest, start_beside: Callable[[str, RuntimeSpec], Awaitable[RuntimeHandle]]) -> None:
+    def __init__(self, task: TaskRequest, start_beside: Callable[[str, RuntimeSpec], Awaitable[Sandbox]]) -> None:
         """start_beside: starts a sandbox for a role, which the caller stops."""
         self._task = task
         self._start_beside = start_beside
         self._worlds: dict[str, World] = {}
 
-    async def start(self, agent: RuntimeHandle, session_id: str, key: str | None) -> None:
+    async def start(self, agent: Sandbox, session_id: str, key: str | None) -> None:
         """
         agent: its sandbox.
         session_id, key: for the environments' own model calls.
@@ -146,7 +146,7 @@ def recorded_calls(artifacts: Mapping[str, bytes]) -> tuple[EnvironmentCall, ...
     return tuple(msgspec.json.decode(line, type=EnvironmentCall) for line in lines)
 
 
-def _model_access(runtime: RuntimeHandle, session_id: str, key: str | None) -> dict[str, str]:
+def _model_access(runtime: Sandbox, session_id: str, key: str | None) -> dict[str, str]:
     """Variables for an environment that calls models. Empty where its sandbox does not reach the node."""
     if not runtime.proxy_url or key is None:
         return {}

@@ -19,10 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gangline.domain.contracts import GivesGpus, Runtime, TellsImages, TellsMissing
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Allowed, Offer, needs_of
+from gangline.domain.sandbox import GivesGpus, Runtime, TellsImages, TellsMissing
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.settings import plugins

@@ -20,9 +20,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from gangline.domain.contracts import AgentRun, ExecResult, Launch, RuntimeHandle
+from gangline.domain.contracts import AgentRun, Launch
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.session import HarnessExit, Lease, StageTiming
 from gangline.domain.usage import Usage
 from gangline.node.backends.gate import GateMeter
@@ -52,7 +53,7 @@ RESTARTED = Failure(
 
 
 @runtime_checkable
-class LastingHandle(RuntimeHandle, Protocol):
+class LastingHandle(Sandbox, Protocol):
     """A sandbox that can outlive the node's process, with a note for the node's next life."""
 
     note: bytes | None
@@ -149,7 +150,7 @@ def _read(handle: LastingHandle) -> AttemptNote | None:
 
 
 async def run_harness(
-    handle: RuntimeHandle, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
+    handle: Sandbox, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
 ) -> ExecResult:
     """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node.
 
@@ -168,19 +169,19 @@ async def run_harness(
     )
 
 
-async def rejoin(handle: RuntimeHandle) -> ExecResult:
+async def rejoin(handle: Sandbox) -> ExecResult:
     """The end of a harness that an earlier life of the node began. Raises: RuntimeFailed."""
     assert isinstance(handle, LastingHandle)
     return await handle.rejoin()
 
 
-async def annotate(handle: RuntimeHandle, note: AttemptNote | None) -> None:
+async def annotate(handle: Sandbox, note: AttemptNote | None) -> None:
     """Change the note for the node's next start; with None there is none. Raises: RuntimeFailed."""
     if isinstance(handle, LastingHandle):
         await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
 
 
-def tell_spent(handle: RuntimeHandle, spent_s: float) -> None:
+def tell_spent(handle: Sandbox, spent_s: float) -> None:
     """Pass on to the node's next life how much of RUN's budget is used."""
     if isinstance(handle, LastingHandle):
         handle.tell_spent(spent_s)

@@ -19,10 +19,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import HarnessContext, RuntimeHandle
+from gangline.domain.contracts import HarnessContext
 from gangline.domain.errors import NodeError, RuntimeFailed
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import UNGRADED, Stage
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import Lease, SessionResult, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.usage import Usage
@@ -291,7 +292,7 @@ class Attempt:
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
-    async def _prepared_sandbox(self) -> RuntimeHandle:
+    async def _prepared_sandbox(self) -> Sandbox:
         if self._steps.number > 1:
             await self._sandboxes.next_step(self._steps.number, self._task)
             self._worlds = Worlds(self._task, self._sandboxes.start_beside)

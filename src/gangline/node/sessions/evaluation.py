@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward, RuntimeHandle
+from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward
 from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavailable, GradingSpoiled, TaskAtFault
 from gangline.domain.plain import plain, plain_text
 from gangline.domain.plain_reward import plain_reward
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.machine.event_loop import is_fault
 
@@ -40,7 +41,7 @@ _T = TypeVar("_T")
 async def graded(
     evaluator: Evaluator,
     context: EvaluationContext,
-    start_control: Callable[[], Awaitable[tuple[RuntimeHandle, RuntimeHandle]]],
+    start_control: Callable[[], Awaitable[tuple[Sandbox, Sandbox]]],
     *,
     budget_s: float,
 ) -> Reward:
@@ -77,8 +78,8 @@ async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: fl
         raise GraderUnavailable(f"the evaluator ended itself: {type(error).__name__} {error}") from error
 
 
-def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: RuntimeHandle) -> EvaluationContext:
-    async def fresh_runtime() -> RuntimeHandle:
+def _without_agent(context: EvaluationContext, runtime: Sandbox, graders: Sandbox) -> EvaluationContext:
+    async def fresh_runtime() -> Sandbox:
         return graders
 
     return msgspec.structs.replace(

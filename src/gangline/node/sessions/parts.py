@@ -13,9 +13,10 @@ import msgspec
 
 from gangline.domain.child_work import ChildWork
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import GraderEngine
 from gangline.domain.mcp_source import McpSource
 from gangline.domain.placement import Allowed
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
@@ -170,7 +171,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         self.proxy.remove(session_id)
         self.backends.release(session_id)
 
-    async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
+    async def start_runtime(self, name: str, start: RuntimeStart) -> Sandbox:
         """Raises: UnknownPlugin, InvalidRequest when the operator refuses it, and the runtime's errors."""
         self.allowed.check(name, start.spec.network)
         starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)

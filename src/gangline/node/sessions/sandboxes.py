@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.contracts import ExecResult, GivesGpus, RuntimeHandle, RuntimeStart, Tidies
+from gangline.domain.contracts import Tidies
 from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed, RuntimeFailed
+from gangline.domain.sandbox import ExecResult, GivesGpus, RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.node.health.watchdog import session_task
@@ -27,9 +28,7 @@ log = logging.getLogger("gangline.node")
 class Sandboxes:
     """Start them as they are needed; `stop` ends them all."""
 
-    def __init__(
-        self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: RuntimeHandle | None = None
-    ) -> None:
+    def __init__(self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: Sandbox | None = None) -> None:
         """
         key: names the sandboxes.
         agent: the agent's, where an earlier life of the node started it.
@@ -38,8 +37,8 @@ class Sandboxes:
         self._task = task
         self._parts = parts
         self._started = [] if agent is None else [agent]
-        self._beside: list[RuntimeHandle] = []
-        self._fresh: asyncio.Task[RuntimeHandle] | None = None
+        self._beside: list[Sandbox] = []
+        self._fresh: asyncio.Task[Sandbox] | None = None
         self._num_clean = 0
         self._step = ""
         """Part of a grader's name; empty in an attempt's only or first step."""
@@ -68,11 +67,11 @@ class Sandboxes:
         await _run_actions(self.agent, actions)
 
     @property
-    def agent(self) -> RuntimeHandle | None:
+    def agent(self) -> Sandbox | None:
         """The agent's sandbox; None before it has started."""
         return self._started[0] if self._started else None
 
-    async def start(self, role: str, spec: RuntimeSpec | None = None) -> RuntimeHandle:
+    async def start(self, role: str, spec: RuntimeSpec | None = None) -> Sandbox:
         """Start a sandbox and run its prepare actions there, or take a warm one. The agent's comes first.
 
         spec: None is that of the agent's.
@@ -88,14 +87,14 @@ class Sandboxes:
         await _prepare_all(handle, spec, self._parts)
         return handle
 
-    async def start_beside(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+    async def start_beside(self, role: str, spec: RuntimeSpec) -> Sandbox:
         """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
         handle = await self._begun(role, spec)
         self._beside.append(handle)
         await _prepare_all(handle, spec, self._parts)
         return handle
 
-    async def _begun(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+    async def _begun(self, role: str, spec: RuntimeSpec) -> Sandbox:
         """Raises: the runtime's errors."""
         attempt = f"{self._key.session_id}.{self._key.attempt}"
         return await _started(self._parts, spec, f"{attempt}.{role}", sharing=attempt)
@@ -117,20 +116,20 @@ class Sandboxes:
             return None
         return lambda: self._parts.checkpoints.take(self._key.session_id, agent)
 
-    async def start_grader(self, role: str) -> RuntimeHandle:
+    async def start_grader(self, role: str) -> Sandbox:
         """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and as `start`."""
         return await self._in_time(self.start(f"{self._step}{role}", self._task.evaluator.runtime))
 
-    async def start_untouched(self, role: str) -> RuntimeHandle:
+    async def start_untouched(self, role: str) -> Sandbox:
         """The same, of the agent's specification."""
         return await self._in_time(self.start(f"{self._step}{role}"))
 
-    async def start_control(self) -> tuple[RuntimeHandle, RuntimeHandle]:
+    async def start_control(self) -> tuple[Sandbox, Sandbox]:
         """Clean sandboxes in the place of the agent's and of the grader's: one, unless they differ."""
         agents = await self.start_untouched("control")
         return agents, agents if self._task.evaluator.runtime is None else await self.start_grader("control.grader")
 
-    async def _in_time(self, start: Coroutine[Any, Any, RuntimeHandle]) -> RuntimeHandle:
+    async def _in_time(self, start: Coroutine[Any, Any, Sandbox]) -> Sandbox:
         budget_s = self._task.init_timeout_seconds
         out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
         return await within(budget_s, start, out_of_time)
@@ -153,7 +152,7 @@ class Sandboxes:
         if self._task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
             self._fresh = self._begin(self._prewarmed())
 
-    async def _prewarmed(self) -> RuntimeHandle:
+    async def _prewarmed(self) -> Sandbox:
         """A start that fails is retried: the agent's work depends on it."""
         async with self._parts.pools.prewarm:
             try:
@@ -162,18 +161,18 @@ class Sandboxes:
                 log.warning("grader.failed session=%s attempt=%d message=%s", *self._key, error)
                 return await self.start_grader("grader.again")
 
-    def fresh(self) -> asyncio.Task[RuntimeHandle]:
+    def fresh(self) -> asyncio.Task[Sandbox]:
         """The grader's clean sandbox, started once; awaiting it gives the handle."""
         if self._fresh is None:
             self._fresh = self._begin(self.start_grader("grader"))
         return self._fresh
 
-    async def clean(self) -> RuntimeHandle:
+    async def clean(self) -> Sandbox:
         """A clean sandbox for each call: the prewarmed one comes first. Raises: as `start_grader`."""
         self._num_clean += 1
         return await (self.fresh() if self._num_clean == 1 else self.start_grader(f"grader.{self._num_clean}"))
 
-    def _begin(self, work: Coroutine[Any, Any, RuntimeHandle]) -> asyncio.Task[RuntimeHandle]:
+    def _begin(self, work: Coroutine[Any, Any, Sandbox]) -> asyncio.Task[Sandbox]:
         return session_task(self._key.session_id, "grader", work)
 
     async def settle(self) -> None:
@@ -201,7 +200,7 @@ class Sandboxes:
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
 
 
-async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> Sandbox:
     """Start a sandbox that no session has asked for; one that fails leaves nothing. Raises: as `Sandboxes.start`."""
     handle = await _started(parts, spec, runtime_id)
     try:
@@ -212,9 +211,7 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
     return handle
 
 
-async def _started(
-    parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None
-) -> RuntimeHandle:
+async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None) -> Sandbox:
     """Raises: InvalidRequest where GPUs are asked of a runtime that gives none, and the runtime's errors."""
     if spec.gpus and not isinstance(plugins.make_runtime(spec.backend), GivesGpus):
         raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
@@ -238,14 +235,14 @@ def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
     return tuple(folder for folder in parts.prepare_folders if any(str(folder) in command for command in commands))
 
 
-async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec, parts: NodeParts) -> None:
+async def _prepare_all(handle: Sandbox, spec: RuntimeSpec, parts: NodeParts) -> None:
     """A sandbox that saw folders for its prepare actions is killed after them: in its next life it sees none."""
     await _run_actions(handle, spec.prepare)
     if _named_folders(spec, parts):
         await handle.kill()
 
 
-async def _run_actions(handle: RuntimeHandle, actions: Sequence[PrepareAction]) -> None:
+async def _run_actions(handle: Sandbox, actions: Sequence[PrepareAction]) -> None:
     for action in actions:
         if isinstance(action, ExecAction):
             await _prepare(handle, action)
@@ -253,7 +250,7 @@ async def _run_actions(handle: RuntimeHandle, actions: Sequence[PrepareAction]) 
             await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
 
 
-async def usage_of(handle: RuntimeHandle) -> Usage:
+async def usage_of(handle: Sandbox) -> Usage:
     """Also of a sandbox that is gone: then nothing is known."""
     try:
         return await handle.usage()
@@ -261,7 +258,7 @@ async def usage_of(handle: RuntimeHandle) -> Usage:
         return unmeasured(error.message)
 
 
-async def _prepare(handle: RuntimeHandle, action: ExecAction) -> None:
+async def _prepare(handle: Sandbox, action: ExecAction) -> None:
     result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
     if not result.ok:
         said = result.stderr[-1000:].decode(errors="replace")

@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.apptainer.command_line import (
     ApptainerLaunch,
@@ -114,7 +114,7 @@ class ApptainerRuntime:
         """Raises: InvalidRequest."""
         check_spec(spec, _RESERVED)
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         refuse_services(start.spec, self.name)
         self._check_program()

@@ -24,8 +24,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
+from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.command_line import (
     HOST_NAME,
@@ -120,7 +120,7 @@ class SandboxRuntime:
         if not result.ok:
             raise RuntimeUnavailable(obstacle(result.stderr.decode(errors="replace")))
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, InvalidRequest."""
         refuse_services(start.spec, self.name)
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)

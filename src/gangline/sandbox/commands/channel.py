@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import ExecResult
 
 __all__ = ["LocalChannel", "SocketChannel"]
 

@@ -21,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import ExecResult, OutputSink
 from gangline.sandbox.commands.channel import LocalChannel
 from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.shared.accounts import MemoryWatch, Spent

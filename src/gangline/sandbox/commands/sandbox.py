@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from gangline.domain.contracts import Channel, Checkpoint, ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed, RuntimeFault, RuntimeUnavailable
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, OutputSink
 from gangline.domain.task import LimitsSpec
 from gangline.domain.usage import Usage
 from gangline.sandbox.commands.execution import EndAll, Executions, Order
@@ -106,7 +106,7 @@ class Life(Protocol):
         ...
 
     def limits(self) -> dict[str, str]:
-        """See `RuntimeHandle.limits`."""
+        """See `Sandbox.limits`."""
         ...
 
 
@@ -123,7 +123,7 @@ async def begun(life: Life, kind: Callable[[Life], SandboxHandle] | None = None)
 
 
 class SandboxHandle(Handle):
-    """See `RuntimeHandle`."""
+    """See `Sandbox`."""
 
     def __init__(self, life: Life) -> None:
         super().__init__(life.facts)

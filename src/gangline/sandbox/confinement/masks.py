@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import RuntimeStart
 
 __all__ = ["FirstLife", "masked", "refuse_hidden_image"]
 

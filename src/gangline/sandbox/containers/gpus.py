@@ -15,8 +15,8 @@ import hashlib
 import socket
 from collections.abc import Sequence
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import RuntimeStart
 
 __all__ = ["Gpus", "hold", "release"]
 

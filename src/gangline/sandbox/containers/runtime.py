@@ -23,7 +23,6 @@ from typing import ClassVar
 
 import msgspec
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser, SideServices
 from gangline.domain.errors import (
     GanglineError,
     InvalidRequest,
@@ -32,6 +31,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import validated_id
 from gangline.domain.image_names import engine_names
+from gangline.domain.sandbox import RuntimeStart, RuntimeUser, Sandbox, SideServices
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import Order
@@ -148,7 +148,7 @@ class _ContainerRuntime:
         """Raises: InvalidRequest."""
         check_spec(spec, cls.name)
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         self._refuse_user()
         self.check_spec(start.spec)

@@ -28,8 +28,8 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
+from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.services import ServiceHealthcheck, ServiceSpec
 from gangline.machine.event_loop import to_end
 from gangline.machine.programs import program

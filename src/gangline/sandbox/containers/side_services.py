@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Sequence
 
-from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import LimitExceeded, NotFound, RuntimeFailed
+from gangline.domain.sandbox import ExecResult
 from gangline.sandbox.containers.engine import Engine, container_name
 
 __all__ = ["ContainerServices"]
@@ -19,7 +19,7 @@ _NO_FILE = re.compile("could not find|no such file|not be found", re.IGNORECASE)
 
 
 class ContainerServices:
-    """See `gangline.domain.contracts.SideServices`."""
+    """See `gangline.domain.sandbox.SideServices`."""
 
     def __init__(self, engine: Engine, runtime_id: str, names: Sequence[str]) -> None:
         """names: of all services, in the order of the specification."""

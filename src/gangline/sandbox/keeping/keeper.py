@@ -32,9 +32,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from gangline.domain.contracts import Channel, Checkpoint, ExecResult, Layered, Runtime, RuntimeHandle
 from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
 from gangline.domain.open_files import out_of_files
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, Layered, Runtime, Sandbox
 from gangline.machine.telemetry.logs import LineFormatter
 from gangline.sandbox.keeping import wire
 from gangline.sandbox.keeping.link import forget, peer_uid
@@ -68,7 +68,7 @@ class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sandbox:
-    def __init__(self, runtime: str, handle: RuntimeHandle) -> None:
+    def __init__(self, runtime: str, handle: Sandbox) -> None:
         self.runtime = runtime
         self.handle = handle
         self.note: bytes | None = None

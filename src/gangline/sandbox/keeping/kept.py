@@ -18,18 +18,18 @@ from pathlib import Path
 
 import msgspec
 
-from gangline.domain.contracts import (
+from gangline.domain.errors import RuntimeFailed
+from gangline.domain.ids import new_id
+from gangline.domain.sandbox import (
     Checkpoint,
     ExecResult,
     Keepable,
     Layered,
     OutputSink,
     Runtime,
-    RuntimeHandle,
     RuntimeStart,
+    Sandbox,
 )
-from gangline.domain.errors import RuntimeFailed
-from gangline.domain.ids import new_id
 from gangline.domain.usage import Usage
 from gangline.sandbox.commands.channel import SocketChannel
 from gangline.sandbox.keeping import wire
@@ -106,7 +106,7 @@ class Keeper:
             self.kept = [KeptHandle(self, begun.link, one.facts, one) for one in begun.hello.kept]
         return self._agents
 
-    async def start(self, runtime: str, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, runtime: str, start: RuntimeStart) -> Sandbox:
         """Start a sandbox of the runtime of that name: in the keeper, where it may live there.
 
         Raises: UnknownPlugin, RuntimeFailed, and the runtime's errors.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from gangline.domain.contracts import OutputSink
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import OutputSink
 from gangline.sandbox.commands.holder import readable
 from gangline.sandbox.keeping import wire
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gangline.domain.contracts import Checkpoint, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
+from gangline.domain.sandbox import Checkpoint, RuntimeStart
 from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
 
 __all__ = [

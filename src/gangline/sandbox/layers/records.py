@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from gangline.domain.contracts import Checkpoint, RuntimeStart
 from gangline.domain.errors import InvalidRequest, NotFound, RuntimeFailed
 from gangline.domain.ids import validated_id
+from gangline.domain.sandbox import Checkpoint, RuntimeStart
 from gangline.sandbox.layers.copying import MAX_DEPTH
 from gangline.sandbox.shared.leftovers import remove_folder
 

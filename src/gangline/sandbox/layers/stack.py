@@ -22,9 +22,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Protocol
 
-from gangline.domain.contracts import Checkpoint, CheckpointMethod, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Checkpoint, CheckpointMethod, RuntimeStart
 from gangline.domain.task import LimitsSpec
 from gangline.sandbox.layers.copying import TreeCopy
 from gangline.sandbox.layers.mounting import Lower, View, can_mount, mounted
@@ -143,7 +143,7 @@ class Layers:
 
     @property
     def method(self) -> str:
-        """For `RuntimeHandle.limits`."""
+        """For `Sandbox.limits`."""
         return "overlay" if self._mounts else "copy"
 
     @property

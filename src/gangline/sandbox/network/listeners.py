@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.sandbox import RuntimeStart
 from gangline.sandbox.network.forwarding import Forwarder, proxy_variables
 from gangline.sandbox.network.relay import Relay, listening_inside
 from gangline.sandbox.shared.accounts import Traffic

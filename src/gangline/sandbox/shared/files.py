@@ -84,7 +84,7 @@ class SharedFolders:
                 raise
 
     def clear(self, path: str) -> None:
-        """See `RuntimeHandle.clear`. Raises: InvalidRequest when something cannot be removed."""
+        """See `Sandbox.clear`. Raises: InvalidRequest when something cannot be removed."""
         root, names = self._located(path)
         with _told(path):
             fd = _opened_by_its_owner(os.open(root, (_FOLDER | os.O_PATH) & ~os.O_NOFOLLOW))

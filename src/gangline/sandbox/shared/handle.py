@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gangline.domain.contracts import Channel, ExecResult, OutputSink, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.sandbox import Channel, ExecResult, OutputSink, RuntimeUser, Sandbox
 
 __all__ = ["ExecRequest", "Handle", "SandboxFacts", "exec_request", "open_channel"]
 
 
 class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Constant properties of a sandbox: see `RuntimeHandle`."""
+    """Constant properties of a sandbox: see `Sandbox`."""
 
     runtime_id: str
     workdir: str
@@ -24,7 +24,7 @@ class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One command: see `RuntimeHandle.exec`."""
+    """One command: see `Sandbox.exec`."""
 
     command: str | Sequence[str]
     cwd: str | None = None
@@ -36,7 +36,7 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
 
 
-async def exec_request(handle: RuntimeHandle, request: ExecRequest, on_output: OutputSink | None) -> ExecResult:
+async def exec_request(handle: Sandbox, request: ExecRequest, on_output: OutputSink | None) -> ExecResult:
     """Run a command by any handle, also a third party's."""
     return await handle.exec(
         request.command,
@@ -51,21 +51,21 @@ async def exec_request(handle: RuntimeHandle, request: ExecRequest, on_output: O
     )
 
 
-async def open_channel(handle: RuntimeHandle, request: ExecRequest) -> Channel:
+async def open_channel(handle: Sandbox, request: ExecRequest) -> Channel:
     """Open a channel by any handle, also a third party's. Its other fields do not count.
 
-    Raises: RuntimeUnavailable when the handle has no channels; as `RuntimeHandle.channel`.
+    Raises: RuntimeUnavailable when the handle has no channels; as `Sandbox.channel`.
     """
     if not hasattr(handle, "channel"):
         raise RuntimeUnavailable(
             f"the runtime of sandbox {handle.runtime_id} has no channels: its handles lack the method `channel` of "
-            "gangline.domain.contracts.RuntimeHandle. Use another runtime, such as `sandbox`."
+            "gangline.domain.sandbox.Sandbox. Use another runtime, such as `sandbox`."
         )
     return await handle.channel(request.command, cwd=request.cwd, env=request.env, user=request.user)
 
 
 class Handle(ABC):
-    """The part of `RuntimeHandle` that our handles share."""
+    """The part of `Sandbox` that our handles share."""
 
     def __init__(self, facts: SandboxFacts) -> None:
         self.runtime_id = facts.runtime_id
@@ -87,7 +87,7 @@ class Handle(ABC):
         user: RuntimeUser = "agent",
         grace_s: float = 0.0,
     ) -> ExecResult:
-        """See `RuntimeHandle.exec`."""
+        """See `Sandbox.exec`."""
         request = ExecRequest(
             command=command,
             cwd=cwd,
@@ -108,13 +108,13 @@ class Handle(ABC):
         env: Mapping[str, str] | None = None,
         user: RuntimeUser = "agent",
     ) -> Channel:
-        """See `RuntimeHandle.channel`."""
+        """See `Sandbox.channel`."""
         return await self.open_channel(ExecRequest(command=command, cwd=cwd, env=env or {}, user=user))
 
     @abstractmethod
     async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
-        """Run one command. Raises: as `RuntimeHandle.exec`."""
+        """Run one command. Raises: as `Sandbox.exec`."""
 
     @abstractmethod
     async def open_channel(self, request: ExecRequest) -> Channel:
-        """Start one command with a channel. Raises: as `RuntimeHandle.channel`."""
+        """Start one command with a channel. Raises: as `Sandbox.channel`."""

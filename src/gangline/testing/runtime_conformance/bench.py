@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 
-from gangline.domain.contracts import Checkpoint, ExecResult, Layered, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import CallerError, NotFound
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Checkpoint, ExecResult, Layered, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec, SystemCall
 
 __all__ = [
@@ -56,7 +56,7 @@ class Bench:
         self.isolated = isolated
         self.image = image
         self.owner = new_id("conformance")
-        self._handles: list[RuntimeHandle] = []
+        self._handles: list[Sandbox] = []
 
     async def start(
         self,
@@ -67,7 +67,7 @@ class Bench:
         env: dict[str, str] | None = None,
         system_calls: tuple[SystemCall, ...] = (),
         base: Checkpoint | None = None,
-    ) -> RuntimeHandle:
+    ) -> Sandbox:
         spec = RuntimeSpec(
             backend=self.runtime.name,
             image=self.image,
@@ -82,7 +82,7 @@ class Bench:
 
     async def start_of(
         self, runtime_id: str, spec: RuntimeSpec, hidden: tuple[Path, ...] = (), base: Checkpoint | None = None
-    ) -> RuntimeHandle:
+    ) -> Sandbox:
         start = RuntimeStart(
             runtime_id=runtime_id,
             owner=self.owner,
@@ -212,18 +212,18 @@ def daemon(lock: str = "lock", prelude: str = "") -> str:
     return f"setsid sh -c '({inner}) &' > /dev/null 2>&1 < /dev/null"
 
 
-async def until_held(handle: RuntimeHandle, lock: str = "lock") -> None:
+async def until_held(handle: Sandbox, lock: str = "lock") -> None:
     await until_present(handle, f"{lock}.held")
 
 
-async def is_held(handle: RuntimeHandle, lock: str = "lock") -> bool:
+async def is_held(handle: Sandbox, lock: str = "lock") -> bool:
     """Whether any process still has the lock."""
     result = await handle.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
     assert result.exit_code in (0, 9), f"flock itself failed: {result}"
     return result.exit_code == 9
 
 
-async def is_let_go(handle: RuntimeHandle, lock: str = "lock", within_s: float = 10.0) -> bool:
+async def is_let_go(handle: Sandbox, lock: str = "lock", within_s: float = 10.0) -> bool:
     """Whether the last process that has the lock ends within this time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
@@ -234,7 +234,7 @@ async def is_let_go(handle: RuntimeHandle, lock: str = "lock", within_s: float =
     return False
 
 
-async def until_present(handle: RuntimeHandle, path: str) -> None:
+async def until_present(handle: Sandbox, path: str) -> None:
     while True:
         with contextlib.suppress(NotFound):
             await handle.download(path)
@@ -242,7 +242,7 @@ async def until_present(handle: RuntimeHandle, path: str) -> None:
         await asyncio.sleep(_PAUSE_S)
 
 
-async def timed_out_beside(handle: RuntimeHandle, command: str, lock: str = "lock") -> ExecResult:
+async def timed_out_beside(handle: Sandbox, command: str, lock: str = "lock") -> ExecResult:
     """Run a command into its timeout, once with time enough for it to have taken the lock."""
     timeout_s = 1.0
     while True:
@@ -254,7 +254,7 @@ async def timed_out_beside(handle: RuntimeHandle, command: str, lock: str = "loc
         timeout_s *= 3
 
 
-def promised(handle: RuntimeHandle, name: str) -> str:
+def promised(handle: Sandbox, name: str) -> str:
     """How the runtime says to enforce a limit, or the network. Raises: unittest.SkipTest when it says not to."""
     told = handle.limits().get(name, NOT_ENFORCED)
     if told in (NOT_ENFORCED, NOT_SUPPORTED):

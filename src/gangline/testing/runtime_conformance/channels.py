@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
-from gangline.domain.contracts import Channel
 from gangline.domain.errors import RuntimeFault
+from gangline.domain.sandbox import Channel
 from gangline.testing.runtime_conformance.bench import (
     Bench,
     Checks,

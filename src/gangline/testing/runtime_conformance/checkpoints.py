@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import NotFound, RuntimeUnavailable
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Checkpoint, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import (
     NOT_SUPPORTED,
@@ -46,7 +46,7 @@ rm "$HOME/.config/tool"; find . "$HOME" -exec touch -h -d @1000000001 {} +
 
 
 @asynccontextmanager
-async def _with_tree(bench: Bench) -> AsyncGenerator[tuple[RuntimeHandle, Checkpoint, bytes]]:
+async def _with_tree(bench: Bench) -> AsyncGenerator[tuple[Sandbox, Checkpoint, bytes]]:
     """A sandbox, its checkpoint, and the listing of that. Raises: unittest.SkipTest where there are none."""
     handle = await bench.start()
     promised(handle, "checkpoints")
@@ -58,7 +58,7 @@ async def _with_tree(bench: Bench) -> AsyncGenerator[tuple[RuntimeHandle, Checkp
     await bench.release(checkpoint)
 
 
-async def _listing(handle: RuntimeHandle) -> bytes:
+async def _listing(handle: Sandbox) -> bytes:
     result = await handle.exec(
         "find . \"$HOME\" -printf '%y %m %s %P %l ' \\( -type f -printf '%T@\\n' -o -printf '\\n' \\) | sort; "
         'find . "$HOME" -type f -size -1000k | sort | xargs cat'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 from gangline.testing.runtime_conformance.bench import Bench, Checks, refused
 
 CHECKS = Checks()

@@ -7,9 +7,9 @@ import contextlib
 import hashlib
 import os
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import CallerError, InvalidRequest, LimitExceeded, NotFound
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import Bench, Checks, raises, refused, until_present
 
@@ -202,7 +202,7 @@ async def an_upload_takes_the_place_of_what_has_its_name(bench: Bench) -> None:
         await handle.upload("file/below", b"x")
 
 
-async def _answered_either_way(handle: RuntimeHandle, path: str) -> None:
+async def _answered_either_way(handle: Sandbox, path: str) -> None:
     """A pipe of the agent's is replaced or refused; nobody waits for its reader."""
     with contextlib.suppress(CallerError):
         await handle.upload(path, b"new")

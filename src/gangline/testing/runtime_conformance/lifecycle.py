@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import (
     Bench,
@@ -68,7 +68,7 @@ async def stop_ends_every_process(bench: Bench) -> None:
     await bench.proxy.ended("held")
 
 
-async def _hold(bench: Bench, handle: RuntimeHandle, name: str) -> None:
+async def _hold(bench: Bench, handle: Sandbox, name: str) -> None:
     """Leave a daemon in the sandbox whose connection to the proxy ends with it."""
     assert handle.proxy_url is not None
     host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")

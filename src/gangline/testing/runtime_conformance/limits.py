@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import unittest
 
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import LimitsSpec
 from gangline.testing.runtime_conformance.bench import NOT_ENFORCED, Bench, Checks, is_let_go, promised, until_held
 
@@ -190,7 +190,7 @@ async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
     assert all(0 < size <= 1 << 30 for size in sizes.values()), f"file systems in memory without a small size: {sizes}"
 
 
-async def _size(handle: RuntimeHandle, path: str) -> int:
+async def _size(handle: Sandbox, path: str) -> int:
     return int((await handle.exec(["stat", "-c", "%s", path])).stdout)
 
 

@@ -10,8 +10,8 @@ import contextlib
 import unittest
 from collections.abc import AsyncGenerator
 
-from gangline.domain.contracts import ExecResult, RuntimeHandle
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.testing.runtime_conformance.bench import Bench, Checks, dial, promised
 
 CHECKS = Checks()
@@ -30,7 +30,7 @@ _TUNNEL = (
 )
 
 
-async def _listed(bench: Bench, *allow: str) -> RuntimeHandle:
+async def _listed(bench: Bench, *allow: str) -> Sandbox:
     """Raises: unittest.SkipTest."""
     try:
         handle = await bench.start(network="list", allow=allow)
@@ -58,7 +58,7 @@ async def _host(name: str) -> AsyncGenerator[int]:
         server.close()
 
 
-async def _fetch(handle: RuntimeHandle, url: str, **env: str) -> ExecResult:
+async def _fetch(handle: Sandbox, url: str, **env: str) -> ExecResult:
     """Fetch like a program that heeds the proxy variables also for local-looking hosts."""
     return await handle.exec(["python3", "-c", _FETCH, url], env={"NO_PROXY": "", "no_proxy": "", **env})
 

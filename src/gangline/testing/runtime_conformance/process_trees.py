@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 from gangline.testing.runtime_conformance.bench import (
     Bench,
     Checks,
@@ -40,7 +40,7 @@ _LEADERLESS = (
 """A process whose first thread has ended and whose second sleeps. 60 and 93 are `exit`, of one thread."""
 
 
-async def _is_gone_after_timeout(handle: RuntimeHandle, command: str, what: str) -> None:
+async def _is_gone_after_timeout(handle: Sandbox, command: str, what: str) -> None:
     result = await timed_out_beside(handle, command)
     assert (result.exit_code, result.signal, result.timed_out) == (None, None, True)
     assert not await is_held(handle), f"{what} outlived the timeout"

@@ -8,7 +8,7 @@ import textwrap
 import unittest
 from typing import get_args
 
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import SystemCall
 from gangline.testing.runtime_conformance.bench import Bench, Checks, promised
 
@@ -91,7 +91,7 @@ for place in (-3, -4, -5):
 """
 
 
-async def _printed(handle: RuntimeHandle, program: str, *arguments: str) -> list[str]:
+async def _printed(handle: Sandbox, program: str, *arguments: str) -> list[str]:
     result = await handle.exec(["python3", "-c", textwrap.dedent(_PRELUDE + program), *arguments])
     assert result.exit_code == 0, f"the program that tries it failed: {result}"
     return result.stdout.decode().splitlines()

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from itertools import pairwise
 from pathlib import Path
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import CallerError, GanglineError
+from gangline.domain.sandbox import Checkpoint, Sandbox
 from gangline.settings.machine import Settings
 from gangline.testing.runtime_conformance.bench import until_present
 from support.hostility.attack import Assault, Attacks
@@ -28,7 +28,7 @@ _LONG = "import os; [(os.mkdir('d' * 200), os.chdir('d' * 200)) for _ in range(4
 
 
 @contextlib.asynccontextmanager
-async def _planted(grounds: Grounds, shell: str) -> AsyncGenerator[RuntimeHandle]:
+async def _planted(grounds: Grounds, shell: str) -> AsyncGenerator[Sandbox]:
     """A sandbox in which the agent has run these lines. $SECRET is a file of the node's, $FOLDER its folder.
 
     Raises: unittest.SkipTest where there are no checkpoints.
@@ -42,7 +42,7 @@ async def _planted(grounds: Grounds, shell: str) -> AsyncGenerator[RuntimeHandle
 
 
 @contextlib.asynccontextmanager
-async def _kept(grounds: Grounds, handle: RuntimeHandle) -> AsyncGenerator[Checkpoint]:
+async def _kept(grounds: Grounds, handle: Sandbox) -> AsyncGenerator[Checkpoint]:
     checkpoint = await handle.checkpoint()
     try:
         yield checkpoint
@@ -51,7 +51,7 @@ async def _kept(grounds: Grounds, handle: RuntimeHandle) -> AsyncGenerator[Check
 
 
 @contextlib.asynccontextmanager
-async def _beside(handle: RuntimeHandle, shell: str = "touch ready; sleep 100000") -> AsyncGenerator[None]:
+async def _beside(handle: Sandbox, shell: str = "touch ready; sleep 100000") -> AsyncGenerator[None]:
     """A process that lives meanwhile, so that files are copied rather than moved. It makes the file `ready`."""
     running = asyncio.create_task(handle.exec(shell))
     try:

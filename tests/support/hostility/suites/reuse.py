@@ -13,8 +13,8 @@ import resource
 import sys
 from collections.abc import Generator
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 from support.hostility.attack import Assault, Attacks, Program
 from support.hostility.grounds import Grounds
@@ -117,7 +117,7 @@ _PLANTS: dict[str, tuple[Program, Program]] = {
 }
 
 
-async def _tried(grounds: Grounds, program: Program, handle: RuntimeHandle, left: str) -> str | None:
+async def _tried(grounds: Grounds, program: Program, handle: Sandbox, left: str) -> str | None:
     number = int(left[-6:], 16)
     return await grounds.run_inside(program, handle, left=left, number=number, odd=_ODD_BYTES)
 

@@ -11,8 +11,8 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import Sandbox
 from gangline.testing.runtime_conformance.bench import until_present
 from support.hostility.attack import Assault, Attacks
 from support.hostility.grounds import Grounds
@@ -127,7 +127,7 @@ _NEEDS_ISOLATION = {
 """A runtime without isolation finds processes by their environment, and its supervisors belong to the agent's user."""
 
 
-async def _left(grounds: Grounds, handle: RuntimeHandle, kind: str, end: Callable[[], Awaitable[None]]) -> str | None:
+async def _left(grounds: Grounds, handle: Sandbox, kind: str, end: Callable[[], Awaitable[None]]) -> str | None:
     number = next(_numbers)
     mark = f"{grounds.mark}-{number}"
     argv = ["python3", "-I", "-B", "-c", _HEAD + _KINDS[kind], f"ready-{number}", mark, str(os.getpid())]

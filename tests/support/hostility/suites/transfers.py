@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import CallerError
+from gangline.domain.sandbox import Sandbox
 from gangline.testing.runtime_conformance.bench import until_present
 from support.hostility.attack import Assault, Attacks
 from support.hostility.grounds import Grounds
@@ -98,7 +98,7 @@ def _holds_up(shell: str) -> Assault:
     return run
 
 
-async def _download_or_refusal(handle: RuntimeHandle, path: str) -> bytes:
+async def _download_or_refusal(handle: Sandbox, path: str) -> bytes:
     with contextlib.suppress(CallerError):
         return await handle.download(path, max_bytes=_MAX_BYTES)
     return b""

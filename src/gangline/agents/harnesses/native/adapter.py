@@ -19,8 +19,9 @@ from gangline.agents.tools.contract import Tool, ToolContext
 from gangline.agents.tools.mcp.environments import environment_tools
 from gangline.agents.tools.mcp.servers import mcp_tools
 from gangline.agents.tools.session_server import SessionServer
-from gangline.domain.contracts import AgentRun, Capability, ExecResult, HarnessContext, HarnessVerdict
+from gangline.domain.contracts import AgentRun, Capability, HarnessContext, HarnessVerdict
 from gangline.domain.errors import HarnessError, InvalidRequest, ToolUnavailable
+from gangline.domain.sandbox import ExecResult
 from gangline.settings import plugins
 
 __all__ = ["NativeHarness"]

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.sandbox import Sandbox
 
 __all__ = ["write_json", "write_skills"]
 
 
-async def write_json(runtime: RuntimeHandle, path: str, value: Mapping[str, Any]) -> None:
+async def write_json(runtime: Sandbox, path: str, value: Mapping[str, Any]) -> None:
     await runtime.upload(path, json.dumps(value, indent=2).encode())
 
 
-async def write_skills(runtime: RuntimeHandle, folder: str, skills: Mapping[str, Mapping[str, str]]) -> None:
+async def write_skills(runtime: Sandbox, folder: str, skills: Mapping[str, Mapping[str, str]]) -> None:
     """Each into a folder of its name, as the programs that know skills all want them."""
     for name, files in skills.items():
         for path, content in files.items():

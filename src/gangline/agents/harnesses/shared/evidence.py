@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any, cast
 
-from gangline.domain.contracts import ExecResult
+from gangline.domain.sandbox import ExecResult
 
 __all__ = ["describe_exit", "json_events", "last_line", "object_in", "runner_end"]
 

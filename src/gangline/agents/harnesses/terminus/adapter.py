@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.agents.harnesses.installation import Program, ProgramVersion, check_program, python_command
 from gangline.agents.harnesses.shared.evidence import describe_exit, runner_end
 from gangline.agents.harnesses.shared.litellm import litellm_environment, litellm_model
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
+from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
+from gangline.domain.sandbox import ExecResult, Sandbox
 
 __all__ = ["TerminusConfig", "TerminusHarness"]
 
@@ -104,7 +105,7 @@ class TerminusHarness:
         }
 
 
-async def _check_tmux(runtime: RuntimeHandle) -> None:
+async def _check_tmux(runtime: Sandbox) -> None:
     result = await runtime.exec("command -v tmux", timeout_s=_CHECK_TIMEOUT_S)
     if not result.ok:
         raise HarnessError("terminus types into tmux, which the runtime does not have. Run: apt-get install tmux")

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from gangline.domain.contracts import Channel, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.sandbox import Channel, RuntimeUser, Sandbox
 
 if TYPE_CHECKING:  # it needs the extra `mcp`
     from mcp.shared.message import SessionMessage
@@ -32,7 +32,7 @@ class Pipe:
 
     @classmethod
     async def start(
-        cls, runtime: RuntimeHandle, command: Sequence[str], env: Mapping[str, str], user: RuntimeUser = "agent"
+        cls, runtime: Sandbox, command: Sequence[str], env: Mapping[str, str], user: RuntimeUser = "agent"
     ) -> Pipe:
         """Raises: RuntimeFailed; RuntimeUnavailable when the sandbox has no such user."""
         on_streams = ["sh", "-c", _ON_ITS_STREAMS, "sh", *command]

@@ -25,9 +25,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
 from gangline.interop.harbor.runtime.link import Link
@@ -147,7 +147,7 @@ class HarborRuntime:
         check_spec(spec, cls.name)
         refuse_mounts(spec, cls.name)
 
-    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+    async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")

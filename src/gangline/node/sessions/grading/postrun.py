@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import EvaluationContext, HasServices, Reward, RuntimeHandle, SideServices
+from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.environment import GradedEnvironment
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
+from gangline.domain.sandbox import HasServices, Sandbox, SideServices
 from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.node.environments.worlds import recorded_calls
@@ -123,7 +124,7 @@ class Postrun:
         )
 
     async def scored(
-        self, attempt: Graded, end: RunEnd, runtime: RuntimeHandle, kept: Mapping[str, bytes] | None = None
+        self, attempt: Graded, end: RunEnd, runtime: Sandbox, kept: Mapping[str, bytes] | None = None
     ) -> Graded:
         """Grade an attempt that has its traces. Raises only CancelledError.
 
@@ -160,7 +161,7 @@ class Postrun:
         self,
         trajectory: Trajectory,
         end: RunEnd,
-        runtime: RuntimeHandle,
+        runtime: Sandbox,
         artifacts: dict[str, bytes],
         kept: Mapping[str, bytes],
     ) -> EvaluationContext:
@@ -189,7 +190,7 @@ class Postrun:
             child_work=self._parts.child_work,
         )
 
-    def _services_of(self, handle: RuntimeHandle) -> SideServices | None:
+    def _services_of(self, handle: Sandbox) -> SideServices | None:
         spec = self._task.runtime
         runtime = plugins.make_runtime(spec.backend) if spec.services else None
         return runtime.services_of(handle.runtime_id, spec) if isinstance(runtime, HasServices) else None
@@ -205,7 +206,7 @@ class Postrun:
             await asyncio.wait({self._sandboxes.fresh()})
         self._stages.allow(budget_s)
 
-        def start_control() -> Coroutine[Any, Any, tuple[RuntimeHandle, RuntimeHandle]]:
+        def start_control() -> Coroutine[Any, Any, tuple[Sandbox, Sandbox]]:
             self._stages.allow(2 * init_s + budget_s)
             return self._sandboxes.start_control()
 

@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle
+from gangline.domain.contracts import AgentRun, Harness, Launch, Logged
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.plain import plain_text
+from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.domain.usage import Usage
@@ -50,7 +51,7 @@ _MAX_NAMES_BYTES = 64 << 10
 _LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && printf "%s\\0" "$name"; done; true'
 
 
-async def collect_logs(handle: RuntimeHandle, patterns: Sequence[str]) -> dict[str, bytes]:
+async def collect_logs(handle: Sandbox, patterns: Sequence[str]) -> dict[str, bytes]:
     """Artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: an unavailable
     log is no reason to lose a session."""
     found: dict[str, bytes] = {}
@@ -69,7 +70,7 @@ async def collect_logs(handle: RuntimeHandle, patterns: Sequence[str]) -> dict[s
     return found
 
 
-async def _names(handle: RuntimeHandle, patterns: Sequence[str]) -> list[str]:
+async def _names(handle: Sandbox, patterns: Sequence[str]) -> list[str]:
     if not patterns:
         return []
     listing = _LIST.format(patterns=" ".join(patterns))
@@ -88,7 +89,7 @@ def _is_text(name: bytes) -> bool:
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that is ready for RUN."""
 
-    handle: RuntimeHandle
+    handle: Sandbox
     """The agent's sandbox."""
     session: ModelSession
     harness: Harness

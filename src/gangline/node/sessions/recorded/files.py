@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from gangline.domain.contracts import Channel, Checkpoint, ExecResult, RuntimeHandle
 from gangline.domain.errors import FilesNotKept, GanglineError, RuntimeFailed
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, Sandbox
 from gangline.domain.usage import Usage, unmeasured
 from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES
 
@@ -21,7 +21,7 @@ FILES = "files.tar"
 _TAR_TIMEOUT_S = 120.0
 
 
-async def keep_files(runtime: RuntimeHandle) -> dict[str, bytes]:
+async def keep_files(runtime: Sandbox) -> dict[str, bytes]:
     """The files of the working folder, or why they are not kept."""
     try:
         taken = await runtime.exec(
@@ -37,7 +37,7 @@ async def keep_files(runtime: RuntimeHandle) -> dict[str, bytes]:
     return {FILES: taken.stdout} if taken.ok else _missing(_said(taken))
 
 
-async def bring_back(runtime: RuntimeHandle, archive: bytes) -> None:
+async def bring_back(runtime: Sandbox, archive: bytes) -> None:
     """Replace the content of a prepared sandbox's working folder. Raises: RuntimeFailed."""
     await runtime.clear(runtime.workdir)
     unpacked = await runtime.exec(["tar", "-xpf", "-"], cwd=runtime.workdir, stdin=archive, timeout_s=_TAR_TIMEOUT_S)

@@ -12,10 +12,10 @@ import logging
 import msgspec
 from pydantic import ValidationError
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import Conflict, GanglineError, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.lifecycle import UNGRADED, Outcome
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.node.sessions.adoption import RunEnd
@@ -84,7 +84,7 @@ def _end_of(recorded: SessionResult) -> RunEnd:
     )
 
 
-async def _runtime(recorded: SessionResult, task: TaskRequest, sandboxes: Sandboxes) -> RuntimeHandle:
+async def _runtime(recorded: SessionResult, task: TaskRequest, sandboxes: Sandboxes) -> Sandbox:
     """A sandbox with the agent's files, or one that refuses to be read. Raises: the runtime's errors."""
     archive = recorded.artifacts.get(FILES)
     if archive is None or f"{FILES}.cut" in recorded.artifacts:

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import GanglineError, NotFound, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.sandbox import Checkpoint, Sandbox
 
 __all__ = ["Checkpoints"]
 
@@ -63,7 +63,7 @@ class Checkpoints:
         kept = sum(one.num_bytes for each in self._kept.values() for one in each)
         return kept + sum(num for session_id, num in self._bases.items() if self._kept.get(session_id))
 
-    async def begin(self, session_id: str, handle: RuntimeHandle) -> None:
+    async def begin(self, session_id: str, handle: Sandbox) -> None:
         """Freeze the prepared files, so that later checkpoints have little to copy. Before the agent starts.
 
         Raises: RuntimeUnavailable where the runtime has no checkpoints; RuntimeFailed.
@@ -74,7 +74,7 @@ class Checkpoints:
         self._bases[session_id] = base.num_bytes
         await self._release(base)  # it stays as long as anything is over it
 
-    async def take(self, session_id: str, handle: RuntimeHandle) -> str | None:
+    async def take(self, session_id: str, handle: Sandbox) -> str | None:
         """The id of the checkpoint of this turn; None when it could not be made, which the session outlives."""
         try:
             made = await handle.checkpoint(session_id)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 
 __all__ = ["WarmKey", "WarmPool", "WarmSizes"]
@@ -56,7 +56,7 @@ class WarmKey(NamedTuple):
 
 class _Spare(NamedTuple):
     key: WarmKey
-    handle: RuntimeHandle
+    handle: Sandbox
     memory_bytes: int
     started_at: float
     """On the loop's clock."""
@@ -65,7 +65,7 @@ class _Spare(NamedTuple):
 class WarmPool:
     """`close` it at the end."""
 
-    def __init__(self, start: Callable[[RuntimeSpec, str], Awaitable[RuntimeHandle]], sizes: WarmSizes) -> None:
+    def __init__(self, start: Callable[[RuntimeSpec, str], Awaitable[Sandbox]], sizes: WarmSizes) -> None:
         """`start`: start and prepare a sandbox with this id; one that fails leaves nothing."""
         self._start = start
         self._sizes = sizes
@@ -86,13 +86,13 @@ class WarmPool:
         """Whether any is being started."""
         return self._filling is not None
 
-    async def take(self, spec: RuntimeSpec, submitter: str | None) -> RuntimeHandle | None:
+    async def take(self, spec: RuntimeSpec, submitter: str | None) -> Sandbox | None:
         """A warm sandbox, from now on the caller's; None when there is none. Another one is then started for the next
         session of the kind."""
         if self._sizes.count == 0 or spec.gpus:  # a spare would keep GPUs from those that need them
             return None
         key = WarmKey.of(spec, submitter)
-        taken: RuntimeHandle | None = None
+        taken: Sandbox | None = None
         while taken is None and (spare := next((one for one in self._spares if one.key == key), None)) is not None:
             self._spares.remove(spare)
             with suppress(GanglineError):  # it is gone, such as with the keeper
@@ -157,7 +157,7 @@ class WarmPool:
         task.add_done_callback(self._stopping.discard)
 
 
-async def _stopped(handle: RuntimeHandle) -> None:
+async def _stopped(handle: Sandbox) -> None:
     try:
         await handle.stop()
     except GanglineError as error:

@@ -1,0 +1,397 @@
+"""Runtimes and the sandboxes that they start: the contract of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from gangline.domain.task import RuntimeSpec
+from gangline.domain.usage import Usage
+
+__all__ = [
+    "Channel",
+    "Checkpoint",
+    "CheckpointMethod",
+    "ChecksSpec",
+    "ExecResult",
+    "GivesGpus",
+    "HasServices",
+    "Keepable",
+    "Layered",
+    "OutputSink",
+    "Runtime",
+    "RuntimeStart",
+    "RuntimeUser",
+    "Sandbox",
+    "SideServices",
+    "TellsImages",
+    "TellsMissing",
+    "in_binary_units",
+]
+
+RuntimeUser = Literal["agent", "grader"]
+"""Users of a sandbox, neither of them root. Not every runtime has the second one: see `Sandbox.grader_home`."""
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def in_binary_units(num_bytes: int) -> str:
+    """`2 GiB`, `1.5 MiB`, `100 bytes`."""
+    power = min(max(0, num_bytes.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{num_bytes / 1024**power:.4g} {_UNITS[power]}"
+
+
+OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
+"""Called with each piece of output as it comes, on the event loop."""
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a command in a runtime. Exactly one of `exit_code`, `signal`, `timed_out` is set."""
+
+    exit_code: int | None
+    signal: int | None = None
+    timed_out: bool = False
+    stdout: bytes = b""
+    """Bounded; the front is kept, and `truncated` says when more came."""
+    stderr: bytes = b""
+    truncated: bool = False
+    duration_s: float = 0.0
+    memory_limit_bytes: int | None = None
+    """The sandbox's limit of memory, where the kernel killed the command for it: its first process, or one whose
+    SIGKILL a shell reports as its own exit code, 137. None otherwise, and where memory is limited per process: there
+    the kernel refuses memory instead, and the program ends in its own way."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def memory_kill(self) -> str:
+        """`killed: more than 2 GiB of memory`; empty where memory did not end the command."""
+        limit = self.memory_limit_bytes
+        return "" if limit is None else f"killed: more than {in_binary_units(limit)} of memory"
+
+
+CheckpointMethod = Literal["overlay", "frozen_copy", "reflink", "copy"]
+"""How a checkpoint was made.
+
+`overlay`: its files became a frozen layer, and the sandbox goes on in a new one over it; no process of it lived.
+`frozen_copy`: copied while all processes of the sandbox were stopped. `reflink`: the same or `copy`, by a file system
+that shares the bytes. `copy`: copied without stopping any.
+"""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a sandbox's writable folders at one time. Processes are not part of it, nor is the grader's HOME."""
+
+    checkpoint_id: str
+    """Unique."""
+    runtime_id: str
+    """The sandbox that it was made of."""
+    owner: str
+    runtime: str
+    """Name of the runtime plug-in."""
+    spec_digest: str
+    """A sandbox over it needs the same specification."""
+    number: int
+    """From 1, counted in its sandbox."""
+    name: str
+    """As given to `checkpoint`."""
+    method: CheckpointMethod
+    is_frozen: bool
+    """Whether no process of the sandbox ran while it was made; otherwise its files may be of different moments."""
+    num_bytes: int
+    """Disk usage in bytes, without files that it shares with checkpoints below it."""
+    num_files: int
+    made_at: float
+    """Unix time, UTC, seconds."""
+    folder: str
+    """On the host, the runtime's own."""
+
+
+class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a runtime needs to start one sandbox."""
+
+    runtime_id: str
+    """Unique; also names the sandbox's folder."""
+    owner: str
+    """Label of the node; the reaper removes labelled sandboxes that have no lease."""
+    spec: RuntimeSpec
+    folder: Path
+    """On the host, empty, the runtime's own; removed by `stop`."""
+    proxy_port: int | None = None
+    """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy` or
+    `list`."""
+    hidden: tuple[Path, ...] = ()
+    """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
+    prepare_folders: tuple[Path, ...] = ()
+    """Host folders that it sees read-only at the same path until it is first killed, and never again."""
+    sharing: str | None = None
+    """Sandboxes with the same name, such as those of one session, share their GPUs; None: with none."""
+    base: Checkpoint | None = None
+    """The sandbox begins with these files: a fork. Its folder lies beside that of the checkpoint's sandbox, and its
+    owner and specification are the same."""
+
+
+class Channel(Protocol):
+    """Our end of a channel to a command in a sandbox: see `Sandbox.channel`.
+
+    A cancelled `read` loses nothing. The data of a cancelled `write` is still taken, whole.
+    """
+
+    async def read(self, max_bytes: int = 1 << 16) -> bytes:
+        """At least one byte, at most `max_bytes`; b"" when no process holds the other end any more, and after
+        `close`."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Wait until the data is taken: a reader that is slow slows this down.
+
+        Raises: RuntimeFailed when no process holds the other end any more, and after `close`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill the command's whole process tree, unless it has ended by itself. Idempotent."""
+        ...
+
+    async def ended(self) -> ExecResult:
+        """Wait for the command's end: its exit, and the front of its stdout and stderr (1 MB each).
+
+        Closed, or killed with its sandbox, it ended by signal 9. Raises: RuntimeFailed when the sandbox is gone.
+        """
+        ...
+
+
+class Sandbox(Protocol):
+    """One started sandbox."""
+
+    runtime_id: str
+    workdir: str
+    """Inside the sandbox (for `process`: a real path on the host)."""
+    home: str
+    """A private HOME inside the sandbox."""
+    grader_home: str | None
+    """HOME of the user `grader`, which no command of the agent's can enter; None where the runtime has no such user."""
+    proxy_url: str | None
+    """How the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`."""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
+    ) -> ExecResult:
+        """Run a command (a string goes to `sh -c`) and wait for it and its output.
+
+        user: processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`.
+
+        The environment holds only PATH, HOME, LANG, the image's variables and the spec's `env`. On timeout, and when
+        the caller is cancelled, the command's whole process tree is killed: with a `grace_s`, its processes get SIGTERM
+        first, and SIGKILL those seconds later if they have not ended by then.
+        Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has no such user.
+        """
+        ...
+
+    async def channel(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Channel:
+        """Start a command, as `exec` does, whose descriptor 3 is the other end of a channel: a stream of bytes in both
+        directions (a Unix socket without a name, which nothing else in the sandbox can reach).
+
+        The command's standard input is empty. It lives until it ends by itself, the channel is closed, or the sandbox
+        is killed or stopped. Its bytes are the agent's claims.
+        Raises: as `exec`.
+        """
+        ...
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file (relative to `workdir`, or absolute inside); parents are made."""
+        ...
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        """Read a regular file. Untrusted: no link is followed, no path leaves the sandbox.
+
+        Raises: NotFound, LimitExceeded, InvalidRequest (a link, a device, an escape).
+        """
+        ...
+
+    async def clear(self, path: str) -> None:
+        """Remove everything at `path` from outside the sandbox, even if an untrusted program left it there. Call it
+        after `kill`.
+
+        Removes a file, a link or a folder with its content, whatever its modes; empties and keeps both HOMEs, `workdir`
+        and the spec's `folders`. Also removes a file or link in place of one of its parents. Makes the parent folders
+        usable by their owner again. Follows no link; a missing path is no error.
+        Raises: InvalidRequest when the path is not one that files can be moved through.
+        """
+        ...
+
+    async def kill(self, *, grace_s: float = 0.0) -> None:
+        """Kill every process in the sandbox and keep its files; a later `exec` works.
+
+        With a `grace_s`, the processes of commands that run get SIGTERM first, and those seconds to end by themselves.
+        """
+        ...
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        """Keep the present files of the writable folders, until `Layered.release`. Commands go on, but for a pause.
+
+        Later writes never change it. It outlives kills, and the sandbox.
+        Raises: RuntimeUnavailable where `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
+        """
+        ...
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        """Kill every process and return to a checkpoint's files; None: to those that the sandbox began with.
+
+        Also empties the grader's HOME. Raises: as `checkpoint`; NotFound when it was released; InvalidRequest when it
+        is of another owner, runtime or specification.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Kill and remove everything. Idempotent."""
+        ...
+
+    def limits(self) -> dict[str, str]:
+        """Name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+
+        An enforcement that holds each process for itself, not all together, says `per process`. `grader_user` is there
+        where `exec` takes the user `grader`.
+        """
+        ...
+
+    async def usage(self) -> Usage:
+        """Its resources over all its lives; those of the disk as they were last measured. An amount that the runtime
+        cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the sandbox is gone."""
+        ...
+
+
+class Runtime(Protocol):
+    """A kind of sandbox."""
+
+    name: ClassVar[str]
+
+    async def check(self) -> None:
+        """Raises: RuntimeUnavailable, which names the missing part and the command to run."""
+        ...
+
+    async def start(self, start: RuntimeStart) -> Sandbox: ...
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        """Remove every sandbox, process, mount and folder under `root` that carries `owner`, but those in `keep`.
+
+        Returns how many sandboxes were removed.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsMissing(Protocol):
+    """A runtime that can tell cheaply that it cannot run here. Nodes pass over sessions of one that cannot."""
+
+    def missing(self) -> str | None:
+        """The missing part and the command to run, after a look at installed programs alone; None: none is known."""
+        ...
+
+
+@runtime_checkable
+class TellsImages(Protocol):
+    """A runtime that can list its images. Nodes pass over sessions that need another one, which none pulls."""
+
+    async def images(self) -> Mapping[str, Collection[str]]:
+        """Folder -> names of the images directly in it; the folder `""` has those without a path, by each of their
+        names (see `image_names`). Only of folders that are known wholly. Raises: RuntimeFailed, RuntimeUnavailable.
+        """
+        ...
+
+
+@runtime_checkable
+class GivesGpus(Protocol):
+    """A runtime that can give sandboxes GPUs. Those of other runtimes have none."""
+
+    @property
+    def num_gpus(self) -> int:
+        """How many this machine has, taken ones included."""
+        ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A runtime whose sandboxes have checkpoints. Those of other runtimes refuse them."""
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint as soon as no sandbox is over it. Idempotent. A reaper removes those that were never
+        released, as it does sandboxes: by `checkpoint_id`."""
+        ...
+
+
+@runtime_checkable
+class HasServices(Protocol):
+    """A runtime whose sandboxes may have the `services` of their specification. Others refuse such tasks."""
+
+    has_services: ClassVar[bool]
+
+    def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
+        """Those beside a sandbox that is not stopped yet."""
+        ...
+
+
+@runtime_checkable
+class ChecksSpec(Protocol):
+    """A runtime that knows of some specifications, on any machine, that no node could start a sandbox of."""
+
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Called at submit. Raises: InvalidRequest, which begins with the field (`runtime.workdir`) and has the
+        remedy."""
+        ...
+
+
+class SideServices(Protocol):
+    """The services beside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
+
+    async def exec(
+        self, service: str, command: str, *, timeout_s: float, user: str | None = None, max_output_bytes: int = 1 << 16
+    ) -> ExecResult:
+        """Run a command of `sh -c` in a service's container. user: None is the service's own.
+
+        One that takes too long may go on until the sandbox is stopped.
+        Raises: RuntimeFailed, also where there is no such service.
+        """
+        ...
+
+    async def archive(self, service: str, path: str, *, max_bytes: int) -> bytes:
+        """A file or folder of a service's container, as a tar archive in which it is at the top.
+
+        Raises: NotFound where there is no such file, LimitExceeded; as `exec`.
+        """
+        ...
+
+
+@runtime_checkable
+class Keepable(Protocol):
+    """A runtime whose sandboxes may live in the node's keeper, and so outlive the node's process.
+
+    The keeper finds the runtime by its name and uses only the contract of its handles. Its sandboxes die with the
+    process that started them: the keeper. Its channels have a `fileno()`: the socket that the keeper shares with the
+    node.
+    """
+
+    is_keepable: ClassVar[bool]
