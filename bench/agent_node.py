@@ -20,14 +20,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from no_runtime import NoHandle, NoRuntime
 
 from gangline.agents.harnesses.native.model import ChatModel, Message
-from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
@@ -151,16 +151,14 @@ class AgentRuntime(NoRuntime):
 
 class _AgentHandle(NoHandle):
     def __init__(self, start: RuntimeStart, runs: Path) -> None:
-        super().__init__(start.runtime_id)
-        self.proxy_url: str | None = f"http://127.0.0.1:{start.proxy_port}"
+        super().__init__(start.runtime_id, f"http://127.0.0.1:{start.proxy_port}")
         self._session_id = start.runtime_id.rsplit(".", 2)[0]
         self._runs = runs
         self._reward = 0.0
 
-    async def exec(
-        self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
-    ) -> ExecResult:
-        if command in (CONVERSE, WORK, STRAGGLE) and env is not None:
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        command, env = request.command, request.env
+        if command in (CONVERSE, WORK, STRAGGLE):
             task = env["GANGLINE_INSTRUCTION"]
             self._reward = reward_of(self._session_id, task)
             fields: Message = {"model": env["OPENAI_MODEL"], "tools": [SHELL]}

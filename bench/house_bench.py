@@ -25,7 +25,7 @@ from no_runtime import NoHandle, NoRuntime
 
 import gangline
 from gangline.domain.node_views import OpenedSession
-from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.node.node import serve as serve_node
 from gangline.server.run import serve as serve_server
 from gangline.settings import plugins
@@ -88,11 +88,10 @@ class AskingRuntime(NoRuntime):
 
 class _AskingHandle(NoHandle):
     def __init__(self, start: RuntimeStart) -> None:
-        super().__init__(start.runtime_id)
-        self.proxy_url: str | None = f"http://127.0.0.1:{start.proxy_port}"
+        super().__init__(start.runtime_id, f"http://127.0.0.1:{start.proxy_port}")
 
-    async def exec(self, command: Any, *, env: Any = None, **options: Any) -> ExecResult:
-        return ExecResult(exit_code=await ask(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]))
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        return ExecResult(exit_code=await ask(request.env["OPENAI_BASE_URL"], request.env["OPENAI_API_KEY"]))
 
 
 @asynccontextmanager

@@ -12,13 +12,12 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from no_runtime import NoHandle, NoRuntime
 
-from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.node import node
 from gangline.node.sessions.pools import PoolSizes
 from gangline.settings import plugins
@@ -85,9 +84,10 @@ class _TimedHandle(NoHandle):
         super().__init__(runtime_id)
         self._takes_s = {AGENT: times.run_s, GRADER: times.grade_s}
 
-    async def exec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        command = request.command
         await asyncio.sleep(self._takes_s.get(command, 0.0) if isinstance(command, str) else 0.0)
-        return await super().exec(command, **options)
+        return await super().run(request, on_output)
 
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         return b"1" if Path(path).name == "reward.txt" else await super().download(path)

@@ -18,7 +18,7 @@ from containers.engines import IMAGE
 from containers.test_container_images import OWNER, engine, started
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeFailed
 from gangline.domain.ids import new_id
-from gangline.domain.sandbox import HasServices, RuntimeStart, Sandbox
+from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.settings.plugins import make_runtime
 
@@ -91,7 +91,7 @@ async def test_the_node_runs_commands_in_services_and_copies_their_files(
     spec = {"services": {"other": web("dog"), "store": store}}
     handle = await started(container_runtime, tmp_path, **spec)
     runtime = make_runtime(container_runtime)
-    assert isinstance(runtime, HasServices)
+    assert runtime.has_services
     whole = RuntimeSpec.model_validate({"backend": container_runtime, "image": IMAGE, **spec})
     services = runtime.services_of(handle.runtime_id, whole)
     own = await services.exec("store", "id -u; echo $WORD; exit 3", timeout_s=30)

@@ -13,14 +13,14 @@ import pytest
 
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
 from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
-from gangline.domain.sandbox import ExecResult
+from gangline.domain.sandbox import Channel, ExecResult
 from support.node.tools import action_server
 
 Answerer = Callable[[dict[str, Any]], list[bytes]]
 """A request -> the bytes that the server says then."""
 
 
-class LyingChannel:
+class LyingChannel(Channel):
     """A server that greets as it should, and then answers as a test says."""
 
     def __init__(self, answerer: Answerer) -> None:

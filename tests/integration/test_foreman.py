@@ -19,7 +19,6 @@ from gangline.sandbox.commands import execution, zygote
 from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.network.relay import listening_inside
 from gangline.sandbox.process import ProcessRuntime
-from gangline.sandbox.shared.handle import ExecRequest, open_channel
 from gangline.sandbox.shared.leftovers import kill_labelled
 
 NUM_ACTIONS = 1000
@@ -321,11 +320,3 @@ async def test_an_order_may_be_larger_than_a_socket_takes(runtime: Runtime, tmp_
             assert (await handle.exec(["sh", "-c", 'echo "$#"', "sh", *words])).stdout == b"12\n"
     finally:
         await handle.stop()
-
-
-async def test_a_handle_without_channels_says_so() -> None:
-    class Other:
-        runtime_id = "r-1"
-
-    with pytest.raises(RuntimeUnavailable, match="sandbox r-1 has no channels: its handles lack the method `channel`"):
-        await open_channel(Other(), ExecRequest(command="true"))

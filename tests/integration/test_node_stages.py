@@ -14,7 +14,7 @@ from gangline.agents.harnesses.shell import ShellHarness
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, HarnessVerdict, Reward
 from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
-from gangline.domain.sandbox import ExecResult, RuntimeStart
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, Runtime, RuntimeStart
 from gangline.node.health.watchdog import Watchdog
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
@@ -35,7 +35,7 @@ GRADED_CLEAN: dict[str, Any] = {
 }
 
 
-class Sandboxes:
+class Sandboxes(Runtime):
     """A runtime whose starts, commands and kills wait until they are let go."""
 
     name = "held"
@@ -61,6 +61,9 @@ class Sandboxes:
         self.handles[start.runtime_id] = handle
         return handle
 
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        return 0
+
     def num_graders(self) -> int:
         return sum(".grader" in name for name in self.started)
 
@@ -70,11 +73,11 @@ class Held(FolderRuntime):
         super().__init__(folder)
         self._sandboxes = sandboxes
 
-    async def exec(self, command: Any, **options: Any) -> ExecResult:
-        if command == "agent":
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        if request.command == "agent":
             await self._sandboxes.agents_may_end.wait()
             return ExecResult(exit_code=0)
-        return await super().exec(command, **options)
+        return await super().run(request, on_output)
 
     async def kill(self, *, grace_s: float = 0.0) -> None:
         await self._sandboxes.kills_end.wait()

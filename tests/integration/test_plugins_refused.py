@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from functools import cache
 from pathlib import Path
 from textwrap import dedent, indent
@@ -33,7 +34,10 @@ from support.node.node import running_node
 _SCAN = plugins._installed.__wrapped__
 _numbers = itertools.count()
 KINDS: tuple[Kind, ...] = get_args(Kind)
-HEAD = "from typing import Any\nfrom pydantic import BaseModel\nclass Config(BaseModel):\n    a: int = 1\n"
+HEAD = (
+    "from typing import Any\nfrom pydantic import BaseModel\nfrom gangline.domain.sandbox import Runtime\n"
+    "class Config(BaseModel):\n    a: int = 1\n"
+)
 
 
 class Site:
@@ -84,7 +88,8 @@ def good(kind: Kind, without: str = "", *, changed: str = "") -> str:
         if method not in (without, changed.partition("(")[0].split()[-1] if changed else "")
     ]
     made = "def __init__(self, *given): pass"
-    return "class Mine:\n" + indent("\n".join([made, *lines, *([changed] if changed else [])]), "    ") + "\n"
+    bases = "" if contract.base is None else f"({contract.base.__name__})"
+    return f"class Mine{bases}:\n" + indent("\n".join([made, *lines, *([changed] if changed else [])]), "    ") + "\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +129,7 @@ FAULTS: list[tuple[Kind, str, str]] = [
         (
             kind,
             f"class Meta(type):\n    def __getattr__(cls, name): raise {error}(name)\n"
-            + good(kind, CONTRACTS[kind].fields[0]).replace("class Mine", "class Mine(metaclass=Meta)"),
+            + re.sub(r"class Mine.*:", "class Mine(metaclass=Meta):", good(kind, CONTRACTS[kind].fields[0])),
             f"cannot be read: {error}",
         )
         for kind, error in (("runtime", "RuntimeError"), ("harness", "KeyError"), ("dialect", "SystemExit"))
@@ -141,18 +146,18 @@ FAULTS: list[tuple[Kind, str, str]] = [
     (
         "runtime",
         "class Mine:\n    name = 'mine'\n    async def check(self): ...\n",
-        "lacks start, reap: runtimes.md#writing-a-runtime",
+        "is not a subclass of gangline.domain.sandbox.Runtime; lacks start, reap: runtimes.md#writing-a-runtime",
     ),
-    (
-        "runtime",
-        "from gangline.domain.contracts import Runtime\nclass Mine(Runtime):\n    name = 'mine'\n",
-        "lacks check, start, reap",
-    ),
+    ("runtime", "class Mine(Runtime):\n    name: str\n", "lacks start, reap"),
+    ("runtime", "class Mine(Runtime):\n    async def start(self, start): ...\n", "lacks name, reap"),
+    ("runtime", good("runtime", changed="def start(self, start): ..."), "start is not `async def`"),
+    ("runtime", good("runtime", changed="async def reap(self, owner): ..."), "reap does not take 2 arguments"),
+    ("runtime", good("runtime").replace("(Runtime)", ""), "is not a subclass of gangline.domain.sandbox.Runtime"),
     (
         "handler",
         "from gangline.interop.handlers import AgentHandler\n"
         "class Mine(AgentHandler):\n    async def init(self, job): ...\n",
-        "lacks eval, run",
+        "lacks run, eval",
     ),
 ]
 
@@ -230,7 +235,7 @@ def test_each_of_our_own_fulfils_its_contract(kind: Kind) -> None:
 async def test_a_node_starts_without_a_refused_runtime_and_a_task_is_told_why(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.install("runtime", "class Mine:\n    name = 'mine'\n    async def check(self): ...\n")
+    site.install("runtime", "class Mine(Runtime):\n    name = 'mine'\n    async def check(self): ...\n")
     site.install("dialect", "raise RuntimeError('no')\n", name="theirs")
     site.install("runtime", good("runtime").replace('"mine"', '"odd"') + "    def missing(self): 1 / 0\n", name="odd")
     async with scripted_server({"default": {"text": "hi"}}) as url, running_node(tmp_path / "node", url):
@@ -287,10 +292,13 @@ PROTOCOLS: dict[Kind, type[Any]] = {
 def test_the_contract_of_a_kind_is_its_protocol(kind: Kind) -> None:
     contract, protocol = CONTRACTS[kind], PROTOCOLS[kind]
     methods = {name for name, one in vars(protocol).items() if callable(one) and not name.startswith("_")}
+    if contract.base is not None:
+        assert contract.base is protocol
+        methods = set(protocol.__abstractmethods__)
     assert {*contract.waits, *contract.answers} == methods
     if kind != "handler":
         fields = {*contract.fields, *contract.own_fields, *(["Config"] if contract.has_config else [])}
-        assert fields == set(protocol.__annotations__)
+        assert fields == {name for name in protocol.__annotations__ if not hasattr(protocol, name)}
 
 
 def test_the_page_has_each_group_and_each_part() -> None:

@@ -1,34 +1,36 @@
-"""Runtimes and the sandboxes that they start: the contract of both."""
+"""The contract of runtimes: subclass `Runtime`, which starts sandboxes, and `Sandbox`, which is one of them.
+
+Abstract methods are what every runtime has. The others are abilities, whose defaults say that the runtime lacks them.
+`gangline.sandbox.commands.sandbox.SupervisedSandbox` is a `Sandbox` for runtimes on the node's own machine: it runs
+commands and moves files, and leaves the making of the sandbox. `gangline.testing.runtime_conformance` checks all of it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
+from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.ids import validated_id
 from gangline.domain.task import RuntimeSpec
-from gangline.domain.usage import Usage
+from gangline.domain.usage import Usage, unmeasured
 
 __all__ = [
     "Channel",
     "Checkpoint",
     "CheckpointMethod",
-    "ChecksSpec",
+    "ExecRequest",
     "ExecResult",
-    "GivesGpus",
-    "HasServices",
-    "Keepable",
-    "Layered",
     "OutputSink",
     "Runtime",
     "RuntimeStart",
     "RuntimeUser",
     "Sandbox",
     "SideServices",
-    "TellsImages",
-    "TellsMissing",
     "in_binary_units",
 ]
 
@@ -46,6 +48,26 @@ def in_binary_units(num_bytes: int) -> str:
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output as it comes, on the event loop."""
+
+
+class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One command, for `Sandbox.run` and `Sandbox.open_channel`."""
+
+    command: str | Sequence[str]
+    """A string goes to `sh -c`."""
+    cwd: str | None = None
+    """Relative to `workdir`, or absolute inside; None: `workdir`."""
+    env: Mapping[str, str] = {}
+    """Variables of this command. It also has PATH, HOME, LANG, those of the image and of the spec's `env`, and no
+    others; these here win."""
+    stdin: bytes | None = None
+    timeout_s: float | None = None
+    max_output_bytes: int = 1 << 20
+    """Each of stdout and stderr is cut to so many: the front is kept."""
+    user: RuntimeUser = "agent"
+    """Processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`."""
+    grace_s: float = 0.0
+    """Out of time or cancelled, processes get SIGTERM, and SIGKILL those seconds later if they have not ended."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,48 +158,75 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     owner and specification are the same."""
 
 
-class Channel(Protocol):
+class Channel(ABC):
     """Our end of a channel to a command in a sandbox: see `Sandbox.channel`.
 
     A cancelled `read` loses nothing. The data of a cancelled `write` is still taken, whole.
     """
 
+    @abstractmethod
     async def read(self, max_bytes: int = 1 << 16) -> bytes:
         """At least one byte, at most `max_bytes`; b"" when no process holds the other end any more, and after
         `close`."""
-        ...
 
+    @abstractmethod
     async def write(self, data: bytes) -> None:
         """Wait until the data is taken: a reader that is slow slows this down.
 
         Raises: RuntimeFailed when no process holds the other end any more, and after `close`.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Kill the command's whole process tree, unless it has ended by itself. Idempotent."""
-        ...
 
+    @abstractmethod
     async def ended(self) -> ExecResult:
-        """Wait for the command's end: its exit, and the front of its stdout and stderr (1 MB each).
+        """Wait for the command's end: its exit, and the front of its stdout and stderr.
 
         Closed, or killed with its sandbox, it ended by signal 9. Raises: RuntimeFailed when the sandbox is gone.
         """
-        ...
+
+    def fileno(self) -> int:
+        """The socket that a keeper shares with its node: needed of keepable runtimes. Raises: RuntimeFailed."""
+        raise RuntimeFailed("this runtime's channels cannot be kept: a keepable runtime's have a `fileno`.")
 
 
-class Sandbox(Protocol):
+class Sandbox(ABC):
     """One started sandbox."""
 
-    runtime_id: str
-    workdir: str
-    """Inside the sandbox (for `process`: a real path on the host)."""
-    home: str
-    """A private HOME inside the sandbox."""
-    grader_home: str | None
-    """HOME of the user `grader`, which no command of the agent's can enter; None where the runtime has no such user."""
-    proxy_url: str | None
-    """How the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`."""
+    def __init__(
+        self,
+        *,
+        runtime_id: str,
+        workdir: str,
+        home: str,
+        grader_home: str | None = None,
+        proxy_url: str | None = None,
+    ) -> None:
+        """
+        runtime_id: as `RuntimeStart` has it.
+        workdir: inside the sandbox; where that is the host, a real path.
+        home: a private HOME inside the sandbox.
+        grader_home: HOME of the user `grader`, which no command of the agent's can enter; None: there is no such user.
+        proxy_url: how the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`.
+        """
+        self.runtime_id = runtime_id
+        self.workdir = workdir
+        self.home = home
+        self.grader_home = grader_home
+        self.proxy_url = proxy_url
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        """Run a command and wait for it and its output.
+
+        On timeout, and when the caller is cancelled, the command's whole process tree is killed. Background processes
+        outlive their command otherwise. Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has
+        no such user; InvalidRequest for an empty command.
+        """
 
     async def exec(
         self,
@@ -192,16 +241,30 @@ class Sandbox(Protocol):
         user: RuntimeUser = "agent",
         grace_s: float = 0.0,
     ) -> ExecResult:
-        """Run a command (a string goes to `sh -c`) and wait for it and its output.
+        """`run`, for callers. See `ExecRequest`."""
+        request = ExecRequest(
+            command=command,
+            cwd=cwd,
+            env=env or {},
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+            user=user,
+            grace_s=grace_s,
+        )
+        return await self.run(request, on_output)
 
-        user: processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`.
+    async def open_channel(self, request: ExecRequest) -> Channel:
+        """Start a command, as `run` does, whose descriptor 3 is the other end of a channel: a stream of bytes in both
+        directions (a Unix socket without a name, which nothing else in the sandbox can reach).
 
-        The environment holds only PATH, HOME, LANG, the image's variables and the spec's `env`. On timeout, and when
-        the caller is cancelled, the command's whole process tree is killed: with a `grace_s`, its processes get SIGTERM
-        first, and SIGKILL those seconds later if they have not ended by then.
-        Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has no such user.
+        The command's standard input is empty. It lives until it ends by itself, the channel is closed, or the sandbox
+        is killed or stopped. Its bytes are the agent's claims. Agents in the node need channels; others do not.
+        Raises: as `run`.
         """
-        ...
+        raise RuntimeUnavailable(
+            f"the runtime of sandbox {self.runtime_id} has no channels. Use another one, such as `sandbox`."
+        )
 
     async def channel(
         self,
@@ -211,26 +274,23 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         user: RuntimeUser = "agent",
     ) -> Channel:
-        """Start a command, as `exec` does, whose descriptor 3 is the other end of a channel: a stream of bytes in both
-        directions (a Unix socket without a name, which nothing else in the sandbox can reach).
+        """`open_channel`, for callers."""
+        return await self.open_channel(ExecRequest(command=command, cwd=cwd, env=env or {}, user=user))
 
-        The command's standard input is empty. It lives until it ends by itself, the channel is closed, or the sandbox
-        is killed or stopped. Its bytes are the agent's claims.
-        Raises: as `exec`.
-        """
-        ...
+    # -- files ---------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file (relative to `workdir`, or absolute inside); parents are made."""
-        ...
 
+    @abstractmethod
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         """Read a regular file. Untrusted: no link is followed, no path leaves the sandbox.
 
         Raises: NotFound, LimitExceeded, InvalidRequest (a link, a device, an escape).
         """
-        ...
 
+    @abstractmethod
     async def clear(self, path: str) -> None:
         """Remove everything at `path` from outside the sandbox, even if an untrusted program left it there. Call it
         after `kill`.
@@ -240,22 +300,44 @@ class Sandbox(Protocol):
         usable by their owner again. Follows no link; a missing path is no error.
         Raises: InvalidRequest when the path is not one that files can be moved through.
         """
-        ...
 
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     async def kill(self, *, grace_s: float = 0.0) -> None:
-        """Kill every process in the sandbox and keep its files; a later `exec` works.
+        """Kill every process in the sandbox and keep its files; a later `run` works.
 
         With a `grace_s`, the processes of commands that run get SIGTERM first, and those seconds to end by themselves.
         """
-        ...
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Kill and remove everything. Idempotent."""
+
+    # -- what it promises ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def limits(self) -> dict[str, str]:
+        """Name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+
+        Every limit of `LimitsSpec`, and `network`. An enforcement that holds each process for itself, not all together,
+        says `per process`. `grader_user` is there where `run` takes the user `grader`.
+        """
+
+    async def usage(self) -> Usage:
+        """Its resources over all its lives; those of the disk as they were last measured. An amount that the runtime
+        cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the sandbox is gone."""
+        return unmeasured("the runtime does not measure it")
+
+    # -- checkpoints: see also `Runtime.release` -----------------------------------------------------------------
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
-        """Keep the present files of the writable folders, until `Layered.release`. Commands go on, but for a pause.
+        """Keep the present files of the writable folders, until `Runtime.release`. Commands go on, but for a pause.
 
         Later writes never change it. It outlives kills, and the sandbox.
         Raises: RuntimeUnavailable where `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
         """
-        ...
+        raise self._without_checkpoints()
 
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
         """Kill every process and return to a checkpoint's files; None: to those that the sandbox began with.
@@ -263,105 +345,93 @@ class Sandbox(Protocol):
         Also empties the grader's HOME. Raises: as `checkpoint`; NotFound when it was released; InvalidRequest when it
         is of another owner, runtime or specification.
         """
-        ...
+        raise self._without_checkpoints()
 
-    async def stop(self) -> None:
-        """Kill and remove everything. Idempotent."""
-        ...
-
-    def limits(self) -> dict[str, str]:
-        """Name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
-
-        An enforcement that holds each process for itself, not all together, says `per process`. `grader_user` is there
-        where `exec` takes the user `grader`.
-        """
-        ...
-
-    async def usage(self) -> Usage:
-        """Its resources over all its lives; those of the disk as they were last measured. An amount that the runtime
-        cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the sandbox is gone."""
-        ...
+    def _without_checkpoints(self) -> RuntimeUnavailable:
+        return RuntimeUnavailable(
+            f"checkpoints are not supported by the runtime of sandbox {self.runtime_id}; use `sandbox`."
+        )
 
 
-class Runtime(Protocol):
-    """A kind of sandbox."""
+class Runtime(ABC):
+    """A kind of sandbox. The plug-in is the class, and is made without arguments."""
 
     name: ClassVar[str]
+    """That of its entry point."""
+    is_keepable: ClassVar[bool] = False
+    """Whether its sandboxes may live in the node's keeper, and so outlive the node's process.
 
-    async def check(self) -> None:
-        """Raises: RuntimeUnavailable, which names the missing part and the command to run."""
-        ...
+    The keeper finds the runtime by its name. Its sandboxes die with the process that started them: the keeper. Its
+    channels have a `fileno`.
+    """
+    has_services: ClassVar[bool] = False
+    """Whether its sandboxes may have the `services` of their specification. Other runtimes refuse such tasks."""
 
-    async def start(self, start: RuntimeStart) -> Sandbox: ...
+    @abstractmethod
+    async def start(self, start: RuntimeStart) -> Sandbox:
+        """Start a sandbox; one that fails, or is cancelled, leaves nothing. Begin with `check_start`.
 
+        Raises: InvalidRequest, RuntimeUnavailable, RuntimeFailed.
+        """
+
+    @abstractmethod
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """Remove every sandbox, process, mount and folder under `root` that carries `owner`, but those in `keep`.
 
-        Returns how many sandboxes were removed.
+        Checkpoints, too: by `checkpoint_id`. Returns how many sandboxes were removed.
         """
-        ...
 
+    def check_start(self, start: RuntimeStart) -> None:
+        """Raises: InvalidRequest for odd names, and for services that the runtime does not start."""
+        validated_id(start.runtime_id, "runtime_id")
+        validated_id(start.owner, "owner")
+        if start.spec.services and not self.has_services:
+            raise InvalidRequest(
+                f"runtime `{self.name}` starts no services ({', '.join(start.spec.services)}): use `docker` or "
+                "`podman`."
+            )
 
-@runtime_checkable
-class TellsMissing(Protocol):
-    """A runtime that can tell cheaply that it cannot run here. Nodes pass over sessions of one that cannot."""
+    async def check(self) -> None:
+        """Whether it runs here, by trying. Raises: RuntimeUnavailable, which names the missing part and the command to
+        run."""
+        if (why := self.missing()) is not None:
+            raise RuntimeUnavailable(why)
 
     def missing(self) -> str | None:
-        """The missing part and the command to run, after a look at installed programs alone; None: none is known."""
-        ...
+        """The missing part and the command to run, after a look at installed programs alone; None: none is known.
 
+        Nodes pass over sessions of a runtime that lacks a part.
+        """
+        return None
 
-@runtime_checkable
-class TellsImages(Protocol):
-    """A runtime that can list its images. Nodes pass over sessions that need another one, which none pulls."""
+    @classmethod
+    def check_spec(cls, spec: RuntimeSpec) -> None:
+        """Refuse a specification that no node, on any machine, could start a sandbox of. Called at submit.
+
+        Raises: InvalidRequest, which begins with the field (`runtime.workdir`) and has the remedy.
+        """
+        return
 
     async def images(self) -> Mapping[str, Collection[str]]:
         """Folder -> names of the images directly in it; the folder `""` has those without a path, by each of their
         names (see `image_names`). Only of folders that are known wholly. Raises: RuntimeFailed, RuntimeUnavailable.
+
+        Nodes pass over sessions that need another image of such a folder, for none pulls.
         """
-        ...
-
-
-@runtime_checkable
-class GivesGpus(Protocol):
-    """A runtime that can give sandboxes GPUs. Those of other runtimes have none."""
+        return {}
 
     @property
-    def num_gpus(self) -> int:
-        """How many this machine has, taken ones included."""
-        ...
-
-
-@runtime_checkable
-class Layered(Protocol):
-    """A runtime whose sandboxes have checkpoints. Those of other runtimes refuse them."""
-
-    async def release(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint as soon as no sandbox is over it. Idempotent. A reaper removes those that were never
-        released, as it does sandboxes: by `checkpoint_id`."""
-        ...
-
-
-@runtime_checkable
-class HasServices(Protocol):
-    """A runtime whose sandboxes may have the `services` of their specification. Others refuse such tasks."""
-
-    has_services: ClassVar[bool]
+    def num_gpus(self) -> int | None:
+        """How many GPUs this machine has for sandboxes, taken ones included; None: the runtime never gives any."""
+        return None
 
     def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
-        """Those beside a sandbox that is not stopped yet."""
-        ...
+        """Those beside a sandbox that is not stopped yet. Called where `has_services`."""
+        raise RuntimeUnavailable(f"runtime `{self.name}` starts no services.")
 
-
-@runtime_checkable
-class ChecksSpec(Protocol):
-    """A runtime that knows of some specifications, on any machine, that no node could start a sandbox of."""
-
-    @classmethod
-    def check_spec(cls, spec: RuntimeSpec) -> None:
-        """Called at submit. Raises: InvalidRequest, which begins with the field (`runtime.workdir`) and has the
-        remedy."""
-        ...
+    async def release(self, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint as soon as no sandbox is over it. Idempotent."""
+        return
 
 
 class SideServices(Protocol):
@@ -383,15 +453,3 @@ class SideServices(Protocol):
         Raises: NotFound where there is no such file, LimitExceeded; as `exec`.
         """
         ...
-
-
-@runtime_checkable
-class Keepable(Protocol):
-    """A runtime whose sandboxes may live in the node's keeper, and so outlive the node's process.
-
-    The keeper finds the runtime by its name and uses only the contract of its handles. Its sandboxes die with the
-    process that started them: the keeper. Its channels have a `fileno()`: the socket that the keeper shares with the
-    node.
-    """
-
-    is_keepable: ClassVar[bool]

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.ids import new_id, validated_id
-from gangline.domain.sandbox import ExecResult, Runtime, RuntimeStart, RuntimeUser
+from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecRequest, ExecResult, Runtime, RuntimeStart, RuntimeUser
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import Order
 from gangline.sandbox.commands.foreman import Foreman
@@ -31,7 +31,7 @@ from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.disk import MEASURED, root_inside
 from gangline.sandbox.shared.environment import argv_of
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.sandbox.shared.handle import SandboxFacts
 from gangline.sandbox.shared.leftovers import Mark, remove_folder, write_mark
 from gangline.sandbox.shared.mounts import refuse_own
 from gangline.sandbox.shared.threads import run_to_end
@@ -131,8 +131,6 @@ def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, P
 
     reserved: where none of them can be. Raises: InvalidRequest, also when `start` is wrong elsewhere.
     """
-    validated_id(start.runtime_id, "runtime_id")
-    validated_id(start.owner, "owner")
     spec, folder = start.spec, start.folder
     if spec.network in ("proxy", "list") and start.proxy_port is None:
         raise InvalidRequest(f"network `{spec.network}` needs the port of the node's proxy.")

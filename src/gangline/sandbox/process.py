@@ -15,8 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.ids import validated_id
-from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
+from gangline.domain.sandbox import Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import Order
 from gangline.sandbox.commands.foreman import Foreman
@@ -28,26 +27,22 @@ from gangline.sandbox.layers.stack import Layers
 from gangline.sandbox.shared.disk import MEASURED
 from gangline.sandbox.shared.environment import PythonEnvironment, argv_of, clean_environment, exposed_folders
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.sandbox.shared.handle import SandboxFacts
 from gangline.sandbox.shared.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
 from gangline.sandbox.shared.mounts import refuse_mounts
-from gangline.sandbox.shared.services import refuse_services
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.settings.machine import Settings
 
 __all__ = ["ProcessRuntime"]
 
 
-class ProcessRuntime:
+class ProcessRuntime(Runtime):
     """Runs commands as plain processes, each sandbox in a folder of its own."""
 
     name: ClassVar[str] = "process"
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._expose = exposed_folders((settings or Settings.from_environ()).expose)
-
-    async def check(self) -> None:
-        """Always possible."""
 
     @classmethod
     def check_spec(cls, spec: RuntimeSpec) -> None:
@@ -66,9 +61,7 @@ class ProcessRuntime:
 
     async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: InvalidRequest."""
-        validated_id(start.runtime_id, "runtime_id")
-        validated_id(start.owner, "owner")
-        refuse_services(start.spec, self.name)
+        self.check_start(start)
         self.check_spec(start.spec)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         return await begun(_ProcessLife(start, mark, self._expose))

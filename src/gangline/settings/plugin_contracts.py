@@ -1,6 +1,7 @@
 """The contract of each kind of plug-in as data, and what an object lacks of it. Imports no plug-in's package.
 
-The Protocols are the contract in full; `tests/unit/test_plugins_page.py` compares these tables with them.
+The classes and Protocols are the contract in full; `tests/integration/test_plugins_refused.py` compares these tables
+with them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 from pydantic import BaseModel
+
+from gangline.domain.sandbox import Runtime
 
 __all__ = ["CONTRACTS", "Contract", "Kind", "faults", "instance_faults"]
 
@@ -40,6 +43,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """For people: what the object is."""
     is_class: bool = True
+    base: type[Any] | None = None
+    """The class that it is a subclass of, where that has more than the names below: defaults of abilities."""
     has_config: bool = False
     """It has a pydantic `Config`, from which it is made; otherwise it is made of nothing."""
     waits: Mapping[str, int] = {}
@@ -67,9 +72,10 @@ CONTRACTS: Mapping[Kind, Contract] = {
     "runtime": Contract(
         group="gangline.runtimes",
         page="runtimes.md#writing-a-runtime",
-        what="a kind of sandbox",
+        what="starts sandboxes of one kind",
+        base=Runtime,
         fields=("name",),
-        waits={"check": 0, "start": 1, "reap": 2},
+        waits={"start": 1, "reap": 2},
     ),
     "evaluator": Contract(
         group="gangline.evaluators",
@@ -167,14 +173,16 @@ def _class_faults(kind: Kind, name: str, found: type[Any]) -> Iterator[str]:
     methods: dict[str, int] = {**contract.waits, **contract.answers}
     config = getattr(found, "Config", None)
     wanted = [*(["Config"] if contract.has_config else []), *contract.fields, *methods]
-    lacking = [one for one in wanted if not _has(found, one)]
+    lacking = [one for one in wanted if not _has(found, one, contract.base)]
+    if contract.base is not None and not issubclass(found, contract.base):
+        yield f"is not a subclass of {contract.base.__module__}.{contract.base.__name__}"
     abstract = sorted(getattr(found, "__abstractmethods__", frozenset[str]()) - set(lacking))
     if lacking or abstract:
         yield f"lacks {', '.join([*lacking, *abstract])}"
     if contract.has_config and config is not None and not (isinstance(config, type) and issubclass(config, BaseModel)):
         yield "its Config is not a pydantic model"
-    if kind == "runtime" and "name" not in lacking and found.name != name:
-        yield f"its `name` is {found.name!r}"
+    if kind == "runtime" and "name" not in lacking and (said := getattr(found, "name", None)) != name:
+        yield f"its `name` is {said!r}"
     for method, num_arguments in methods.items():
         if method not in lacking and (fault := _method_fault(found, method, num_arguments, method in contract.waits)):
             yield fault
@@ -182,11 +190,15 @@ def _class_faults(kind: Kind, name: str, found: type[Any]) -> Iterator[str]:
         yield f"is not made of {'its Config' if contract.has_config else 'nothing'}"
 
 
-def _has(found: type[Any], name: str) -> bool:
-    """A Protocol's own body, where a class inherits from it, is no implementation; a tool's defaults are."""
+def _has(found: type[Any], name: str, base: type[Any] | None) -> bool:
+    """Whether the class says more of the name than its contract: the body of a Protocol or of an abstract method is not
+    an implementation; a tool's defaults are."""
     owner = next((one for one in found.__mro__ if name in one.__dict__), None)
     if owner is None:
-        return any(name in getattr(one, "__annotations__", {}) for one in found.__mro__ if not _is_protocol(one))
+        own = (one for one in found.__mro__ if one is not base and not _is_protocol(one))
+        return any(name in getattr(one, "__annotations__", {}) for one in own)
+    if getattr(owner.__dict__[name], "__isabstractmethod__", False):
+        return False
     return not _is_protocol(owner) or name in ("open", "close")
 
 

@@ -31,7 +31,7 @@ from gangline.domain.contracts import (
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import GanglineError, InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
-from gangline.domain.sandbox import ChecksSpec, HasServices, Runtime
+from gangline.domain.sandbox import Runtime
 from gangline.domain.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest
 from gangline.settings.installation import extra_command, package_command
 from gangline.settings.plugin_contracts import CONTRACTS, Kind, faults, instance_faults
@@ -332,17 +332,16 @@ def _check_steps(task: TaskRequest) -> None:
 
 def _check_runtime(spec: RuntimeSpec, field: str) -> None:
     """Raises: UnknownPlugin, InvalidRequest when the runtime would start the sandbox without its services."""
-    runtime = load("runtime", spec.backend)
-    if spec.services and not (isinstance(runtime, HasServices) and runtime.has_services):
+    runtime: type[Runtime] = load("runtime", spec.backend)
+    if spec.services and not runtime.has_services:
         raise InvalidRequest(
             f"{field}.services: runtime `{spec.backend}` starts no services ({', '.join(spec.services)}): use `docker` "
             "or `podman`."
         )
-    if isinstance(runtime, ChecksSpec):
-        try:
-            runtime.check_spec(spec)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{field}{error.message.removeprefix('runtime')}") from error
+    try:
+        runtime.check_spec(spec)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}{error.message.removeprefix('runtime')}") from error
 
 
 def check_evaluator(spec: EvaluatorSpec) -> None:

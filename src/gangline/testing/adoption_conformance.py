@@ -23,9 +23,9 @@ from typing import ClassVar, NamedTuple
 
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
-from gangline.domain.sandbox import Channel, Checkpoint, Runtime, RuntimeStart, Sandbox
+from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.keeping.kept import Keeper, KeptHandle
+from gangline.sandbox.keeping.kept import Keeper, KeptSandbox
 from gangline.sandbox.shared.leftovers import LABEL
 from gangline.settings import plugins
 from gangline.testing.runtime_conformance.bench import daemon, is_held, promised, until_held, until_present
@@ -76,16 +76,16 @@ class Lives:
         await self.keeper.leave()
         self.agents.close()
 
-    async def next(self) -> list[KeptHandle]:
+    async def next(self) -> list[KeptSandbox]:
         """End this node and start the next one; returns the handles that outlived it."""
         await self.die()
         self.keeper = self._keeper()
         await self.begin()
         return self.keeper.kept
 
-    async def start(self) -> KeptHandle:
+    async def start(self) -> KeptSandbox:
         handle = await self.start_of(new_id("runtime"))
-        assert isinstance(handle, KeptHandle), f"runtime {self.runtime} does not say that it is keepable"
+        assert isinstance(handle, KeptSandbox), f"runtime {self.runtime} does not say that it is keepable"
         return handle
 
     async def start_of(self, runtime_id: str, base: Checkpoint | None = None) -> Sandbox:
@@ -170,7 +170,7 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
     lives = Lives(runtime, root)
     plugin = plugins.make_runtime(runtime)
 
-    class InKeeper:
+    class InKeeper(Runtime):
         name: ClassVar[str] = runtime
 
         async def check(self) -> None:
@@ -192,9 +192,9 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
         await lives.end()
 
 
-async def _running(handle: KeptHandle, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
+async def _running(handle: KeptSandbox, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
     """A command that outlives the node, once it has touched `ready`. Its output during this node's life is dropped."""
-    task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(command, note=note))
+    task: asyncio.Task[object] = asyncio.create_task(handle.run_lasting(ExecRequest(command=command), note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     await until_present(handle, "ready")
     return task
@@ -237,9 +237,11 @@ def _calling(handle: Sandbox, program: str) -> list[str]:
     return ["python3", "-c", f"{call}first = call()\n{program}"]
 
 
-async def _called(lives: Lives, handle: KeptHandle, program: str) -> Call:
+async def _called(lives: Lives, handle: KeptSandbox, program: str) -> Call:
     """Start a program that outlives the node, and take its first call, which does too."""
-    task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(_calling(handle, program), note=b"note"))
+    task: asyncio.Task[object] = asyncio.create_task(
+        handle.run_lasting(ExecRequest(command=_calling(handle, program)), b"note")
+    )
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await lives.accept()
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.domain.sandbox import ExecResult
+from gangline.domain.sandbox import Channel, ExecResult
 
 __all__ = ["OpenChannel"]
 
 
-class OpenChannel:
+class OpenChannel(Channel):
     """See `gangline.domain.sandbox.Channel`."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:

@@ -13,15 +13,22 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import new_id
-from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, OutputSink, RuntimeStart, RuntimeUser, Sandbox
-from gangline.domain.usage import Usage
+from gangline.domain.sandbox import (
+    Channel,
+    Checkpoint,
+    ExecRequest,
+    ExecResult,
+    OutputSink,
+    Runtime,
+    RuntimeStart,
+    Sandbox,
+)
 from support.hostility.open_channel import OpenChannel
 from support.hostility.open_forwarding import OpenForwarding
 from support.hostility.open_layers import ENDLESS_BYTES, copied
@@ -31,11 +38,8 @@ __all__ = ["OpenRuntime"]
 _REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
-class OpenRuntime:
+class OpenRuntime(Runtime):
     name: ClassVar[str] = "open"
-
-    async def check(self) -> None:
-        """Always possible."""
 
     async def start(self, start: RuntimeStart) -> Sandbox:
         forwarding = OpenForwarding() if start.spec.network == "list" else None
@@ -52,39 +56,28 @@ class OpenRuntime:
         return 0
 
 
-class _OpenHandle:
+class _OpenHandle(Sandbox):
     def __init__(self, start: RuntimeStart, forwarding: OpenForwarding | None) -> None:
-        self.runtime_id = start.runtime_id
+        super().__init__(
+            runtime_id=start.runtime_id,
+            workdir=str(start.folder / "work"),
+            home=str(start.folder / "home"),
+            proxy_url=f"http://127.0.0.1:{start.proxy_port}" if start.proxy_port else None,
+        )
         self._start = start
         self._folder = start.folder
-        self.workdir = str(start.folder / "work")
-        self.home = str(start.folder / "home")
-        self.grader_home: str | None = None
-        self.proxy_url = f"http://127.0.0.1:{start.proxy_port}" if start.proxy_port else None
         self._forwarding = forwarding
         self._env = dict(start.spec.env) | ({} if forwarding is None else forwarding.env)
         self._children: set[asyncio.subprocess.Process] = set()
         for path in (self.workdir, self.home):
             Path(path).mkdir(parents=True, exist_ok=True)
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-        user: RuntimeUser = "agent",
-        grace_s: float = 0.0,
-    ) -> ExecResult:
-        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        argv, env = self._called(request)
         child = await asyncio.create_subprocess_exec(
             *argv,
-            cwd=Path(self.workdir, cwd or ""),
-            env={**os.environ, **self._env, **(env or {}), "HOME": self.home},
+            cwd=Path(self.workdir, request.cwd or ""),
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -93,8 +86,8 @@ class _OpenHandle:
         self._children.add(child)
         timed_out, stdout, stderr = False, b"", b""
         try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await child.communicate(stdin or b"")
+            async with asyncio.timeout(request.timeout_s):
+                stdout, stderr = await child.communicate(request.stdin or b"")
         except TimeoutError:
             timed_out = True
         finally:
@@ -113,17 +106,14 @@ class _OpenHandle:
             stderr=stderr,
         )
 
-    async def channel(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: RuntimeUser = "agent",
-    ) -> Channel:
+    async def open_channel(self, request: ExecRequest) -> Channel:
+        argv, env = self._called(request)
+        return OpenChannel(argv, Path(self.workdir, request.cwd or ""), env)
+
+    def _called(self, request: ExecRequest) -> tuple[list[str], dict[str, str]]:
+        command = request.command
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        environment = {**os.environ, **self._env, **(env or {}), "HOME": self.home}
-        return OpenChannel(argv, Path(self.workdir, cwd or ""), environment)
+        return argv, {**os.environ, **self._env, **request.env, "HOME": self.home}
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await asyncio.to_thread(self._write, Path(self.workdir, path), data, mode)
@@ -182,9 +172,6 @@ class _OpenHandle:
         if self._forwarding is not None:
             await self._forwarding.close()
         await _removed(self._folder)
-
-    async def usage(self) -> Usage:
-        return Usage(disk_bytes=None)
 
     def limits(self) -> dict[str, str]:
         """A promise of everything, so that every attack is tried."""

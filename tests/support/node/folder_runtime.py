@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeUnavailable
-from gangline.domain.sandbox import Checkpoint, ExecResult, OutputSink, RuntimeUser
-from gangline.domain.usage import Usage
+from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, Sandbox
 from gangline.sandbox.shared.files import SharedFolders
 
 
-class FolderRuntime:
+class FolderRuntime(Sandbox):
     """`log` tells in which order `exec`, `upload`, `download` and `kill` were asked for."""
 
     def __init__(self, folder: Path, *, path: str = os.defpath) -> None:
@@ -27,33 +25,18 @@ class FolderRuntime:
         self._root.mkdir(parents=True)
         self._home.mkdir()
         self._path = path
-        self.runtime_id = folder.name
-        self.workdir = str(self._root)
-        self.home = str(self._home)
-        self.grader_home: str | None = None
-        self.proxy_url: str | None = None
+        super().__init__(runtime_id=folder.name, workdir=str(self._root), home=str(self._home))
         self.log: list[str] = []
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-        user: RuntimeUser = "agent",
-        grace_s: float = 0.0,
-    ) -> ExecResult:
-        assert user == "agent", "it has no other"
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        assert request.user == "agent", "it has no other"
+        command = request.command
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         self.log.append(f"exec {argv[0] if not isinstance(command, str) else command}")
         child = await asyncio.create_subprocess_exec(
             *argv,
-            cwd=str(Path(self.workdir) / (cwd or "")),
-            env={"PATH": self._path, "HOME": self.home, "LANG": "C.UTF-8", **(env or {})},
+            cwd=str(Path(self.workdir) / (request.cwd or "")),
+            env={"PATH": self._path, "HOME": self.home, "LANG": "C.UTF-8", **request.env},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -61,8 +44,8 @@ class FolderRuntime:
         )
         timed_out = False
         try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await child.communicate(stdin or b"")
+            async with asyncio.timeout(request.timeout_s):
+                stdout, stderr = await child.communicate(request.stdin or b"")
         except TimeoutError:
             timed_out, stdout, stderr = True, b"", b""
         finally:
@@ -77,9 +60,9 @@ class FolderRuntime:
             exit_code=code if code is not None and code >= 0 and not timed_out else None,
             signal=-code if code is not None and code < 0 and not timed_out else None,
             timed_out=timed_out,
-            stdout=stdout[:max_output_bytes],
-            stderr=stderr[:max_output_bytes],
-            truncated=max(len(stdout), len(stderr)) > max_output_bytes,
+            stdout=stdout[: request.max_output_bytes],
+            stderr=stderr[: request.max_output_bytes],
+            truncated=max(len(stdout), len(stderr)) > request.max_output_bytes,
         )
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -105,20 +88,11 @@ class FolderRuntime:
         folders = {str(self._root): self._root, self.home: self._home}
         await asyncio.to_thread(SharedFolders(folders, self.workdir).clear, path)
 
-    async def checkpoint(self, name: str = "") -> Checkpoint:
-        raise RuntimeUnavailable("checkpoints are not supported here.")
-
-    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
-        raise RuntimeUnavailable("checkpoints are not supported here.")
-
     async def kill(self, *, grace_s: float = 0.0) -> None:
         self.log.append("kill")
 
     async def stop(self) -> None:
         self.log.append("stop")
-
-    async def usage(self) -> Usage:
-        return Usage(disk_bytes=None)
 
     def limits(self) -> dict[str, str]:
         return {}

@@ -22,7 +22,7 @@ import msgspec
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Allowed, Offer, needs_of
-from gangline.domain.sandbox import GivesGpus, Runtime, TellsImages, TellsMissing
+from gangline.domain.sandbox import Runtime
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.settings import plugins
@@ -79,9 +79,9 @@ class Offers:
             return refusal
         try:
             runtime = self._make(name)
-            why = msgspec.convert(runtime.missing(), str | None) if isinstance(runtime, TellsMissing) else None
-            if why is None and isinstance(runtime, GivesGpus):
-                self._gpus[name] = msgspec.convert(runtime.num_gpus, int)
+            why = msgspec.convert(runtime.missing(), str | None)
+            if why is None and (num_gpus := msgspec.convert(runtime.num_gpus, int | None)) is not None:
+                self._gpus[name] = num_gpus
         except (Exception, SystemExit) as error:  # a plug-in's: the node starts without it
             return _told(error)
         return why
@@ -125,8 +125,7 @@ class Offers:
         try:
             runtime = self._make(name)
             async with asyncio.timeout(_LISTING_S):
-                if isinstance(runtime, TellsImages):
-                    found = await runtime.images()
+                found = await runtime.images()
             return {folder: packed(names) for folder, names in found.items() if len(names) <= MAX_IMAGES}
         except (Exception, SystemExit) as error:
             log.debug("runtime.images_not_told runtime=%s error=%s", name, error)

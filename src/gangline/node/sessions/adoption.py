@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
 from gangline.domain.contracts import AgentRun, Launch
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome
-from gangline.domain.sandbox import ExecResult, Sandbox
+from gangline.domain.sandbox import ExecRequest, ExecResult, Sandbox
 from gangline.domain.session import HarnessExit, Lease, StageTiming
 from gangline.domain.usage import Usage
 from gangline.node.backends.gate import GateMeter
+from gangline.sandbox.keeping.kept import KeptSandbox
 from gangline.store.journal.log import AttemptKey
 
 __all__ = [
     "RESTARTED",
     "AttemptNote",
-    "LastingHandle",
     "RunClock",
     "RunEnd",
     "adoptable",
@@ -50,38 +49,6 @@ RESTARTED = Failure(
     message="the node died while the session ran; its completed calls are kept",
     retryable=True,
 )
-
-
-@runtime_checkable
-class LastingHandle(Sandbox, Protocol):
-    """A sandbox that can outlive the node's process, with a note for the node's next life."""
-
-    note: bytes | None
-    """The earlier life's; None without one."""
-    spent_s: float
-    """Seconds of RUN's budget that the earlier life used, as it last reported them."""
-
-    async def exec_lasting(
-        self,
-        command: str | Sequence[str],
-        *,
-        note: bytes,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
-        """Run a command that outlives the node's process. Raises: RuntimeFailed."""
-        ...
-
-    async def rejoin(self) -> ExecResult:
-        """Wait for that command in the node's next life. Raises: RuntimeFailed."""
-        ...
-
-    async def annotate(self, note: bytes | None) -> None:
-        """Replace the note; with None the sandbox ends with the node. Raises: RuntimeFailed."""
-        ...
-
-    def tell_spent(self, spent_s: float) -> None: ...
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,13 +91,13 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def adoptable(
-    kept: Iterable[LastingHandle], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
-) -> list[tuple[AttemptNote, LastingHandle]]:
+    kept: Iterable[KeptSandbox], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
+) -> list[tuple[AttemptNote, KeptSandbox]]:
     """Attempts of the node's earlier life that can go on; any other kept sandbox is stopped.
 
     unclosed: attempts whose end the journal does not have. finished: those whose result is on its way.
     """
-    found: list[tuple[AttemptNote, LastingHandle]] = []
+    found: list[tuple[AttemptNote, KeptSandbox]] = []
     for handle in kept:
         note = _read(handle)
         key = None if note is None else AttemptKey(note.lease.session_id, note.lease.attempt)
@@ -141,7 +108,7 @@ async def adoptable(
     return found
 
 
-def _read(handle: LastingHandle) -> AttemptNote | None:
+def _read(handle: KeptSandbox) -> AttemptNote | None:
     try:
         return msgspec.msgpack.decode(handle.note or b"", type=AttemptNote)
     except msgspec.MsgspecError as error:
@@ -158,30 +125,25 @@ async def run_harness(
     """
     if not isinstance(launch, Launch):
         return await launch()
-    if note is None or not isinstance(handle, LastingHandle):
-        return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
-    return await handle.exec_lasting(
-        launch.command,
-        env=launch.env,
-        stdin=launch.stdin,
-        max_output_bytes=max_output_bytes,
-        note=msgspec.msgpack.encode(note),
-    )
+    request = ExecRequest(command=launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
+    if note is None or not isinstance(handle, KeptSandbox):
+        return await handle.run(request)
+    return await handle.run_lasting(request, msgspec.msgpack.encode(note))
 
 
 async def rejoin(handle: Sandbox) -> ExecResult:
     """The end of a harness that an earlier life of the node began. Raises: RuntimeFailed."""
-    assert isinstance(handle, LastingHandle)
+    assert isinstance(handle, KeptSandbox)
     return await handle.rejoin()
 
 
 async def annotate(handle: Sandbox, note: AttemptNote | None) -> None:
     """Change the note for the node's next start; with None there is none. Raises: RuntimeFailed."""
-    if isinstance(handle, LastingHandle):
+    if isinstance(handle, KeptSandbox):
         await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
 
 
 def tell_spent(handle: Sandbox, spent_s: float) -> None:
     """Pass on to the node's next life how much of RUN's budget is used."""
-    if isinstance(handle, LastingHandle):
+    if isinstance(handle, KeptSandbox):
         handle.tell_spent(spent_s)

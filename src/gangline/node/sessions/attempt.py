@@ -32,7 +32,7 @@ from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.environments.worlds import Worlds
 from gangline.node.replay.replay import Replay
-from gangline.node.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
+from gangline.node.sessions.adoption import RESTARTED, AttemptNote, RunEnd
 from gangline.node.sessions.evaluation import within
 from gangline.node.sessions.failures import failure_of, log_failed, unfinished
 from gangline.node.sessions.grading.postrun import Graded, Postrun
@@ -44,6 +44,7 @@ from gangline.node.sessions.recorded.files import keep_files
 from gangline.node.sessions.recorded.forks import is_durable, replay_of
 from gangline.node.sessions.sandboxes import Sandboxes
 from gangline.node.sessions.stages import StageClock
+from gangline.sandbox.keeping.kept import KeptSandbox
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
@@ -66,7 +67,7 @@ class Attempt:
         lease: Lease,
         parts: NodeParts,
         *,
-        adopted: tuple[AttemptNote, LastingHandle] | None = None,
+        adopted: tuple[AttemptNote, KeptSandbox] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`adopted`: the attempt's state from before the restart; see `Attempt.adopted`."""
@@ -88,7 +89,7 @@ class Attempt:
         """Whether its agent has started: then it is not given back before its start."""
 
     @classmethod
-    async def adopted(cls, note: AttemptNote, handle: LastingHandle, parts: NodeParts) -> Attempt:
+    async def adopted(cls, note: AttemptNote, handle: KeptSandbox, parts: NodeParts) -> Attempt:
         """An attempt of an earlier life of this node; its session answers calls when this returns."""
         attempt = cls(note.lease, parts, adopted=(note, handle))
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gangline.domain.contracts import Tidies
 from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed, RuntimeFailed
-from gangline.domain.sandbox import ExecResult, GivesGpus, RuntimeStart, Sandbox
+from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.node.health.watchdog import session_task
@@ -213,7 +213,7 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
 
 async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None) -> Sandbox:
     """Raises: InvalidRequest where GPUs are asked of a runtime that gives none, and the runtime's errors."""
-    if spec.gpus and not isinstance(plugins.make_runtime(spec.backend), GivesGpus):
+    if spec.gpus and plugins.make_runtime(spec.backend).num_gpus is None:
         raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
     seen = _named_folders(spec, parts)
     start = RuntimeStart(

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
-from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
+from gangline.domain.sandbox import Checkpoint, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.apptainer.command_line import (
     ApptainerLaunch,
@@ -56,7 +56,6 @@ from gangline.sandbox.shared.environment import PythonEnvironment, exposed_folde
 from gangline.sandbox.shared.leftovers import Mark, kill_mounted, reap
 from gangline.sandbox.shared.mounts import granted
 from gangline.sandbox.shared.removal import remove_tree
-from gangline.sandbox.shared.services import refuse_services
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.settings.machine import Settings
 
@@ -65,7 +64,7 @@ __all__ = ["ApptainerRuntime"]
 _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/.singularity.d")
 
 
-class ApptainerRuntime:
+class ApptainerRuntime(Runtime):
     """Starts containers with `apptainer`, or the command in `GANGLINE_APPTAINER`."""
 
     name: ClassVar[str] = "apptainer"
@@ -116,7 +115,7 @@ class ApptainerRuntime:
 
     async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
-        refuse_services(start.spec, self.name)
+        self.check_start(start)
         self._check_program()
         image = checked_image(start.spec.image)
         if image is not None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
-from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
+from gangline.domain.sandbox import Checkpoint, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.command_line import (
     HOST_NAME,
@@ -55,7 +55,6 @@ from gangline.sandbox.namespaced import (
 from gangline.sandbox.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.sandbox.shared.leftovers import reap
 from gangline.sandbox.shared.mounts import granted
-from gangline.sandbox.shared.services import refuse_services
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.settings.machine import Settings
 
@@ -89,7 +88,7 @@ def obstacle(complaint: str, proc_sys: Path = Path("/proc/sys"), path: str | Non
     return f"a sandbox does not start: {complaint}"
 
 
-class SandboxRuntime:
+class SandboxRuntime(Runtime):
     """Starts sandboxes with `bwrap`."""
 
     name: ClassVar[str] = "sandbox"
@@ -122,7 +121,7 @@ class SandboxRuntime:
 
     async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, InvalidRequest."""
-        refuse_services(start.spec, self.name)
+        self.check_start(start)
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
         user = held_user(start) if self._privileged else None

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.domain.sandbox import ExecResult
+from gangline.domain.sandbox import Channel, ExecResult
 
 __all__ = ["LocalChannel", "SocketChannel"]
 
 
-class SocketChannel(ABC):
+class SocketChannel(Channel):
     """See `Channel`: the bytes. None is read off the socket before it is asked for, so that none is lost with us."""
 
     def __init__(self, ours: socket.socket) -> None:
@@ -30,8 +29,11 @@ class SocketChannel(ABC):
         self._writable: asyncio.Future[None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
+    def fileno(self) -> int:
+        """Our end, for a process that is given a duplicate of it."""
+        return self._socket.fileno()
+
     async def read(self, max_bytes: int = 1 << 16) -> bytes:
-        """See `Channel.read`."""
         async with self._reading:
             while self._socket.fileno() >= 0:
                 try:
@@ -53,7 +55,6 @@ class SocketChannel(ABC):
                 self._readable = None
 
     async def write(self, data: bytes) -> None:
-        """See `Channel.write`."""
         async with self._writing:
             if self._sending is not None:
                 await asyncio.wait([self._sending])  # its caller was cancelled: first what it had begun
@@ -93,14 +94,6 @@ class SocketChannel(ABC):
         self._readable = self._writable = None
         self._socket.close()
 
-    @abstractmethod
-    async def close(self) -> None:
-        """See `Channel.close`."""
-
-    @abstractmethod
-    async def ended(self) -> ExecResult:
-        """See `Channel.ended`."""
-
 
 class LocalChannel(SocketChannel):
     """A channel to a command of this very process's."""
@@ -118,10 +111,6 @@ class LocalChannel(SocketChannel):
         self._kill = kill
         self._on_closed = on_closed
         running.add_done_callback(_seen)
-
-    def fileno(self) -> int:
-        """Our end, for a process that is given a duplicate of it."""
-        return self._socket.fileno()
 
     async def close(self) -> None:
         if not self._running.done():

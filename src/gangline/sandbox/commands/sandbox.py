@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from gangline.domain.errors import RuntimeFailed, RuntimeFault, RuntimeUnavailable
-from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, OutputSink
+import msgspec
+
+from gangline.domain.errors import RuntimeFailed, RuntimeFault
+from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, ExecResult, OutputSink, Sandbox
 from gangline.domain.task import LimitsSpec
 from gangline.domain.usage import Usage
 from gangline.sandbox.commands.execution import EndAll, Executions, Order
@@ -24,10 +26,10 @@ from gangline.sandbox.layers.stack import Layers
 from gangline.sandbox.shared.accounts import Accounts, MemoryWatch, Traffic
 from gangline.sandbox.shared.disk import DiskWatch
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import ExecRequest, Handle, SandboxFacts
+from gangline.sandbox.shared.handle import SandboxFacts
 from gangline.sandbox.shared.threads import run_to_end
 
-__all__ = ["Entry", "Life", "SandboxHandle", "begun"]
+__all__ = ["Entry", "Life", "SupervisedSandbox", "begun"]
 
 _T = TypeVar("_T")
 
@@ -110,9 +112,9 @@ class Life(Protocol):
         ...
 
 
-async def begun(life: Life, kind: Callable[[Life], SandboxHandle] | None = None) -> SandboxHandle:
+async def begun(life: Life, kind: Callable[[Life], SupervisedSandbox] | None = None) -> SupervisedSandbox:
     """A started sandbox; one that does not start leaves nothing. Raises: RuntimeFailed, RuntimeUnavailable."""
-    handle = (kind or SandboxHandle)(life)
+    handle = (kind or SupervisedSandbox)(life)
     try:
         await handle.begin()
     except BaseException:
@@ -122,11 +124,11 @@ async def begun(life: Life, kind: Callable[[Life], SandboxHandle] | None = None)
     return handle
 
 
-class SandboxHandle(Handle):
+class SupervisedSandbox(Sandbox):
     """See `Sandbox`."""
 
     def __init__(self, life: Life) -> None:
-        super().__init__(life.facts)
+        super().__init__(**msgspec.structs.asdict(life.facts))
         self._life = life
         self._executions = Executions()
         self._accounts = Accounts()
@@ -165,7 +167,7 @@ class SandboxHandle(Handle):
             self._num_commands += 1
             return entry
 
-    async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         entry = await self._entry(request)
         try:
             return await self._executions.run(
@@ -241,9 +243,7 @@ class SandboxHandle(Handle):
         async with self._lock:
             self._check_not_stopped()
             if self._life.layers is None:
-                raise RuntimeUnavailable(
-                    f"checkpoints are not supported by the runtime of sandbox {self.runtime_id}; use `sandbox`."
-                )
+                raise self._without_checkpoints()
             if self._moves:
                 await asyncio.wait(self._moves)
             yield self._life.layers

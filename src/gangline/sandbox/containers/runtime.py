@@ -29,9 +29,8 @@ from gangline.domain.errors import (
     RuntimeFailed,
     RuntimeUnavailable,
 )
-from gangline.domain.ids import validated_id
 from gangline.domain.image_names import engine_names
-from gangline.domain.sandbox import RuntimeStart, RuntimeUser, Sandbox, SideServices
+from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, RuntimeUser, Sandbox, SideServices
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import Order
@@ -60,7 +59,7 @@ from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.disk import MEASURED, root_inside
 from gangline.sandbox.shared.environment import argv_of, exposed_folders, image_environment
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.sandbox.shared.handle import SandboxFacts
 from gangline.sandbox.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
 from gangline.sandbox.shared.mounts import granted, refuse_own
 from gangline.sandbox.shared.threads import run_to_end
@@ -84,7 +83,7 @@ _CONFINED = (
 )
 
 
-class _ContainerRuntime:
+class _ContainerRuntime(Runtime):
     """The common part of both."""
 
     name: ClassVar[str]
@@ -152,8 +151,7 @@ class _ContainerRuntime:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         self._refuse_user()
         self.check_spec(start.spec)
-        validated_id(start.runtime_id, "runtime_id")
-        validated_id(start.owner, "owner")
+        self.check_start(start)
         if start.spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         if start.spec.gpus > len(self._gpus):

@@ -28,17 +28,16 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
 from gangline.domain.open_files import out_of_files
-from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, Layered, Runtime, Sandbox
+from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, Runtime, Sandbox
 from gangline.machine.telemetry.logs import LineFormatter
 from gangline.sandbox.keeping import wire
 from gangline.sandbox.keeping.link import forget, peer_uid
-from gangline.sandbox.shared.handle import exec_request, open_channel
 from gangline.settings import plugins
 
 __all__ = ["KeeperOrder", "main"]
@@ -47,11 +46,6 @@ log = logging.getLogger("gangline.keeper")
 
 _UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate, wire.CloseChannel, wire.Reset, wire.Release, wire.TakeCheckpoint)
 """Requests that are done to their end, whoever goes."""
-
-
-@runtime_checkable
-class _HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
 
 
 class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +61,7 @@ class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
     """How long a node may be away."""
 
 
-class _Sandbox:
+class _Hosted:
     def __init__(self, runtime: str, handle: Sandbox) -> None:
         self.runtime = runtime
         self.handle = handle
@@ -94,7 +88,7 @@ class _Sandbox:
 
 class _Keeper:
     def __init__(self, listening: socket.socket, agents: socket.socket, grace_s: float) -> None:
-        self.sandboxes: dict[str, _Sandbox] = {}
+        self.sandboxes: dict[str, _Hosted] = {}
         self.runtimes: dict[str, Runtime] = {}
         """By name; made when they are first asked for."""
         self.checkpoints: dict[str, Checkpoint] = {}
@@ -142,9 +136,7 @@ class _Keeper:
         return runtime
 
     async def release(self, checkpoint: Checkpoint) -> None:
-        runtime = self.runtime(checkpoint.runtime)
-        if isinstance(runtime, Layered):
-            await runtime.release(checkpoint)
+        await self.runtime(checkpoint.runtime).release(checkpoint)
         self.checkpoints.pop(checkpoint.checkpoint_id, None)
 
     async def _release_all(self) -> None:
@@ -195,7 +187,7 @@ class _Keeper:
             await service.close()
             writer.close()
 
-    async def _stop(self, sandboxes: Iterable[_Sandbox]) -> None:
+    async def _stop(self, sandboxes: Iterable[_Hosted]) -> None:
         """Sandboxes that cannot be stopped are left to the reaper."""
         stopping = tuple(sandboxes)
         for sandbox in stopping:
@@ -310,7 +302,7 @@ class _Service:
                     self._keeper.sandboxes.pop(request.runtime_id, None)
         return None
 
-    def _sandbox(self, runtime_id: str) -> _Sandbox:
+    def _sandbox(self, runtime_id: str) -> _Hosted:
         """Raises: RuntimeFailed."""
         sandbox = self._keeper.sandboxes.get(runtime_id)
         if sandbox is None:
@@ -321,12 +313,12 @@ class _Service:
         if request.start.runtime_id in self._keeper.sandboxes:
             raise InvalidRequest(f"a sandbox {request.start.runtime_id} is running already.")
         handle = await self._keeper.runtime(request.runtime).start(request.start)
-        sandbox = self._keeper.sandboxes[handle.runtime_id] = _Sandbox(request.runtime, handle)
+        sandbox = self._keeper.sandboxes[handle.runtime_id] = _Hosted(request.runtime, handle)
         return sandbox.facts
 
     async def _exec(self, number: int, request: wire.Exec) -> ExecResult:
         sandbox = self._sandbox(request.runtime_id)
-        command = exec_request(sandbox.handle, request.request, self._sink(number) if request.streams else None)
+        command = sandbox.handle.run(request.request, self._sink(number) if request.streams else None)
         if _is_short(request):
             return await command
         sandbox.note = request.note
@@ -336,7 +328,7 @@ class _Service:
 
     async def _open_channel(self, request: wire.OpenChannel) -> None:
         sandbox = self._sandbox(request.runtime_id)
-        channel = await open_channel(sandbox.handle, request.request)
+        channel = await sandbox.handle.open_channel(request.request)
         sandbox.channels[request.channel_id] = channel
         try:
             self._share(request.channel_id, channel)
@@ -346,8 +338,6 @@ class _Service:
 
     def _share(self, channel_id: str, channel: Channel) -> None:
         """Give the node a duplicate of our end. Raises: RuntimeFailed."""
-        if not isinstance(channel, _HasDescriptor):
-            raise RuntimeFailed("this runtime's channels cannot be kept: a keepable runtime's have a `fileno`.")
         try:
             socket.send_fds(self._descriptors, [channel_id.encode()], [channel.fileno()])
         except OSError as error:
@@ -375,7 +365,7 @@ def _is_short(request: wire.Exec | wire.Rejoin) -> bool:
     return isinstance(request, wire.Exec) and request.note is None
 
 
-async def _ended(sandbox: _Sandbox) -> ExecResult:
+async def _ended(sandbox: _Hosted) -> ExecResult:
     """Waiting for it does not own it. Raises: RuntimeFailed."""
     if sandbox.run is None:
         raise RuntimeFailed(f"no command of sandbox {sandbox.handle.runtime_id} was to be waited for.")

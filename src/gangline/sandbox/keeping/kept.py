@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,9 +22,8 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import (
     Checkpoint,
+    ExecRequest,
     ExecResult,
-    Keepable,
-    Layered,
     OutputSink,
     Runtime,
     RuntimeStart,
@@ -35,11 +34,10 @@ from gangline.sandbox.commands.channel import SocketChannel
 from gangline.sandbox.keeping import wire
 from gangline.sandbox.keeping.keeper import KeeperOrder
 from gangline.sandbox.keeping.link import Link, connect, forget, listen
-from gangline.sandbox.shared.handle import ExecRequest, Handle
 from gangline.sandbox.shared.leftovers import LABEL, kill_labelled
 from gangline.settings import plugins
 
-__all__ = ["Keeper", "KeptHandle", "reap_keeper"]
+__all__ = ["Keeper", "KeptSandbox", "reap_keeper"]
 
 log = logging.getLogger("gangline.keeper")
 
@@ -71,7 +69,7 @@ class Keeper:
         runtimes_folder: where all sandboxes of the node have their folders.
         grace_s: how long it keeps sandboxes when this process is gone; 0: there is no keeper.
         """
-        self.kept: list[KeptHandle] = []
+        self.kept: list[KeptSandbox] = []
         """Sandboxes that an earlier life of this node left, with the command that was to outlive it."""
         self.checkpoints: list[Checkpoint] = []
         """Those that an earlier life of this node left."""
@@ -103,7 +101,7 @@ class Keeper:
         else:
             self._link, self._agents = begun.link, begun.agents
             self.checkpoints = list(begun.hello.checkpoints)
-            self.kept = [KeptHandle(self, begun.link, one.facts, one) for one in begun.hello.kept]
+            self.kept = [KeptSandbox(self, begun.link, one.facts, one) for one in begun.hello.kept]
         return self._agents
 
     async def start(self, runtime: str, start: RuntimeStart) -> Sandbox:
@@ -112,14 +110,14 @@ class Keeper:
         Raises: UnknownPlugin, RuntimeFailed, and the runtime's errors.
         """
         plugin = self._plugin(runtime)
-        if self._grace_s <= 0 or not (isinstance(plugin, Keepable) and plugin.is_keepable):
+        if self._grace_s <= 0 or not plugin.is_keepable:
             return await plugin.start(start)
         link = await self._living()
         asking = object()
         self._held[asking] = start.runtime_id
         try:
             facts = await link.ask(wire.Start(runtime=runtime, start=start), wire.Facts)
-            return KeptHandle(self, link, facts)
+            return KeptSandbox(self, link, facts)
         except asyncio.CancelledError:
             with suppress(RuntimeFailed):  # it may have started in the very moment
                 await link.ask(wire.Stop(runtime_id=start.runtime_id), None)
@@ -128,12 +126,12 @@ class Keeper:
             del self._held[asking]
 
     async def release(self, checkpoint: Checkpoint) -> None:
-        """See `Layered`. Where the keeper is gone, the checkpoint is too."""
+        """See `Runtime.release`. Where the keeper is gone, the checkpoint is too."""
         plugin = self._plugin(checkpoint.runtime)
-        if self._grace_s > 0 and isinstance(plugin, Keepable) and plugin.is_keepable:
+        if self._grace_s > 0 and plugin.is_keepable:
             if self._link is not None and not self._link.is_lost:
                 await self._link.ask(wire.Release(checkpoint=checkpoint), None)
-        elif isinstance(plugin, Layered):
+        else:
             await plugin.release(checkpoint)
 
     def _plugin(self, name: str) -> Runtime:
@@ -143,7 +141,7 @@ class Keeper:
             plugin = self._plugins[name] = plugins.make_runtime(name)
         return plugin
 
-    def hold(self, handle: KeptHandle) -> Callable[[], object]:
+    def hold(self, handle: KeptSandbox) -> Callable[[], object]:
         """Keep the sandbox until the handle is garbage, or the returned function is called."""
         key = object()
         self._held[key] = handle.runtime_id
@@ -200,7 +198,7 @@ class Keeper:
         log.error("keeper.lost owner=%s", self._owner)
         await self._end_process()
         for plugin in self._plugins.values():
-            if isinstance(plugin, Keepable) and plugin.is_keepable:
+            if plugin.is_keepable:
                 await plugin.reap(self._owner, self._runtimes_folder)
         self._link = None
 
@@ -249,12 +247,18 @@ class Keeper:
             )
 
 
-class KeptHandle(Handle):
+class KeptSandbox(Sandbox):
     """One sandbox that lives in the keeper: the contract's methods, and those that let it outlive the node."""
 
     def __init__(self, keeper: Keeper, link: Link, facts: wire.Facts, kept: wire.Kept | None = None) -> None:
         """`kept`: as an earlier life of the node left it."""
-        super().__init__(facts)
+        super().__init__(
+            runtime_id=facts.runtime_id,
+            workdir=facts.workdir,
+            home=facts.home,
+            grader_home=facts.grader_home,
+            proxy_url=facts.proxy_url,
+        )
         self.note = None if kept is None else kept.note
         """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
@@ -266,7 +270,7 @@ class KeptHandle(Handle):
         self._link = link
         self._let_go = keeper.hold(self)
 
-    async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         asked = wire.Exec(runtime_id=self.runtime_id, request=request, streams=on_output is not None)
         return await self._link.ask(asked, ExecResult, on_output)
 
@@ -295,18 +299,9 @@ class KeptHandle(Handle):
             raise RuntimeFailed("the keeper handed no channel over: this process may have too many open files.")
         return KeptChannel(self._link, self.runtime_id, channel_id, ours)
 
-    async def exec_lasting(
-        self,
-        command: str | Sequence[str],
-        *,
-        note: bytes,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
+    async def run_lasting(self, request: ExecRequest, note: bytes) -> ExecResult:
         """Run a command that outlives the node's process by the grace, with this sandbox. Both are in `Keeper.kept` of
         the node's next life, where `rejoin` waits for the command's end."""
-        request = ExecRequest(command=command, env=env or {}, stdin=stdin, max_output_bytes=max_output_bytes)
         return await self._link.ask(wire.Exec(runtime_id=self.runtime_id, request=request, note=note), ExecResult)
 
     async def rejoin(self) -> ExecResult:
@@ -362,7 +357,7 @@ class KeptChannel(SocketChannel):
     def __init__(self, link: Link, runtime_id: str, channel_id: str, ours: socket.socket) -> None:
         super().__init__(ours)
         self.channel_id = channel_id
-        """Names it to `KeptHandle.rejoin_channel` in the node's next life."""
+        """Names it to `KeptSandbox.rejoin_channel` in the node's next life."""
         self._link = link
         self._runtime_id = runtime_id
         asked = wire.ChannelEnd(runtime_id=runtime_id, channel_id=channel_id)

@@ -15,8 +15,8 @@ import msgspec
 from pydantic import BaseModel
 
 from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
-from gangline.domain.sandbox import Checkpoint, RuntimeStart
-from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.domain.sandbox import Checkpoint, ExecRequest, RuntimeStart
+from gangline.sandbox.shared.handle import SandboxFacts
 
 __all__ = [
     "FROM_NODE",

@@ -26,15 +26,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
-from gangline.domain.ids import validated_id
-from gangline.domain.sandbox import RuntimeStart, Sandbox
+from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
 from gangline.interop.harbor.runtime.link import Link
 from gangline.interop.harbor.runtime.streams import RemoteForeman, SocketStream, Wire
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import Order
-from gangline.sandbox.commands.sandbox import Entry, Life, SandboxHandle, begun
+from gangline.sandbox.commands.sandbox import Entry, Life, SupervisedSandbox, begun
 from gangline.sandbox.confinement.limits import (
     NOT_ENFORCED,
     NOT_SUPPORTED,
@@ -51,7 +50,7 @@ from gangline.sandbox.network.relay import MAX_CONNECTIONS
 from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.environment import argv_of, image_environment
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import ExecRequest, SandboxFacts
+from gangline.sandbox.shared.handle import SandboxFacts
 from gangline.sandbox.shared.leftovers import Mark, marked, reap, remove_folder, write_mark
 from gangline.sandbox.shared.mounts import refuse_mounts
 from gangline.sandbox.shared.threads import run_to_end
@@ -121,7 +120,7 @@ class Tunnels:
             self._forwarder = None
 
 
-class HarborRuntime:
+class HarborRuntime(Runtime):
     """Environments of one of Harbor's classes, the operator's choice."""
 
     name: ClassVar[str] = "harbor"
@@ -149,8 +148,7 @@ class HarborRuntime:
 
     async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
-        validated_id(start.runtime_id, "runtime_id")
-        validated_id(start.owner, "owner")
+        self.check_start(start)
         spec = start.spec
         if spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{spec.network}` needs the port of the node's proxy.")
@@ -160,7 +158,7 @@ class HarborRuntime:
                 "(`harbor_network`)."
             )
         self.check_spec(spec)
-        return await begun(_Environment(start, self._bridges, self._settings), HarborHandle)
+        return await begun(_Environment(start, self._bridges, self._settings), HarborSandbox)
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """Harbor is asked only where a folder shows that it was used."""
@@ -177,7 +175,7 @@ class HarborRuntime:
         return len(lost)
 
 
-class HarborHandle(SandboxHandle):
+class HarborSandbox(SupervisedSandbox):
     """Moves files by its steward rather than through folders of this machine."""
 
     def __init__(self, life: Life) -> None:

@@ -17,7 +17,7 @@ from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.environment import GradedEnvironment
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
-from gangline.domain.sandbox import HasServices, Sandbox, SideServices
+from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.node.environments.worlds import recorded_calls
@@ -193,7 +193,7 @@ class Postrun:
     def _services_of(self, handle: Sandbox) -> SideServices | None:
         spec = self._task.runtime
         runtime = plugins.make_runtime(spec.backend) if spec.services else None
-        return runtime.services_of(handle.runtime_id, spec) if isinstance(runtime, HasServices) else None
+        return None if runtime is None else runtime.services_of(handle.runtime_id, spec)
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""

@@ -5,11 +5,10 @@ The archive is the agent's claim. It is made, read and unpacked inside sandboxes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from gangline.domain.errors import FilesNotKept, GanglineError, RuntimeFailed
-from gangline.domain.sandbox import Channel, Checkpoint, ExecResult, Sandbox
+from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, ExecResult, OutputSink, Sandbox
 from gangline.domain.usage import Usage, unmeasured
 from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES
 
@@ -54,17 +53,12 @@ def _said(result: ExecResult) -> str:
     return f"tar exited with {result.exit_code}: {said}"
 
 
-class AbsentFiles:
+class AbsentFiles(Sandbox):
     """The agent's sandbox of a recorded session without files. Nothing runs in it; reading it raises FilesNotKept."""
-
-    grader_home: str | None = None
-    proxy_url: str | None = None
 
     def __init__(self, session_id: str, workdir: str, why: str) -> None:
         """why: the files are not there."""
-        self.runtime_id = f"{session_id}.absent"
-        self.workdir = workdir
-        self.home = workdir
+        super().__init__(runtime_id=f"{session_id}.absent", workdir=workdir, home=workdir)
         self._why = why
 
     def _refuse(self) -> NoReturn:
@@ -73,17 +67,10 @@ class AbsentFiles:
             "`keep_files` in the task's evaluator keeps them."
         )
 
-    async def exec(self, command: str | Sequence[str], **how: Any) -> ExecResult:
+    async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         self._refuse()
 
-    async def channel(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: Any = "agent",
-    ) -> Channel:
+    async def open_channel(self, request: ExecRequest) -> Channel:
         self._refuse()
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:

@@ -36,7 +36,7 @@ class Checkpoints:
         found: Iterable[Checkpoint] = (),
     ) -> None:
         """
-        release: see `Layered.release`; None: this node keeps no checkpoints.
+        release: see `Runtime.release`; None: this node keeps no checkpoints.
         max_bytes: of all together on the disk.
         hold_s: how long they outlive their session.
         found: those that an earlier life of this node left.
