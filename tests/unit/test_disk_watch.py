@@ -58,8 +58,8 @@ def begun(ends: list[str], **limits: int) -> DiskWatch:
     async def end() -> None:
         ends.append("ended")
 
-    watch = DiskWatch(LimitsSpec(**limits), lambda: [Path("/")])
-    watch.begin(end)
+    watch = DiskWatch(LimitsSpec(**limits))
+    watch.begin(end, lambda: [Path("/")])
     return watch
 
 

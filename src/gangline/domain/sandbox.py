@@ -1,8 +1,8 @@
 """The contract of runtimes: subclass `Runtime`, which starts sandboxes, and `Sandbox`, which is one of them.
 
 Abstract methods are what every runtime has. The others are abilities, whose defaults say that the runtime lacks them.
-`gangline.sandbox.commands.sandbox.SupervisedSandbox` is a `Sandbox` for runtimes on the node's own machine: it runs
-commands and moves files, and leaves the making of the sandbox. `gangline.testing.runtime_conformance` checks all of it.
+`gangline.sandbox.supervised.SupervisedSandbox` is a `Sandbox` for runtimes on the node's own machine: it runs commands
+and moves files, and leaves the making of the sandbox. `gangline.testing.runtime_conformance` checks all of it.
 """
 
 from __future__ import annotations

@@ -1,46 +1,43 @@
 """Sandboxes made of namespaces that a launcher makes, and that our foremen enter from outside.
 
-The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end. Their
-difference is an `Enclosure`.
+The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end.
 """
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import ClassVar
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
-from gangline.domain.sandbox import ExecRequest, ExecResult, Runtime, RuntimeStart, RuntimeUser
+from gangline.domain.sandbox import ExecRequest, ExecResult, Runtime, RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
-from gangline.sandbox.commands.execution import Order
+from gangline.sandbox.commands.execution import EndAll, Order
 from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.commands.holder import Holder, Launch
-from gangline.sandbox.commands.sandbox import Entry, Life
-from gangline.sandbox.confinement.cgroups import Cgroups, group_name, make_groups
+from gangline.sandbox.confinement.cgroups import group_name, make_groups
 from gangline.sandbox.confinement.freezing import Freezer
-from gangline.sandbox.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
-from gangline.sandbox.confinement.system_calls import enforced, filter_for, may_use_keys
+from gangline.sandbox.confinement.limits import NOT_ENFORCED, enforcement
+from gangline.sandbox.confinement.system_calls import may_use_keys
 from gangline.sandbox.layers.stack import Layers
 from gangline.sandbox.network.listeners import NetworkListeners
 from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.disk import MEASURED, root_inside
-from gangline.sandbox.shared.environment import argv_of
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import SandboxFacts
-from gangline.sandbox.shared.leftovers import Mark, remove_folder, write_mark
 from gangline.sandbox.shared.mounts import refuse_own
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
+from gangline.sandbox.supervised import SupervisedSandbox
 
 __all__ = [
     "GRADER_HOME",
     "HOME",
-    "Enclosure",
+    "NamespacedSandbox",
     "can_give_users",
     "check_image_path",
     "check_spec",
@@ -49,48 +46,12 @@ __all__ = [
     "grader_folder",
     "held_user",
     "inner_uid",
-    "namespaced",
     "try_out",
 ]
 
 HOME = "/home/agent"
 GRADER_HOME = "/home/grader"
 _CAP_SYS_ADMIN = 21
-
-
-class Enclosure(Protocol):
-    """How one sandbox's namespaces are made. `make_folders` and `launch` block, and are called from a thread."""
-
-    agent_is_root: bool
-    """Whether commands are root of the sandbox's user namespace: they can then take over its first process, which has
-    no filter of system calls."""
-
-    def make_folders(self) -> None:
-        """Make its own folders in the sandbox's folder, once, beside the shared folders and the files of users."""
-        ...
-
-    def reset_others(self) -> None:
-        """Remove what the sandbox wrote beside its shared folders. None of its processes lives. Raises: OSError."""
-        ...
-
-    has_private_mounts: bool
-    """Whether it can show mounts that only one namespace has: `launch` takes the way to them."""
-
-    def launch(self, entering: Sequence[str]) -> Launch:
-        """Another start. `entering`: the beginning of its command line. Raises: InvalidRequest, RuntimeFailed."""
-        ...
-
-    async def entered(self, proc_fd: int) -> None:
-        """Inspect the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
-        ...
-
-    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of a command."""
-        ...
-
-    def close(self) -> None:
-        """Release its resources; nothing lives in it any more."""
-        ...
 
 
 def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
@@ -161,73 +122,71 @@ def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
     return str(path)
 
 
-def namespaced(
-    start: RuntimeStart, runtime: str, enclosure: Enclosure, shared: Mapping[str, Path], user: HeldUser | None
-) -> Life:
-    """A sandbox to begin. `user`: the one that its commands become; None stays who we are."""
-    mark = Mark(owner=start.owner, runtime=runtime, runtime_id=start.runtime_id)
-    groups = make_groups(group_name(start.owner, start.runtime_id), start.spec.limits)
-    return _Namespaces(start, mark, enclosure, shared, user, groups)
+class NamespacedSandbox(SupervisedSandbox):
+    """Folders that last, and namespaces that come and go. Subclass it with how these are made: `_launch`, and
+    `_environment`."""
 
+    agent_is_root: bool = False
+    """Whether commands are root of the sandbox's user namespace: they can then take over its first process, which has
+    no filter of system calls."""
+    has_private_mounts: ClassVar[bool] = False
+    """Whether it can show mounts that only one namespace has: `_launch` takes the way to them."""
 
-class _Namespaces:
-    """See `Life`: folders that last, and namespaces that come and go."""
-
-    moves_files_alive = False
-
-    def __init__(
-        self,
-        start: RuntimeStart,
-        mark: Mark,
-        enclosure: Enclosure,
-        shared: Mapping[str, Path],
-        user: HeldUser | None,
-        groups: Cgroups,
-    ) -> None:
-        self.facts = SandboxFacts(
-            runtime_id=start.runtime_id,
+    def __init__(self, start: RuntimeStart, runtime: str, shared: Mapping[str, Path], user: HeldUser | None) -> None:
+        """user: the one that its commands become; None stays who we are."""
+        super().__init__(
+            start,
+            runtime,
             workdir=str(PurePosixPath(start.spec.workdir)),
             home=HOME,
             grader_home=None if user is None else GRADER_HOME,
-            proxy_url=None if start.spec.network == "none" else _proxy_url(start.proxy_port),
+            user=user,
         )
-        self.asked_limits = start.spec.limits
-        self._start = start
-        self._mark = mark
-        self._enclosure = enclosure
-        self._user = user
-        self._groups = groups
-        self._limits = enforcement(start.spec.limits, {**groups.enforced, **MEASURED}, own_user=True)
+        group = group_name(start.owner, start.runtime_id)
+        self._groups = make_groups(group, start.spec.limits)
+        self._limits = enforcement(start.spec.limits, {**self._groups.enforced, **MEASURED}, own_user=True)
         self._shared = shared
-        program = filter_for(start.spec.system_calls_allow)
-        self._filters = () if program is None else (program,)
         self._holder: Holder | None = None
-        self._foreman: Foreman | None = None
         self._listeners = NetworkListeners()
-        grader = shared.get(GRADER_HOME)
         lasting = {path: folder for path, folder in shared.items() if path != GRADER_HOME}
         users = () if user is None else (user.uid, grader_uid(user.uid))
-        self.layers = Layers(
+        self.layers = self._layers = Layers(
             start,
-            mark.runtime,
+            runtime,
             lasting,
             uid=self._uid,
-            mounts=enclosure.has_private_mounts,
-            private=grader,
-            processes=Freezer(groups, group_name(start.owner, start.runtime_id), users),
-            reset_others=enclosure.reset_others,
+            mounts=self.has_private_mounts,
+            private=shared.get(GRADER_HOME),
+            processes=Freezer(self._groups, group, users),
         )
+
+    # -- how its namespaces are made -----------------------------------------------------------------------------
+
+    def _make_more(self) -> None:
+        """Make more in the sandbox's folder, once, beside the shared folders and the files of users. Blocking."""
+
+    @abstractmethod
+    def _launch(self, entering: Sequence[str]) -> Launch:
+        """Another start. `entering`: the beginning of its command line. Blocking.
+
+        Raises: InvalidRequest, RuntimeFailed.
+        """
+
+    async def _entered(self, proc_fd: int) -> None:
+        """Inspect the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
+
+    @abstractmethod
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a command."""
+
+    # -- its folders ---------------------------------------------------------------------------------------------
 
     @property
     def _uid(self) -> int | None:
         return None if self._user is None else self._user.uid
 
-    async def make(self) -> None:
-        await run_to_end(self._make_folders)
-
     def _make_folders(self) -> None:
         uid, folder = self._uid, self._start.folder
-        write_mark(folder, self._mark)
         for path, shared in self._shared.items():
             shared.mkdir(parents=True, exist_ok=True)
             if uid is not None:
@@ -244,12 +203,11 @@ class _Namespaces:
         last = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
         _write_lines(folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
         _write_lines(folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
-        self._enclosure.make_folders()
-        self.layers.begin()
+        self._make_more()
 
     def _make_workdir(self) -> None:
         """Where it lies in another folder of the session's."""
-        inside = PurePosixPath(self.facts.workdir)
+        inside = PurePosixPath(self.workdir)
         outer = next((path for path in inside.parents if str(path) in self._shared), None)
         if str(inside) in self._shared or outer is None:
             return
@@ -260,114 +218,84 @@ class _Namespaces:
             if self._uid is not None:
                 os.chown(shared, self._uid, self._uid)
 
-    @property
-    def is_alive(self) -> bool:
-        holder, foreman = self._holder, self._foreman
-        return holder is not None and foreman is not None and holder.alive and foreman.alive
+    async def _remove(self) -> None:
+        await self._groups.remove()
+        await super()._remove()
 
-    async def start(self) -> None:
+    def _files(self) -> AbstractContextManager[SharedFolders]:
+        uid = self._uid
+        owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
+        folders = {**self._shared, **self._layers.folders()}
+        return nullcontext(SharedFolders(folders, self.workdir, uid=uid, owners=owners))
+
+    # -- its processes -------------------------------------------------------------------------------------------
+
+    def _is_up(self) -> bool:
+        return self._holder is not None and self._holder.alive
+
+    async def _begin(self) -> None:
         holder = self._holder = await Holder.start(
-            await run_to_end(self._enclosure.launch, self.layers.entering), self._mark.label
+            await run_to_end(self._launch, self._layers.entering), self._mark.label
         )
         self._foreman = Foreman(self._mark.label, holder.proc_fd)
-        await self._enclosure.entered(holder.proc_fd)
+        await self._entered(holder.proc_fd)
         if self._start.spec.network in ("proxy", "list"):
             await self._listeners.open(self._mark.label, holder.proc_fd, self._start)
         await self._foreman.ready()
 
-    def entry(self, request: ExecRequest) -> Entry:
-        assert self._holder is not None
-        assert self._foreman is not None
-        uid, own = self._becoming(request.user)
-        extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
-        order = Order(
-            argv=argv_of(request.command),
-            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
-            env=self._enclosure.environment(extra),
+    def _order(self, request: ExecRequest) -> Order:
+        uid, own = self._uid, dict[str, str]()
+        if request.user == "grader" and uid is not None:
+            uid, own = grader_uid(uid), {"HOME": GRADER_HOME}
+        return self._ordered(
+            request,
+            env=self._environment({**self._listeners.env, **self._start.spec.env, **own, **request.env}),
             uid=uid,
-            own_namespace=self._uid is None and not self._enclosure.agent_is_root,
-            filters=self._filters,
+            own_namespace=self._uid is None and not self.agent_is_root,
             cgroup_procs=self._groups.procs,
-            rlimits=self._limits.rlimits,
-            grace_s=request.grace_s,
         )
-        return Entry(self._foreman, order, self._holder.kill_all)
 
-    def _becoming(self, user: RuntimeUser) -> tuple[int | None, dict[str, str]]:
-        """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
-        if user == "agent":
-            return self._uid, {}
-        if self._uid is None:
-            raise refuse_grader(self._mark.runtime)
-        return grader_uid(self._uid), {"HOME": GRADER_HOME}
+    def _killer(self) -> EndAll:
+        assert self._holder is not None
+        return self._holder.kill_all
 
-    def doom(self) -> None:
+    def _kill_nowait(self) -> None:
         if self._holder is not None:
             self._holder.kill()
 
-    async def end(self, *, is_last: bool) -> None:
+    async def _end(self, *, is_last: bool) -> None:
         await self._listeners.close()
         if self._holder is not None:
             await self._holder.end()
             self._holder = None
-        if self._foreman is not None:
-            await self._foreman.end()
-            self._foreman = None
 
-    async def remove(self) -> None:
-        self._enclosure.close()
-        await self._groups.remove()
-        await run_to_end(self._remove_folder)
-        if self._user is not None:
-            self._user.release()
+    # -- what is known of it -------------------------------------------------------------------------------------
 
-    def _remove_folder(self) -> None:
-        self.layers.close()
-        remove_folder(self._start.folder)
-
-    def files(self) -> AbstractContextManager[SharedFolders]:
-        uid = self._uid
-        owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
-        folders = {**self._shared, **self.layers.folders()}
-        return nullcontext(SharedFolders(folders, self.facts.workdir, uid=uid, owners=owners))
-
-    def written(self) -> Sequence[Path]:
-        merged = self.layers.written()
+    def _written(self) -> Sequence[Path]:
+        merged = self._layers.written()
         if merged is None:
             return [self._start.folder]
         return [*merged, *(folder for path, folder in self._shared.items() if path == GRADER_HOME)]
 
-    def root(self) -> Path | None:
+    def _root(self) -> Path | None:
         return None if self._holder is None else root_inside(self._holder.proc_fd)
 
-    def group_folders(self) -> Sequence[Path]:
+    def _group_folders(self) -> Sequence[Path]:
         return self._groups.folders
 
-    def traffic(self) -> Mapping[str, Traffic] | str:
+    def _traffic(self) -> Mapping[str, Traffic] | str:
         is_shared = self._start.spec.network == "full"
         return "network `full` is the machine's own: nobody counts" if is_shared else self._listeners.traffic
 
-    def limits(self) -> dict[str, str]:
-        network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
-        allowed = self._start.spec.system_calls_allow
-        is_filtered = self._filters and not self._enclosure.agent_is_root
-        filtered = enforced(allowed) if is_filtered else NOT_ENFORCED
-        own = grader_enforcement(self.facts.grader_home)
-        return {
-            **self._limits.told,
-            **own,
-            "network": network,
-            "system_calls": filtered,
-            "checkpoints": self.layers.method,
-        }
+    def _network(self) -> str:
+        return NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
+
+    def _system_calls(self) -> str:
+        return NOT_ENFORCED if self.agent_is_root else super()._system_calls()
 
 
 def _write_lines(file: Path, lines: Sequence[str]) -> None:
     file.write_text("".join(f"{line}\n" for line in lines))
-
-
-def _proxy_url(port: int | None) -> str | None:
-    return None if port is None else f"http://127.0.0.1:{port}"
 
 
 def inner_uid(uid: int | None) -> int:

@@ -35,7 +35,6 @@ from gangline.sandbox.apptainer.command_line import (
 )
 from gangline.sandbox.bubblewrap.command_line import SHM_BYTES
 from gangline.sandbox.commands.holder import PATH, Launch
-from gangline.sandbox.commands.sandbox import begun
 from gangline.sandbox.commands.zygote import run_helper
 from gangline.sandbox.confinement.cgroups import remove_owned
 from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden_image
@@ -43,20 +42,21 @@ from gangline.sandbox.images.listing import images_in
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.namespaced import (
     HOME,
+    NamespacedSandbox,
     can_give_users,
     check_spec,
     checked_folders,
     grader_folder,
     held_user,
-    namespaced,
     try_out,
 )
 from gangline.sandbox.network.loopback import LoopbackAddress
 from gangline.sandbox.shared.environment import PythonEnvironment, exposed_folders, image_environment
-from gangline.sandbox.shared.leftovers import Mark, kill_mounted, reap
+from gangline.sandbox.shared.leftovers import kill_mounted, reap
 from gangline.sandbox.shared.mounts import granted
 from gangline.sandbox.shared.removal import remove_tree
 from gangline.sandbox.shared.threads import run_to_end
+from gangline.sandbox.shared.users import HeldUser
 from gangline.settings.machine import Settings
 
 __all__ = ["ApptainerRuntime"]
@@ -122,9 +122,12 @@ class ApptainerRuntime(Runtime):
             refuse_hidden_image(Path(image), start.hidden)
         shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
         mounts = granted(start.spec, self._settings.expose)
-        enclosure = _Container(start, image, shared, self._expose, mounts, self._program, self._fakeroot)
+        python = PythonEnvironment(start.spec.python)
+        loopback = LoopbackAddress(start.runtime_id) if start.spec.network == "full" else None
         user = held_user(start) if self._privileged else None
-        return await begun(namespaced(start, self.name, enclosure, shared, user))
+        return await _ApptainerSandbox(
+            start, shared, user, image, self._expose, mounts, python, loopback, self._program, self._fakeroot
+        ).begun()
 
     async def release(self, checkpoint: Checkpoint) -> None:
         await run_to_end(release, checkpoint)
@@ -136,41 +139,39 @@ class ApptainerRuntime(Runtime):
         return len(removed)
 
 
-class _Container:
-    """See `namespaced.Enclosure`."""
-
-    has_private_mounts = False
-
+class _ApptainerSandbox(NamespacedSandbox):
     def __init__(
         self,
         start: RuntimeStart,
-        image: str | None,
         shared: Mapping[str, Path],
+        user: HeldUser | None,
+        image: str | None,
         expose: Sequence[Path],
         mounts: Mapping[str, Path],
+        python: PythonEnvironment,
+        loopback: LoopbackAddress | None,
         program: Sequence[str],
         fakeroot: bool,
     ) -> None:
-        self._label = Mark(owner=start.owner, runtime=ApptainerRuntime.name, runtime_id=start.runtime_id).label
         self._folder = start.folder
         self._reading = FirstLife(start)
         self._prepare_folders = start.prepare_folders
         self._image = image
         self._host_root: list[Path] = []
-        self._shared = shared
-        self._python = PythonEnvironment(start.spec.python)
-        self._expose = self._python.beside(expose)
+        self._python = python
+        self._expose = python.beside(expose)
         self._mounts = mounts
         self._program = program
-        self.agent_is_root = self._fakeroot = fakeroot
-        self._loopback = LoopbackAddress(start.runtime_id) if start.spec.network == "full" else None
+        self.agent_is_root = fakeroot
+        self._loopback = loopback
         self._image_env: Mapping[str, str] = {}
+        super().__init__(start, ApptainerRuntime.name, shared, user)
 
     @property
     def _localhost(self) -> str:
         return "127.0.0.1" if self._loopback is None else self._loopback.address
 
-    def make_folders(self) -> None:
+    def _make_more(self) -> None:
         (self._folder / "apptainer").mkdir(exist_ok=True)
         (self._folder / "empty").mkdir(exist_ok=True)
         if self._image is None:
@@ -178,7 +179,7 @@ class _Container:
         (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
         self._make_overlay()
 
-    def reset_others(self) -> None:
+    def _reset_others(self) -> None:
         remove_tree(self._folder / "overlay")
         self._make_overlay()
 
@@ -195,7 +196,7 @@ class _Container:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
 
-    def launch(self, entering: Sequence[str]) -> Launch:
+    def _launch(self, entering: Sequence[str]) -> Launch:
         assert not entering, "no private mounts here"
         seen, hidden = self._reading.next()
         names = ("passwd", "group", "hosts")
@@ -210,25 +211,26 @@ class _Container:
             files={f"/etc/{name}": self._folder / name for name in names},
             host_network=self._loopback is not None,
             user_namespace=os.geteuid() != 0,
-            fakeroot=self._fakeroot,
+            fakeroot=self.agent_is_root,
         )
         return ApptainerLaunch(exec_arguments(self._program, view), self._folder / "apptainer")
 
-    async def entered(self, proc_fd: int) -> None:
-        await asyncio.to_thread(self._entered, proc_fd)
+    async def _entered(self, proc_fd: int) -> None:
+        await asyncio.to_thread(self._look_inside, proc_fd)
 
-    def _entered(self, proc_fd: int) -> None:
+    def _look_inside(self, proc_fd: int) -> None:
         """Raises: RuntimeFailed."""
         try:
-            run_helper("shared_memory", self._label, [proc_fd], SHM_BYTES)
+            run_helper("shared_memory", self._mark.label, [proc_fd], SHM_BYTES)
         except RuntimeFailed as error:
             raise RuntimeFailed(f"/dev/shm of a container could not be limited: {error.message}") from error
         self._image_env = container_environment(int(os.readlink(f"/proc/self/fd/{proc_fd}").rpartition("/")[2]))
 
-    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         own = {"GANGLINE_LOOPBACK": self._localhost, **extra}
         return self._python.first_in(image_environment(self._expose, HOME, self._image_env, own))
 
-    def close(self) -> None:
+    async def _remove(self) -> None:
         if self._loopback is not None:
             self._loopback.release()
+        await super()._remove()

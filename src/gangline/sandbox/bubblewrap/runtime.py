@@ -36,26 +36,26 @@ from gangline.sandbox.bubblewrap.command_line import (
     private_files,
 )
 from gangline.sandbox.commands.holder import PATH, Launch
-from gangline.sandbox.commands.sandbox import begun
 from gangline.sandbox.confinement.cgroups import remove_owned
 from gangline.sandbox.confinement.masks import FirstLife
 from gangline.sandbox.images.listing import images_in
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.namespaced import (
     HOME,
+    NamespacedSandbox,
     can_give_users,
     check_spec,
     checked_folders,
     grader_folder,
     held_user,
     inner_uid,
-    namespaced,
     try_out,
 )
 from gangline.sandbox.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.sandbox.shared.leftovers import reap
 from gangline.sandbox.shared.mounts import granted
 from gangline.sandbox.shared.threads import run_to_end
+from gangline.sandbox.shared.users import HeldUser
 from gangline.settings.machine import Settings
 
 __all__ = ["SandboxRuntime", "obstacle"]
@@ -125,10 +125,8 @@ class SandboxRuntime(Runtime):
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
         user = held_user(start) if self._privileged else None
-        uid = None if user is None else user.uid
         mounts = granted(start.spec, self._settings.expose)
-        enclosure = _Bubblewrap(start, shared, self._expose, mounts, python, uid)
-        return await begun(namespaced(start, self.name, enclosure, shared, user))
+        return await _BubblewrapSandbox(start, shared, user, self._expose, mounts, python).begun()
 
     async def release(self, checkpoint: Checkpoint) -> None:
         await run_to_end(release, checkpoint)
@@ -139,38 +137,30 @@ class SandboxRuntime(Runtime):
         return len(removed)
 
 
-class _Bubblewrap:
-    """See `namespaced.Enclosure`."""
-
-    agent_is_root = False
+class _BubblewrapSandbox(NamespacedSandbox):
     has_private_mounts = True
 
     def __init__(
         self,
         start: RuntimeStart,
         shared: Mapping[str, Path],
+        user: HeldUser | None,
         expose: Sequence[Path],
         mounts: Mapping[str, Path],
         python: PythonEnvironment,
-        uid: int | None,
     ) -> None:
-        self._start = start
-        self._shared = shared
         self._python = python
         self._expose = python.beside(expose)
         self._mounts = mounts
-        self._uid = uid
         self._reading = FirstLife(start)
+        super().__init__(start, SandboxRuntime.name, shared, user)
 
-    def make_folders(self) -> None:
+    def _make_more(self) -> None:
         known = Path(self._start.spec.image or "/", "etc/hosts")
         others = known.read_text(errors="replace") if known.is_file() and not known.is_symlink() else ""
         (self._start.folder / "hosts").write_text(f"127.0.0.1 localhost {HOST_NAME}\n{others}")
 
-    def reset_others(self) -> None:
-        """Other folders are in memory, and end with each start."""
-
-    def launch(self, entering: Sequence[str]) -> Launch:
+    def _launch(self, entering: Sequence[str]) -> Launch:
         spec = self._start.spec
         seen, hidden = self._reading.next()
         as_root = os.geteuid() == 0 and self._uid is None
@@ -190,11 +180,5 @@ class _Bubblewrap:
         uid = str(inner_uid(self._uid))
         return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
 
-    async def entered(self, proc_fd: int) -> None:
-        """Files inside are the host's."""
-
-    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         return self._python.first_in(clean_environment(self._expose, HOME, extra))
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -22,14 +22,14 @@ from typing import Literal
 import msgspec
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.domain.sandbox import ExecResult, OutputSink
+from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink
 from gangline.sandbox.commands.channel import LocalChannel
 from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.shared.accounts import MemoryWatch, Spent
 
 __all__ = ["EndAll", "Executions", "Order"]
 
-EndAll = Callable[[], Awaitable[None]]
+EndAll = Callable[[], Awaitable[object]]
 """Kills every process of a sandbox's present life, and waits for their end."""
 
 _PIECE_BYTES = 1 << 16
@@ -60,8 +60,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """RLIMIT number -> value."""
     cgroup_procs: Sequence[str] = ()
     """Paths of the `cgroup.procs` files to join."""
-    grace_s: float = 0.0
-    """How long the command's processes have, out of time or cancelled, between SIGTERM and SIGKILL."""
 
 
 class Executions:
@@ -79,29 +77,27 @@ class Executions:
         self,
         foreman: Foreman,
         order: Order,
-        *,
         end_all: EndAll,
+        request: ExecRequest,
+        *,
         memory: MemoryWatch,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
         on_output: OutputSink | None = None,
-        max_output_bytes: int,
     ) -> ExecResult:
         """Start the command and wait for it. Cancelled or out of time, its whole tree is dead when this returns.
 
         `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not begin.
         Raises: RuntimeFailed when no command can be started in the sandbox.
         """
-        execution = self._begin(foreman, order, memory, stdin, on_output, max_output_bytes)
+        execution = self._begin(foreman, order, memory, request, on_output)
         timed_out = False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(request.timeout_s):
                 answer = await _ended(execution, end_all)
         except TimeoutError:
             timed_out = True
-            answer = await self._killed(execution, order.grace_s, end_all)
+            answer = await self._killed(execution, request.grace_s, end_all)
         except asyncio.CancelledError:
-            await self._killed(execution, order.grace_s, end_all)
+            await self._killed(execution, request.grace_s, end_all)
             raise
         finally:
             self._finish(execution)
@@ -111,10 +107,10 @@ class Executions:
         self,
         foreman: Foreman,
         order: Order,
-        *,
         end_all: EndAll,
+        request: ExecRequest,
+        *,
         memory: MemoryWatch,
-        max_output_bytes: int,
         on_ended: Callable[[], None],
     ) -> LocalChannel:
         """Start a command with a channel. Returns when it is supervised.
@@ -130,7 +126,8 @@ class Executions:
             on_failure.enter_context(ours)
             on_failure.callback(on_ended)
             with theirs:
-                execution = self._begin(foreman, order, memory, None, None, max_output_bytes, theirs.fileno())
+                silent = msgspec.structs.replace(request, stdin=None)
+                execution = self._begin(foreman, order, memory, silent, None, theirs.fileno())
             task = asyncio.create_task(self._channel_ended(execution, end_all))
             on_failure.pop_all()
             on_failure.enter_context(ours)
@@ -161,14 +158,14 @@ class Executions:
         foreman: Foreman,
         order: Order,
         memory: MemoryWatch,
-        stdin: bytes | None,
+        request: ExecRequest,
         on_output: OutputSink | None,
-        max_bytes: int,
         *files: int,
     ) -> _Execution:
-        pipes = tuple(_Pipe(name, on_output, max_bytes, self._pipes.discard) for name in ("stdout", "stderr"))
+        most = request.max_output_bytes
+        pipes = tuple(_Pipe(name, on_output, most, self._pipes.discard) for name in ("stdout", "stderr"))
         try:
-            execution = _Execution(foreman, order, memory, stdin, pipes, files)
+            execution = _Execution(foreman, order, memory, request.stdin, pipes, files)
         except OSError as error:
             for pipe in pipes:
                 pipe.abandon()

@@ -30,24 +30,19 @@ from gangline.domain.errors import (
     RuntimeUnavailable,
 )
 from gangline.domain.image_names import engine_names
-from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, RuntimeUser, Sandbox, SideServices
+from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, Sandbox, SideServices
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.machine.event_loop import to_end
-from gangline.sandbox.commands.execution import Order
+from gangline.sandbox.commands.execution import EndAll, Order
 from gangline.sandbox.commands.foreman import Foreman
-from gangline.sandbox.commands.sandbox import Entry, begun
 from gangline.sandbox.confinement.cgroups import Cgroups, joined_groups
 from gangline.sandbox.confinement.limits import (
     NOT_ENFORCED,
-    NOT_SUPPORTED,
-    Enforcement,
     enforcement,
-    grader_enforcement,
-    refuse_grader,
 )
 from gangline.sandbox.confinement.masks import masked
 from gangline.sandbox.confinement.seccomp import filters_of
-from gangline.sandbox.confinement.system_calls import enforced, filter_for, may_use_keys
+from gangline.sandbox.confinement.system_calls import may_use_keys
 from gangline.sandbox.containers.engine import Engine, checked_image, container_name
 from gangline.sandbox.containers.gpus import Gpus
 from gangline.sandbox.containers.life import PIPES, ContainerLife, Pipes, first_process
@@ -57,13 +52,12 @@ from gangline.sandbox.namespaced import GRADER_HOME, HOME
 from gangline.sandbox.network.listeners import NetworkListeners
 from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.disk import MEASURED, root_inside
-from gangline.sandbox.shared.environment import argv_of, exposed_folders, image_environment
+from gangline.sandbox.shared.environment import exposed_folders, image_environment
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import SandboxFacts
-from gangline.sandbox.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
+from gangline.sandbox.shared.leftovers import LABEL, Mark, marked, reap
 from gangline.sandbox.shared.mounts import granted, refuse_own
-from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import HeldUser, grader_uid
+from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
 __all__ = ["DockerRuntime", "PodmanRuntime", "check_spec", "checked_folder"]
@@ -162,7 +156,7 @@ class _ContainerRuntime(Runtime):
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         options = [*_CONFINED, *self._user_options(), "--env", f"{LABEL}={mark.label}", *self._options]
         bound = {str(path): path for path in self._expose} | await asyncio.to_thread(granted, start.spec, self._named)
-        return await begun(_Container(self._engine, start, mark, image, bound, options, self._gpus))
+        return await _ContainerSandbox(self._engine, start, image, bound, options, self._gpus).begun()
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
@@ -220,22 +214,19 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     filters: Sequence[bytes] = ()
     """The engine's filters of system calls; none where they cannot be read."""
     groups: Cgroups
-    limits: Enforcement
     shares_network: bool = False
     """Whether it is in the machine's own network."""
 
 
-class _Container:
-    """See `Life`: a layer that lasts, and processes that come and go."""
+class _ContainerSandbox(SupervisedSandbox):
+    """A layer that lasts, and processes that come and go."""
 
     moves_files_alive = True
-    layers = None
 
     def __init__(
         self,
         engine: Engine,
         start: RuntimeStart,
-        mark: Mark,
         image: str,
         bound: Mapping[str, Path],
         options: Sequence[str],
@@ -246,26 +237,17 @@ class _Container:
         self._own = list(dict.fromkeys([HOME, workdir, *folders]))
         """Folders of the agent's."""
         has_keys = may_use_keys(start.spec.system_calls_allow)
-        self._user = HeldUser(start.runtime_id, has_keys=has_keys) if os.geteuid() == 0 else None
-        self.facts = SandboxFacts(
-            runtime_id=start.runtime_id,
-            workdir=workdir,
-            home=HOME,
-            grader_home=None if self._user is None else GRADER_HOME,
-            proxy_url=None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}",
-        )
-        self.asked_limits = start.spec.limits
+        user = HeldUser(start.runtime_id, has_keys=has_keys) if os.geteuid() == 0 else None
+        grader_home = None if user is None else GRADER_HOME
+        super().__init__(start, engine.name, workdir=workdir, home=HOME, grader_home=grader_home, user=user)
         self._engine = engine
-        self._start = start
-        self._mark = mark
-        self._services = Services(engine, start, image, _labels(mark), _limits_options(start.spec.limits))
+        self._services = Services(engine, start, image, _labels(self._mark), _limits_options(start.spec.limits))
         self._bound = bound
         """Path inside -> host folder, read-only."""
         self._options = options
         self._gpus = Gpus(start, gpus)
-        self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
+        self._run = _Run(groups=Cgroups())
         self._life: ContainerLife | None = None
-        self._foreman: Foreman | None = None
         self._listeners = NetworkListeners()
 
     @property
@@ -277,27 +259,19 @@ class _Container:
     def _grader_uid(self) -> int | None:
         return None if self._user is None else grader_uid(self._user.uid)
 
-    @property
-    def _own_filters(self) -> list[bytes]:
-        program = filter_for(self._start.spec.system_calls_allow)
-        return [] if program is None else [program]
-
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def make(self) -> None:
-        await run_to_end(self._make_folder)
+    async def _make(self) -> None:
+        await super()._make()
         await self._gpus.take()
 
-    def _make_folder(self) -> None:
-        write_mark(self._start.folder, self._mark)
+    def _make_folders(self) -> None:
         (self._start.folder / "empty").mkdir(exist_ok=True)
 
-    @property
-    def is_alive(self) -> bool:
-        life, foreman = self._life, self._foreman
-        return life is not None and foreman is not None and life.alive and foreman.alive
+    def _is_up(self) -> bool:
+        return self._life is not None and self._life.alive
 
-    async def start(self) -> None:
+    async def _begin(self) -> None:
         life = await to_end(self._another_life())
         # An ordinary user's supervisors are the container's root, which is not the agent.
         supervisor_uid = None if os.geteuid() == 0 else 0
@@ -318,8 +292,8 @@ class _Container:
         filters = await asyncio.to_thread(_filters, life.pid)
         groups = joined_groups(Path(f"/proc/{life.pid}/cgroup"), self._inner_limits())
         held = {**groups.enforced, **(MEASURED if self._run.written else {})}
-        limits = enforcement(self._start.spec.limits, held, own_user=True)
-        self._run = msgspec.structs.replace(self._run, filters=filters, groups=groups, limits=limits)
+        self._limits = enforcement(self._start.spec.limits, held, own_user=True)
+        self._run = msgspec.structs.replace(self._run, filters=filters, groups=groups)
         return life
 
     async def _first_pid(self) -> int:
@@ -360,57 +334,44 @@ class _Container:
         pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
         return [piece for pair in pairs for piece in pair]
 
-    def doom(self) -> None:
+    def _kill_nowait(self) -> None:
         if self._life is not None:
             self._life.kill()
 
-    async def end(self, *, is_last: bool) -> None:
+    async def _end(self, *, is_last: bool) -> None:
         await self._listeners.close()
         life, self._life = self._life, None
         if life is not None:
             life.close()
             if not is_last:
                 await to_end(self._engine.kill(container_name(self._start.runtime_id)))
-        if self._foreman is not None:
-            await self._foreman.end()
-            self._foreman = None
 
-    async def remove(self) -> None:
+    async def _remove(self) -> None:
         await to_end(self._services.remove())
         await to_end(self._engine.remove(container_name(self._start.runtime_id)))
         self._gpus.release()
-        await run_to_end(remove_folder, self._start.folder)
-        if self._user is not None:
-            self._user.release()
+        await super()._remove()
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    def entry(self, request: ExecRequest) -> Entry:
-        assert self._life is not None
-        assert self._foreman is not None
-        uid, own = self._becoming(request.user)
+    def _order(self, request: ExecRequest) -> Order:
+        uid, own = self._uid, dict[str, str]()
+        if request.user == "grader" and self._grader_uid is not None:
+            uid, own = self._grader_uid, {"HOME": GRADER_HOME}
         extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
-        order = Order(
-            argv=argv_of(request.command),
-            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
+        return self._ordered(
+            request,
             env=image_environment([*map(Path, self._bound)], HOME, self._run.env, extra),
             uid=uid,
-            filters=[*self._own_filters, *self._run.filters],
+            filters=[*self._filters, *self._run.filters],
             cgroup_procs=self._run.groups.procs,
-            rlimits=self._run.limits.rlimits,
-            grace_s=request.grace_s,
         )
-        return Entry(self._foreman, order, self._life.kill_all)
 
-    def _becoming(self, user: RuntimeUser) -> tuple[int, dict[str, str]]:
-        """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
-        if user == "agent":
-            return self._uid, {}
-        if self._grader_uid is None:
-            raise refuse_grader(self._engine.name)
-        return self._grader_uid, {"HOME": GRADER_HOME}
+    def _killer(self) -> EndAll:
+        assert self._life is not None
+        return self._life.kill_all
 
-    def files(self) -> AbstractContextManager[SharedFolders]:
+    def _files(self) -> AbstractContextManager[SharedFolders]:
         """Through the root of this very life of the container, open from here on."""
         assert self._life is not None
         life, root = self._life, self._life.root()
@@ -420,34 +381,27 @@ class _Container:
         outer = None if self._grader_uid is None else life.host_uid(self._grader_uid)
         owners = {} if outer is None else {GRADER_HOME: outer}
         lasting = [*self._own, GRADER_HOME]
-        folders = SharedFolders(roots, self.facts.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
+        folders = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
         return _held(folders, root)
 
-    def written(self) -> Sequence[Path]:
+    def _written(self) -> Sequence[Path]:
         return self._run.written
 
-    def root(self) -> Path | None:
+    def _root(self) -> Path | None:
         return None if self._life is None else root_inside(self._life.proc_fd)
 
-    def group_folders(self) -> Sequence[Path]:
+    def _group_folders(self) -> Sequence[Path]:
         return self._run.groups.folders
 
-    def traffic(self) -> Mapping[str, Traffic] | str:
+    def _traffic(self) -> Mapping[str, Traffic] | str:
         is_shared = self._run.shares_network
         return "the container is in the machine's own network: nobody counts" if is_shared else self._listeners.traffic
 
-    def limits(self) -> dict[str, str]:
-        network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
-        own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
-        engines = "; seccomp filter of the engine" if self._run.filters else ""
-        grader = grader_enforcement(self.facts.grader_home)
-        return {
-            **self._run.limits.told,
-            **grader,
-            "network": network,
-            "system_calls": own + engines,
-            "checkpoints": NOT_SUPPORTED,
-        }
+    def _network(self) -> str:
+        return NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
+
+    def _system_calls(self) -> str:
+        return super()._system_calls() + ("; seccomp filter of the engine" if self._run.filters else "")
 
 
 @contextmanager

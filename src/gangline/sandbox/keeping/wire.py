@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
 from gangline.domain.sandbox import Checkpoint, ExecRequest, RuntimeStart
-from gangline.sandbox.shared.handle import SandboxFacts
 
 __all__ = [
     "FROM_NODE",
@@ -68,9 +67,14 @@ VERSION = 9
 _LENGTH_BYTES = 4
 
 
-class Facts(SandboxFacts, frozen=True, kw_only=True):
-    """Constant properties of a kept sandbox."""
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Constant properties of a kept sandbox: see `Sandbox`."""
 
+    runtime_id: str
+    workdir: str
+    home: str
+    grader_home: str | None
+    proxy_url: str | None
     limits: dict[str, str]
 
 

@@ -102,7 +102,6 @@ class Layers:
         mounts: bool = False,
         private: Path | None = None,
         processes: Processes | None = None,
-        reset_others: Callable[[], None] = lambda: None,
     ) -> None:
         """
         folders: path inside -> host folder, below the sandbox's own, of all that checkpoints hold.
@@ -110,7 +109,6 @@ class Layers:
         processes: None: nobody knows which there are.
         uid: owner of their files; None is who we are.
         mounts: whether the runtime can show mounts that only one namespace has.
-        reset_others: remove what the sandbox wrote elsewhere, which no checkpoint holds.
         """
         self._start = start
         self._runtime = runtime
@@ -119,7 +117,6 @@ class Layers:
         self._mounts = mounts and uid is not None
         self._private = private
         self._processes = processes
-        self._reset_others = reset_others
         self._folder = start.folder
         self._names = [str(folder.relative_to(start.folder)) for folder in folders.values()]
         self._lowers: tuple[Layer, ...] = ()
@@ -197,9 +194,10 @@ class Layers:
         self._share_with(layer)
         return layer.checkpoint
 
-    def reset(self, checkpoint: Checkpoint | None) -> None:
+    def reset(self, checkpoint: Checkpoint | None, reset_others: Callable[[], None] = lambda: None) -> None:
         """Return to a checkpoint, or to the files that the sandbox began with. No process of it may live.
 
+        reset_others: removes what the sandbox wrote elsewhere, which no checkpoint holds.
         Raises: InvalidRequest, NotFound, RuntimeFailed.
         """
         layer = self._base if checkpoint is None else self._loaded(checkpoint)
@@ -208,7 +206,7 @@ class Layers:
             for name in self._names:
                 remove_tree(self._folder / name)
                 _make(self._folder / name, self._uid)
-            self._reset_others()
+            reset_others()
             _clear_keyrings(self._uid, self._start)
             for path in [] if self._private is None else list(self._private.iterdir()):
                 remove_tree(path)

@@ -118,6 +118,14 @@ def _taken(folders: Sequence[Path]) -> dict[str, int] | None:
     return taken
 
 
+async def _used(folders: Sequence[Path], root: Path | None) -> dict[str, int | None]:
+    memory = _memory(root)
+    sizes = [await _counted(folders, "--block-size=1"), await _counted([*folders, *memory], "--inodes")]
+    removed = (0, 0) if root is None else await _removed(root / "proc", memory)
+    totals = [None if size is None else size + more for size, more in zip(sizes, removed, strict=True)]
+    return dict(zip(MEASURED, totals, strict=True))
+
+
 def root_inside(proc_fd: int) -> Path | None:
     """The root of a sandbox, seen from the host.
 
@@ -129,22 +137,10 @@ def root_inside(proc_fd: int) -> Path | None:
 class DiskWatch:
     """`begin` when there is something to measure, `close` before the sandbox is stopped; then it measures no more."""
 
-    def __init__(
-        self,
-        limits: LimitsSpec,
-        folders: Callable[[], Sequence[Path]],
-        *,
-        root: Callable[[], Path | None] = lambda: None,
-    ) -> None:
-        """
-        limits: without `disk_bytes` and `max_files` it only measures.
-        folders: host folders with the files that the sandbox has written.
-        root: see `root_inside`; None is no root of its own, or none now.
-        """
+    def __init__(self, limits: LimitsSpec) -> None:
+        """limits: without `disk_bytes` and `max_files` it only measures."""
         self._limits = {name: value for name in MEASURED if (value := getattr(limits, name)) is not None}
         self._allowed = dict(self._limits)
-        self._folders = folders
-        self._root = root
         self._usage = Usage(disk_bytes=None)
         self._least: dict[str, int] | None = None
         """Smallest use of the file systems since the last measure; None: measure at the next look."""
@@ -159,13 +155,20 @@ class DiskWatch:
         """As it was last measured."""
         return self._usage
 
-    def begin(self, end: Callable[[], Awaitable[None]]) -> None:
+    def begin(
+        self,
+        end: Callable[[], Awaitable[None]],
+        folders: Callable[[], Sequence[Path]],
+        root: Callable[[], Path | None] = lambda: None,
+    ) -> None:
         """Idempotent.
 
         end: ends all processes of the sandbox.
+        folders: host folders with the files that the sandbox has written.
+        root: see `root_inside`; None is no root of its own, or none now.
         """
         if self._task is None and not self._is_closed:
-            self._task = asyncio.create_task(self._watch(end), name="disk")
+            self._task = asyncio.create_task(self._watch(end, folders, root), name="disk")
 
     async def close(self) -> None:
         """An end that has begun is waited for. Idempotent."""
@@ -178,15 +181,20 @@ class DiskWatch:
         await asyncio.wait({task})
         self._task = None  # it holds this watch and the sandbox: a cycle that would keep both in memory
 
-    async def _watch(self, end: Callable[[], Awaitable[None]]) -> None:
+    async def _watch(
+        self,
+        end: Callable[[], Awaitable[None]],
+        folders: Callable[[], Sequence[Path]],
+        root: Callable[[], Path | None],
+    ) -> None:
         loop = asyncio.get_running_loop()
         pause_s = _PAUSE_S
         while not self._is_closed:
             await asyncio.sleep(pause_s)
-            if not self._may_have_grown():
+            if not self._may_have_grown([*folders(), *_memory(root())]):
                 continue
             begun_at = loop.time()
-            used = await self._used()
+            used = await _used(folders(), root())
             pause_s = max(_PAUSE_S, 10 * (loop.time() - begun_at))
             exceeded = next((name for name, most in self._allowed.items() if (used[name] or 0) > most), None)
             self._usage = Usage(
@@ -197,10 +205,10 @@ class DiskWatch:
                 self._allowed = {name: (used[name] or 0) + most for name, most in self._limits.items()}
                 await self._ended(end)
 
-    def _may_have_grown(self) -> bool:
+    def _may_have_grown(self, folders: Sequence[Path]) -> bool:
         """Whether there is something to measure; if so, what the file systems hold now is what the next look compares
         with."""
-        taken, least = _taken([*self._folders(), *_memory(self._root())]), self._least
+        taken, least = _taken(folders), self._least
         self._num_looks += 1
         if taken is not None and least is not None and self._num_looks < _LOOKS:
             self._least = {name: min(least[name], taken[name]) for name in MEASURED}
@@ -212,17 +220,6 @@ class DiskWatch:
     def _growth(self, name: str) -> int:
         limit = self._limits.get(name)
         return _LEAST_GROWTH[name] if limit is None else min(_LEAST_GROWTH[name], limit // 16)
-
-    async def _used(self) -> dict[str, int | None]:
-        root = self._root()
-        memory = _memory(root)
-        sizes = [
-            await _counted(self._folders(), "--block-size=1"),
-            await _counted([*self._folders(), *memory], "--inodes"),
-        ]
-        removed = (0, 0) if root is None else await _removed(root / "proc", memory)
-        totals = [None if size is None else size + more for size, more in zip(sizes, removed, strict=True)]
-        return dict(zip(MEASURED, totals, strict=True))
 
     async def _ended(self, end: Callable[[], Awaitable[None]]) -> None:
         self._is_ending = True

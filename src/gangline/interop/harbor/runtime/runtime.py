@@ -22,7 +22,7 @@ import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
@@ -32,15 +32,11 @@ from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
 from gangline.interop.harbor.runtime.link import Link
 from gangline.interop.harbor.runtime.streams import RemoteForeman, SocketStream, Wire
 from gangline.machine.event_loop import to_end
-from gangline.sandbox.commands.execution import Order
-from gangline.sandbox.commands.sandbox import Entry, Life, SupervisedSandbox, begun
+from gangline.sandbox.commands.execution import EndAll, Order
 from gangline.sandbox.confinement.limits import (
     NOT_ENFORCED,
-    NOT_SUPPORTED,
     Enforcement,
     enforcement,
-    grader_enforcement,
-    refuse_grader,
 )
 from gangline.sandbox.confinement.system_calls import enforced, filter_for
 from gangline.sandbox.containers.runtime import check_spec, checked_folder
@@ -48,13 +44,13 @@ from gangline.sandbox.namespaced import HOME
 from gangline.sandbox.network.forwarding import Forwarder, proxy_variables
 from gangline.sandbox.network.relay import MAX_CONNECTIONS
 from gangline.sandbox.shared.accounts import Traffic
-from gangline.sandbox.shared.environment import argv_of, image_environment
+from gangline.sandbox.shared.environment import image_environment
 from gangline.sandbox.shared.files import SharedFolders
-from gangline.sandbox.shared.handle import SandboxFacts
-from gangline.sandbox.shared.leftovers import Mark, marked, reap, remove_folder, write_mark
+from gangline.sandbox.shared.leftovers import marked, reap
 from gangline.sandbox.shared.mounts import refuse_mounts
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import FIRST_UID, NUM_UIDS, HeldUser
+from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
 __all__ = ["HarborRuntime"]
@@ -158,7 +154,7 @@ class HarborRuntime(Runtime):
                 "(`harbor_network`)."
             )
         self.check_spec(spec)
-        return await begun(_Environment(start, self._bridges, self._settings), HarborSandbox)
+        return await HarborSandbox(start, self._bridges, self._settings).begun()
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """Harbor is asked only where a folder shows that it was used."""
@@ -176,119 +172,84 @@ class HarborRuntime(Runtime):
 
 
 class HarborSandbox(SupervisedSandbox):
-    """Moves files by its steward rather than through folders of this machine."""
-
-    def __init__(self, life: Life) -> None:
-        super().__init__(life)
-        assert isinstance(life, _Environment)
-        self._environment = life
-
-    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await (await self._link()).file("write", path, data, mode)
-
-    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        return await (await self._link()).file("read", path, max_bytes)
-
-    async def clear(self, path: str) -> None:
-        await (await self._link()).file("clear", path)
-
-    async def _link(self) -> Link:
-        async with self._lock:
-            await self._ensure_alive()
-            return self._environment.link
-
-
-class _Environment:
-    """See `Life`: an environment that lasts, and stewards that come and go."""
-
-    moves_files_alive = True
-    layers = None
+    """An environment that lasts, and stewards that come and go. The steward moves files, not this machine."""
 
     def __init__(self, start: RuntimeStart, bridges: Bridges, settings: Settings) -> None:
         spec = start.spec
         workdir = checked_folder(spec.workdir, "runtime.workdir")
         folders = [checked_folder(path, "runtime.folders") for path in spec.folders]
         self._own = list(dict.fromkeys([HOME, workdir, *folders]))
-        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
-        self.facts = SandboxFacts(
-            runtime_id=start.runtime_id,
-            workdir=workdir,
-            home=HOME,
-            grader_home=None,
-            proxy_url=None if spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}",
-        )
-        self.asked_limits = spec.limits
-        self._start, self._bridges, self._settings = start, bridges, settings
-        self._bridge: Bridge | None = None
-        self._limits = enforcement(spec.limits, {}, own_user=True)
+        user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        super().__init__(start, HarborRuntime.name, workdir=workdir, home=HOME, user=user)
+        self._environment = _Environment(start, bridges, settings)
+        self._settings = settings
         self._tunnels = Tunnels(start)
         self._link: Link | None = None
         self._is_made = False
         self._told: Mapping[str, Any] = {}
         """What the steward said of the sandbox: its variables, and its machine where that filters system calls."""
 
-    @property
-    def link(self) -> Link:
-        assert self._link is not None
-        return self._link
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await (await self._linked()).file("write", path, data, mode)
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        return await (await self._linked()).file("read", path, max_bytes)
+
+    async def clear(self, path: str) -> None:
+        await (await self._linked()).file("clear", path)
+
+    async def _linked(self) -> Link:
+        async with self._lock:
+            await self._ensure_alive()
+            assert self._link is not None
+            return self._link
 
     @property
     def _uid(self) -> int:
         """The agent's. Without the right to hold one here, it may be another sandbox's of a shared kernel."""
-        return (
-            FIRST_UID + zlib.crc32(self.facts.runtime_id.encode()) % NUM_UIDS if self._user is None else self._user.uid
-        )
+        return FIRST_UID + zlib.crc32(self.runtime_id.encode()) % NUM_UIDS if self._user is None else self._user.uid
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def make(self) -> None:
-        start, settings = self._start, self._settings
-        await run_to_end(write_mark, start.folder, Mark(start.owner, HarborRuntime.name, start.runtime_id))
-        self._bridge = await to_end(self._bridges.take(), self._bridges.give_back)
-        promised = await self._bridge.ask("start", **_asked(settings, start.runtime_id, start.folder, start.spec))
-        self._limits = _enforced(start.spec.limits, promised, settings.harbor_environment)
+    async def _make(self) -> None:
+        await super()._make()
+        promised = await self._environment.make()
+        self._limits = _enforced(self._start.spec.limits, promised, self._settings.harbor_environment)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._link is not None and self._link.is_alive
-
-    async def start(self) -> None:
-        self._link = Link(self, self._tunnels.connected)
-        given = {"uid": self._uid, "home": HOME, "workdir": self.facts.workdir, "own": self._own}
-        self._told = await self._link.begin({**given, "ports": self._tunnels.ports}, is_first=not self._is_made)
+    async def _begin(self) -> None:
+        link = self._link = Link(self._environment, self._tunnels.connected)
+        given = {"uid": self._uid, "home": HOME, "workdir": self.workdir, "own": self._own}
+        self._told = await link.begin({**given, "ports": self._tunnels.ports}, is_first=not self._is_made)
         self._is_made = True
         if len(self._tunnels.ports) > 1:
             self._tunnels.env = proxy_variables(self._told["ports"][1])
+        self._foreman = RemoteForeman(link)
 
-    def entry(self, request: ExecRequest) -> Entry:
-        if request.user == "grader":
-            raise refuse_grader(HarborRuntime.name)
+    def _order(self, request: ExecRequest) -> Order:
         image = {name: value for name, value in self._told["env"].items() if name not in _NOT_THE_IMAGE_S}
         extra = {**self._tunnels.env, **self._start.spec.env, **request.env}
         program = self._filter()
-        order = Order(
-            argv=argv_of(request.command),
-            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
+        return self._ordered(
+            request,
             env=image_environment((), HOME, image, extra),
             uid=self._uid,
             filters=() if program is None else (program,),
-            rlimits=self._limits.rlimits,
-            grace_s=request.grace_s,
         )
-        return Entry(RemoteForeman(self.link), order, self._kill_all)
 
     def _filter(self) -> bytes | None:
         machine = self._told.get("machine")
         return filter_for(self._start.spec.system_calls_allow, machine) if machine else None
 
+    def _killer(self) -> EndAll:
+        return self._kill_all
+
     async def _kill_all(self) -> None:
-        with suppress(RuntimeFailed):
-            await self.link.kill()
+        if self._link is not None:
+            with suppress(RuntimeFailed):
+                await self._link.kill()
 
-    def doom(self) -> None:
-        """Each command's own supervisor is told; `end` kills what was left behind earlier."""
-
-    async def end(self, *, is_last: bool) -> None:
+    async def _end(self, *, is_last: bool) -> None:
+        """Each command's own supervisor was told; this kills what was left behind earlier."""
         link = self._link
         if link is not None and link.is_alive and not is_last:
             await self._kill_all()
@@ -297,17 +258,54 @@ class _Environment:
             await self._tunnels.close()
             await link.close()
 
+    async def _remove(self) -> None:
+        await self._environment.remove()
+        await super()._remove()
+
+    # -- what is known of it -------------------------------------------------------------------------------------
+
+    def _files(self) -> AbstractContextManager[SharedFolders]:
+        raise NotImplementedError("its files are not this machine's")
+
+    def _written(self) -> Sequence[Path]:
+        return ()
+
+    def _traffic(self) -> Mapping[str, Traffic]:
+        return self._tunnels.traffic
+
+    def _network(self) -> str:
+        closed = {
+            "policy": f"policy no-network of Harbor's {self._settings.harbor_environment}",
+            "closed": "closed by the node's operator",
+        }[self._settings.harbor_network]
+        return NOT_ENFORCED if self._start.spec.network == "full" else closed
+
+    def _system_calls(self) -> str:
+        filtered = enforced(self._start.spec.system_calls_allow) if self._filter() else NOT_ENFORCED
+        return f"{filtered}; what the environment's engine refuses itself is not known"
+
+
+class _Environment:
+    """See `link.Environment`: one of Harbor's, over its bridge."""
+
+    def __init__(self, start: RuntimeStart, bridges: Bridges, settings: Settings) -> None:
+        self._start, self._bridges, self._settings = start, bridges, settings
+        self._bridge: Bridge | None = None
+
+    async def make(self) -> Mapping[str, bool]:
+        """Returns which limits Harbor enforces."""
+        self._bridge = await to_end(self._bridges.take(), self._bridges.give_back)
+        start = self._start
+        return await self._bridge.ask("start", **_asked(self._settings, start.runtime_id, start.folder, start.spec))
+
     async def remove(self) -> None:
-        bridge, folder = self._bridge, self._start.folder
-        if bridge is not None:
-            await to_end(self._removed(bridge))
-        await run_to_end(remove_folder, folder)
-        if self._user is not None:
-            self._user.release()
+        """Idempotent."""
+        if self._bridge is not None:
+            await to_end(self._removed(self._bridge))
 
     async def _removed(self, bridge: Bridge) -> None:
         """A new bridge finds what a dead one has started, where Harbor's class finds it by its name."""
-        asked = _asked(self._settings, self.facts.runtime_id, self._start.folder)
+        asked = _asked(self._settings, self._start.runtime_id, self._start.folder)
         with suppress(InvalidRequest):  # it was never made
             if bridge.is_alive:
                 await bridge.ask("stop", **asked)
@@ -317,12 +315,9 @@ class _Environment:
         self._bridge = None
         await self._bridges.give_back(bridge)
 
-    # -- use -----------------------------------------------------------------------------------------------------
-
     async def exec(self, command: str, timeout_s: int, on_part: Callable[[str], None] | None = None) -> str:
-        """See `link.Environment`."""
         assert self._bridge is not None
-        name = _name(self.facts.runtime_id)
+        name = _name(self._start.runtime_id)
         answer = await self._bridge.ask("exec", name=name, on_part=on_part, command=command, timeout_s=timeout_s)
         if answer["code"] != 0:
             said = f"{answer['output']}{answer['complaint']}".strip()
@@ -330,40 +325,11 @@ class _Environment:
         return answer["output"]
 
     async def upload(self, data: bytes, path: str) -> None:
-        """See `link.Environment`."""
         assert self._bridge is not None
         file = self._start.folder / "message"
         await run_to_end(file.write_bytes, data)
-        await self._bridge.ask("upload", name=_name(self.facts.runtime_id), source=str(file.resolve()), target=path)
-
-    def files(self) -> AbstractContextManager[SharedFolders]:
-        raise NotImplementedError("its files are not this machine's")
-
-    def written(self) -> Sequence[Path]:
-        return ()
-
-    def root(self) -> Path | None:
-        return None
-
-    def group_folders(self) -> Sequence[Path]:
-        return ()
-
-    def traffic(self) -> Mapping[str, Traffic]:
-        return self._tunnels.traffic
-
-    def limits(self) -> dict[str, str]:
-        closed = {
-            "policy": f"policy no-network of Harbor's {self._settings.harbor_environment}",
-            "closed": "closed by the node's operator",
-        }[self._settings.harbor_network]
-        filtered = enforced(self._start.spec.system_calls_allow) if self._filter() else NOT_ENFORCED
-        return {
-            **self._limits.told,
-            **grader_enforcement(None),
-            "network": NOT_ENFORCED if self._start.spec.network == "full" else closed,
-            "system_calls": f"{filtered}; what the environment's engine refuses itself is not known",
-            "checkpoints": NOT_SUPPORTED,
-        }
+        name = _name(self._start.runtime_id)
+        await self._bridge.ask("upload", name=name, source=str(file.resolve()), target=path)
 
 
 def _name(runtime_id: str) -> str:
