@@ -173,7 +173,7 @@ async def test_experts_of_the_records_model_are_not_mixed_with_the_other_engines
         tmp_path, "fork", parent=parent, critic=TinyTokenizer(), fork=fork_of(parent, 2), capture=capture
     )
     assert result.failure is not None
-    assert "the record's experts are those of another model" in result.failure.message
+    assert "the record's routed experts are those of another model" in result.failure.message
 
 
 async def test_a_fork_of_the_other_engines_calls_is_refused(tmp_path: Path, parent: SessionResult) -> None:

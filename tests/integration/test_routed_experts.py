@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gangline.domain.errors import EngineIncapable, InvalidGroup
-from gangline.domain.row_experts import experts_of_traces
+from gangline.domain.evidence.experts import EXPERTS
 from gangline.models.engines.sglang.engine import SglangEngine
 from gangline.models.engines.vllm.engine import VllmEngine
 from gangline.rows.audit import audit
@@ -159,7 +159,7 @@ async def test_rows_of_the_tree_builder_have_the_experts_of_their_whole_prompts(
         whole = result_of(running.journal.completions)
     assert result.trajectory is not None
     assert any(trace.shared_prefix is not None for trace in result.trajectory.traces)
-    assert list(experts_of_traces(result).values()) == list(experts_of_traces(whole).values())
+    assert list(EXPERTS.columns(result).values()) == list(EXPERTS.columns(whole).values())
     for row in rows_of(whole):
         _assert_equal(row, fake.routing)
 

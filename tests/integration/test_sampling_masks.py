@@ -247,7 +247,7 @@ async def test_an_sglang_without_masks_is_refused_and_still_probed(fake: FakeSgl
         sglang_server(fake) as url,
         proxied_engine(SglangEngine(url), sampling_masks=True, sampling=CUT) as running,
     ):
-        assert not (await running.engine.capabilities()).reports_masks
+        assert (await running.engine.capabilities()).evidence == frozenset()
         with pytest.raises(openai.APIStatusError, match="reports none"):
             await talk(running, "hello")
 

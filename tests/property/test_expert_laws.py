@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, Text
+from gangline.domain.evidence.contract import Tokens
+from gangline.domain.evidence.experts import EXPERTS, context_experts, experts_of_file, experts_of_numbers
 from gangline.domain.experts import ExpertsMissing, RowExperts
-from gangline.domain.row_experts import context_experts
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
-from gangline.models.engines.evidence import experts_of_file, experts_of_numbers
-from gangline.node.capture.experts import kept_experts, num_known, whole_experts
 from support.engines.expert_engines import Routing
 
 SHAPES = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(1, 3))
@@ -119,12 +118,10 @@ def _record(
     shared = max(0, len(context) - dropped)
     suffix, sampled = (chance.integers(0, 500, number, dtype=np.int32) for number in (num_new, num_sampled))
     ids = np.concatenate([context[:shared], suffix, sampled])
-    before = None if parent is None else parent.certificate.routed_experts
+    before = None if parent is None else parent.certificate
     # Exact ids are only sent where the prompt begins with the parent's context.
-    start = num_known(before) if asks_for_new and dropped == 0 else 0
-    kept = kept_experts(
-        routing.of(ids)[start:], before, num_shared=shared, num_prompt=shared + num_new, num_sampled=num_sampled
-    )
+    start = EXPERTS.num_known(before) if asks_for_new and dropped == 0 else 0
+    kept = EXPERTS.keep(routing.of(ids)[start:], Tokens(sampled, shared, shared + num_new, None, before))
     return Completion(
         completion_id=f"c{len(tree):03d}",
         session_id="s",
@@ -165,13 +162,13 @@ def test_every_context_of_a_branching_session_has_its_experts_and_each_position_
         tree.add(_record(tree, parent, step, routing, chance))
     for one in tree:
         assert np.array_equal(context_experts(tree, one), routing.of(tree.context_ids(one)))
-        alone = whole_experts(tree, one)
+        alone = EXPERTS.alone(tree, one)
         assert alone is not None
         assert np.array_equal(alone.evidence.array(alone.data), routing.of(tree.context_ids(one)))
         evidence = one.certificate.routed_experts
         assert evidence is not None
-        before = None if one.parent_id is None else tree[one.parent_id].certificate.routed_experts
-        assert evidence.start == min(num_known(before), one.prompt_shared)
+        before = None if one.parent_id is None else tree[one.parent_id].certificate
+        assert evidence.start == min(EXPERTS.num_known(before), one.prompt_shared)
         assert evidence.end == tree.num_context_ids(one.completion_id) - 1
 
 
@@ -208,11 +205,14 @@ def test_a_report_of_any_other_number_of_tokens_is_refused(
     num_rows: int, num_before: int, num_prompt: int, num_sampled: int
 ) -> None:
     """Rows that are neither all nor the new ones belong to nobody knows which positions."""
-    first = kept_experts(
-        np.zeros((num_before, 2, 2), np.uint8), None, num_shared=0, num_prompt=num_before, num_sampled=1
+    first = EXPERTS.keep(
+        np.zeros((num_before, 2, 2), np.uint8), Tokens(np.zeros(1, np.int32), 0, num_before, None, None)
     )
-    rows = np.zeros((num_rows, 2, 2), np.uint8)
-    kept = kept_experts(rows, first.evidence, num_shared=num_prompt, num_prompt=num_prompt, num_sampled=num_sampled)
+    before = Certificate(
+        prompt_source="engine", context="first", logprobs="raw", finish_reason="stop", routed_experts=first.evidence
+    )
+    sampled = np.zeros(num_sampled, np.int32)
+    kept = EXPERTS.keep(np.zeros((num_rows, 2, 2), np.uint8), Tokens(sampled, num_prompt, num_prompt, None, before))
     end = num_prompt + num_sampled - 1
     fits = num_rows == end or (num_rows == end - num_before and num_before <= num_prompt)
     assert (kept.evidence.refused is None) == fits

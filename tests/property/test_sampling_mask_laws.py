@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.domain.row_masks import outside_of_mask
-from gangline.domain.sampling_masks import MaskEvidence, RowMask, SamplingMask
+from gangline.domain.evidence.masks import mask_from_json, outside_of_mask
+from gangline.domain.masks import MaskEvidence, RowMask, SamplingMask
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack, token_ids
-from gangline.models.engines.evidence import mask_from_json
 
 
 def mask_of(sets: list[list[int]]) -> SamplingMask:

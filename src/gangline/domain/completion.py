@@ -7,8 +7,8 @@ O(T), and the condition "the engine saw exactly the sampled ids" is one comparis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,21 +17,24 @@ from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.experts import ExpertEvidence
 from gangline.domain.images import ImageEvidence
-from gangline.domain.sampling_masks import MaskEvidence
+from gangline.domain.masks import MaskEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
     "EMPTY_GENERATION",
     "MEDIA",
     "OF_ENVIRONMENT",
+    "OWN_EVIDENCE",
     "Certificate",
     "Completion",
     "CompletionTree",
     "Constraint",
     "Context",
     "DivergenceCause",
+    "Held",
     "Lineage",
     "LogprobKind",
+    "NumbersEvidence",
     "ParseStatus",
     "PromptSource",
     "RecordedCalls",
@@ -41,6 +44,9 @@ __all__ = [
 
 OF_ENVIRONMENT = "of_environment"
 """In `Completion.metadata`: true where an environment made the call."""
+
+OWN_EVIDENCE = ("routed_experts", "sampling_mask")
+"""Kinds of evidence with fields of their own; those of others are in the field `evidence`."""
 
 PromptSource = Literal["engine", "stitched", "rendered"]
 """Who made the prompt ids: the engine's rendering (T0), ours by stitching (T1), ours by rendering (T2)."""
@@ -115,6 +121,16 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence for the relation, for people; empty where it is plain."""
 
 
+class NumbersEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of sampled tokens that a call's record holds, of a kind of evidence that a plug-in brings."""
+
+    num_tokens: int = 0
+    digest: str = ""
+    """SHA-256 of the bytes, in hexadecimal."""
+    refused: str | None = None
+    """Why they are not known; nothing is held then."""
+
+
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """The exact parts of one completion. Source: design, token truth."""
 
@@ -156,6 +172,21 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     sampling_mask: MaskEvidence | None = None
     """The ids that each sampled token was drawn among; None where `capture.sampling_masks` asks for none, or nothing
     was cut away."""
+    evidence: dict[str, NumbersEvidence] | msgspec.UnsetType = msgspec.UNSET
+    """Evidence of the kinds that `capture.evidence` asks for, by name; absent where it asks for none."""
+
+    def evidence_of(self, kind: str) -> Any:
+        """The evidence of a kind, by its name; None where none was asked for."""
+        return getattr(self, kind) if kind in OWN_EVIDENCE else (self.evidence or {}).get(kind)
+
+
+class Held(NamedTuple):
+    """Evidence of one kind that a record holds."""
+
+    evidence: Any
+    """For its certificate."""
+    data: bytes
+    """Empty where the evidence is refused."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +216,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of experts, as `certificate.routed_experts` describes them. Records of an open session come without."""
     sampling_mask: bytes = b""
     """Kept ids, as `certificate.sampling_mask` describes them. Records of an open session come without."""
+    evidence: dict[str, bytes] | msgspec.UnsetType = msgspec.UNSET
+    """Bytes of each kind in `certificate.evidence`. Records of an open session come without."""
     messages_shared: int
     new_messages: tuple[Message, ...]
     response: Message
@@ -214,6 +247,36 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         is_whole = self.status == "complete" and certificate.untrainable is None and len(self.sampled_ids) > 0
         is_others = self.of_environment and engine_role is None
         return is_whole and certificate.engine_role == engine_role and not is_others
+
+    def data_of(self, kind: str) -> bytes:
+        """Bytes of a kind of evidence, as the certificate describes them."""
+        return getattr(self, kind) if kind in OWN_EVIDENCE else (self.evidence or {}).get(kind, b"")
+
+    @property
+    def num_evidence_bytes(self) -> int:
+        return len(self.routed_experts) + len(self.sampling_mask) + sum(map(len, (self.evidence or {}).values()))
+
+    def with_evidence(self, held: Mapping[str, Held]) -> Completion:
+        """The same record with evidence of these kinds, by their names."""
+        certificate = _with(self.certificate, {name: one.evidence for name, one in held.items()})
+        data = _with(self, {name: one.data for name, one in held.items()})
+        return msgspec.structs.replace(data, certificate=certificate)
+
+    def without_evidence_bytes(self) -> Completion:
+        """The same record, of which the certificate alone tells of evidence."""
+        if not self.num_evidence_bytes:
+            return self
+        return msgspec.structs.replace(self, routed_experts=b"", sampling_mask=b"", evidence=msgspec.UNSET)
+
+
+_RecordT = TypeVar("_RecordT", Certificate, Completion)
+
+
+def _with(record: _RecordT, found: Mapping[str, Any]) -> _RecordT:
+    own = {name: value for name, value in found.items() if name in OWN_EVIDENCE}
+    others = {name: value for name, value in found.items() if name not in OWN_EVIDENCE}
+    changed = own | ({"evidence": (record.evidence or {}) | others} if others else {})
+    return msgspec.structs.replace(record, **changed)
 
 
 class RecordedCalls(msgspec.Struct, frozen=True, kw_only=True):

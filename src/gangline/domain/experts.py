@@ -41,6 +41,11 @@ class ExpertEvidence(msgspec.Struct, frozen=True, kw_only=True):
     def end(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def num_known(self) -> int:
+        """Leading positions of the context whose experts this record and its ancestors hold."""
+        return self.end if self.refused is None else 0
+
     def array(self, data: bytes) -> ExpertArray:
         """[num_tokens, num_layers, num_chosen]. Raises: ValueError when `data` has another length."""
         found: ExpertArray = np.frombuffer(data, dtype=np.dtype(self.number).newbyteorder("<"))

@@ -383,6 +383,9 @@ class CaptureSpec(_Spec):
     """Keep the ids that top-k and top-p left to draw each token from, for trainers that replay them: only with them can
     such tokens be trained on. Calls that cut ids away are refused where the policy's engine does not report them, and
     asked for whole."""
+    evidence: tuple[Annotated[str, Field(max_length=100)], ...] = Field(default=(), max_length=16)
+    """Other kinds of evidence to keep beside each token, by the names of their plug-ins. Calls are refused where the
+    policy's engine does not report them, and asked for whole."""
 
     @field_validator("volatile_system_text")
     @classmethod

@@ -17,13 +17,12 @@ import numpy as np
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.errors import BuilderError
 from gangline.domain.image_files import image_problems
-from gangline.domain.row_experts import expert_problem
-from gangline.domain.row_masks import mask_problem
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.rows.comparability import why_not_trainable
 from gangline.rows.renderings import count_renderings
+from gangline.settings.evidence import evidence_kinds
 
 __all__ = ["AuditReport", "ClassCount", "Violation", "audit", "merge_reports", "turn_class"]
 
@@ -33,7 +32,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     rule: str
-    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts, masks."""
+    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts, masks,
+    and names of other kinds of evidence."""
     message: str
     trace_id: str | None = None
     completion_id: str | None = None
@@ -238,10 +238,9 @@ def _check_trace(trace: Trace, tree: CompletionTree) -> Iterator[Violation]:
     yield from _check_splices(trace)
     for problem in image_problems(trace):
         yield _broken(trace, "images", problem)
-    if (problem := expert_problem(tree, trace)) is not None:
-        yield _broken(trace, "experts", problem)
-    if (problem := mask_problem(tree, trace)) is not None:
-        yield _broken(trace, "masks", problem)
+    for kind in evidence_kinds():
+        if (problem := kind.problem(tree, trace)) is not None:
+            yield _broken(trace, kind.rule or kind.name, problem)
     for index, span in enumerate(trace.spans):
         if span.completion_id not in tree:
             yield _broken(trace, "once", "is a turn, but not in the journal", span)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gangline.domain.completion import Certificate
-from gangline.domain.row_masks import is_masked
+from gangline.domain.evidence.masks import is_masked, why_not_replayed
 
 __all__ = ["scoring_temperature", "why_not_comparable", "why_not_trainable"]
 
@@ -56,7 +56,9 @@ def why_not_trainable(certificate: Certificate) -> str | None:
     if changed := [*(() if replayed else _cuts(certificate)), *_penalties(certificate)]:
         named = ", ".join(f"{name} {value:g}" for name, value in changed)
         neutral = ", ".join(f"capture.sampling.{name}.override: {_NEUTRAL[name]}" for name, _ in changed)
-        return f"sampled with {named}{_why_not_replayed(certificate)}: set {neutral} in the tasks"
+        why = why_not_replayed(certificate)
+        unknown = "" if why is None else f", and what they left cannot be replayed ({why})"
+        return f"sampled with {named}{unknown}: set {neutral} in the tasks"
     temperature = certificate.sampling.temperature
     if temperature == 0:
         return "sampled greedily (temperature 0): set capture.sampling.temperature.override: 1 in the tasks"
@@ -66,14 +68,6 @@ def why_not_trainable(certificate: Certificate) -> str | None:
             "--logprobs-mode processed_logprobs, or set capture.sampling.temperature.override: 1 in the tasks"
         )
     return None
-
-
-def _why_not_replayed(certificate: Certificate) -> str:
-    evidence = certificate.sampling_mask
-    if evidence is None:
-        return ""
-    why = "its log-probs are raw" if evidence.refused is None else evidence.refused
-    return f", and what they left cannot be replayed ({why})"
 
 
 _NEUTRAL = {"top_p": 1, "top_k": -1, "presence_penalty": 0, "frequency_penalty": 0}

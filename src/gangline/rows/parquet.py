@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
+from gangline.domain.completion import OWN_EVIDENCE
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.experts import RowExperts
+from gangline.domain.masks import RowMask
+from gangline.domain.trajectory import SharedPrefix, Splice, TurnSpan
 from gangline.machine.durable import replacing
 from gangline.rows.rows import Row
+from gangline.settings import plugins
 from gangline.settings.installation import extra_command
 
 try:
@@ -45,35 +51,23 @@ _ARRAYS: dict[str, Any] = {
     "response_versions": pa.int32(),
 }
 _JSON = ("lineage", "certificates", "prompt_messages", "response_messages", "tools", "metadata")
-_STRUCTS: dict[str, Any] = {
-    "spans": pa.struct(
-        [
-            ("completion_id", pa.string()),
-            ("start", pa.int32()),
-            ("end", pa.int32()),
-            ("role", pa.string()),
-            ("score", pa.float64()),
-            ("agent_role", pa.string()),
-            ("model", pa.string()),
-        ]
-    ),
-    "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
-}
-_STRUCT = {
-    "shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())]),
-    "routed_experts": pa.struct(
-        [
-            ("num_tokens", pa.int32()),
-            ("num_layers", pa.int32()),
-            ("num_chosen", pa.int32()),
-            ("number", pa.string()),
-            ("data", pa.large_binary()),
-            ("missing", pa.string()),
-        ]
-    ),
-    "sampling_mask": pa.struct(
-        [("num_tokens", pa.int32()), ("data", pa.large_binary()), ("missing", pa.string())],
-    ),
+_NUMBER_TYPES = {int: pa.int32(), float: pa.float64(), bytes: pa.large_binary()}
+
+
+def _struct(kind: type[msgspec.Struct]) -> Any:
+    """A struct of fields that are numbers, bytes and texts, or None."""
+    fields: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(kind):
+        possible = set(get_args(field.type)) or {field.type}
+        found = [arrow for type_, arrow in _NUMBER_TYPES.items() if type_ in possible]
+        fields.append((field.name, found[0] if found else pa.string()))
+    return pa.struct(fields)
+
+
+_STRUCTS: dict[str, Any] = {"spans": _struct(TurnSpan), "splices": _struct(Splice)}
+_STRUCT: dict[str, Any] = {
+    "shared_prefix": _struct(SharedPrefix),
+    **dict(zip(OWN_EVIDENCE, map(_struct, (RowExperts, RowMask)), strict=True)),
 }
 _TEXTS = ("response_texts",)
 _NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
@@ -89,23 +83,35 @@ def _type(name: str) -> Any:
     return _STRUCT.get(name) or _NUMBERS.get(name, pa.string())
 
 
-SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
+_NAMES = [name for name in Row.__struct_fields__ if name != "evidence"]
+SCHEMA = pa.schema([(name, _type(name)) for name in _NAMES])
+_WIDER = SCHEMA.append(pa.field("evidence", pa.string()))
+"""The schema of files that are written where a plug-in brings evidence."""
 
 
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
-    """Returns how many. Memory is bounded by one group of rows."""
+    """Returns how many. Memory is bounded by one group of rows.
+
+    Raises: InvalidRequest when a later group alone has evidence of a plug-in that is not installed here.
+    """
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
-        for batch in map(_batch, _groups(rows)):
-            writer.write_batch(batch)
-            num += batch.num_rows
+    groups = _groups(rows)
+    first = next(groups, [])
+    schema = _WIDER if plugins.names("evidence") or any(row.evidence for row in first) else SCHEMA
+    with replacing(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+        for group in chain([first] if first else [], groups):
+            if schema is SCHEMA and any(row.evidence for row in group):
+                raise InvalidRequest("some rows have evidence of a plug-in: install it here, or write jsonl or msgpack")
+            writer.write_batch(_batch(group, schema))
+            num += len(group)
+            group.clear()  # the first is held here, and would stay in memory
     return num
 
 
-def _batch(group: Sequence[Row]) -> Any:
-    columns = [_column(name, [getattr(row, name) for row in group]) for name in Row.__struct_fields__]
-    return pa.record_batch(columns, schema=SCHEMA)
+def _batch(group: Sequence[Row], schema: Any) -> Any:
+    columns = [_column(name, [getattr(row, name) for row in group]) for name in schema.names]
+    return pa.record_batch(columns, schema=schema)
 
 
 def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -125,6 +131,8 @@ def _column(name: str, values: Sequence[Any]) -> Any:
     if name in _ARRAYS:
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
         return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values), _ARRAYS[name]))
+    if name == "evidence":
+        return pa.array([msgspec.json.encode(value).decode() if value else None for value in values], pa.string())
     if name in _JSON:
         return pa.array([msgspec.json.encode(value).decode() for value in values], pa.string())
     if name in _STRUCTS:
@@ -140,23 +148,25 @@ def read_parquet(path: Path) -> Iterator[Row]:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise InvalidRequest(f"{path} is not a Parquet file: {error}") from error
-    if file.schema_arrow.names != SCHEMA.names:
-        raise InvalidRequest(f"{path} holds no rows of ours: its columns are {', '.join(file.schema_arrow.names)}")
+    names = file.schema_arrow.names
+    if names not in (SCHEMA.names, _WIDER.names):
+        raise InvalidRequest(f"{path} holds no rows of ours: its columns are {', '.join(names)}")
     with file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group).combine_chunks()
-            columns = {name: table.column(name) for name in SCHEMA.names}
+            columns = {name: table.column(name) for name in names}
             for index in range(table.num_rows):
-                yield msgspec.convert(
-                    {name: _value(name, column, index) for name, column in columns.items()}, Row, dec_hook=_as_it_is
-                )
+                found = {name: _value(name, column, index) for name, column in columns.items()}
+                if found.get("evidence") is None:
+                    found.pop("evidence", None)
+                yield msgspec.convert(found, Row, dec_hook=_as_it_is)
 
 
 def _value(name: str, column: Any, index: int) -> Any:
     if name in _ARRAYS:
         return column[index].values.to_numpy()
     value = column[index].as_py()
-    return json.loads(value) if name in _JSON else value
+    return json.loads(value) if value is not None and name in (*_JSON, "evidence") else value
 
 
 def _as_it_is(_kind: Any, value: Any) -> Any:

@@ -6,25 +6,25 @@ Parquet is in `gangline.rows.parquet`, which needs an extra. All three read back
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Certificate, Lineage
+from gangline.domain.completion import OWN_EVIDENCE, Certificate, Lineage
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.evidence.contract import RowNumbers
 from gangline.domain.experts import RowExperts
 from gangline.domain.lifecycle import Outcome
-from gangline.domain.row_experts import experts_of_traces
-from gangline.domain.row_masks import masks_of_traces
-from gangline.domain.sampling_masks import RowMask
+from gangline.domain.masks import RowMask
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
-from gangline.domain.trajectory import SharedPrefix, Splice, TraceRole, TurnSpan
+from gangline.domain.trajectory import SharedPrefix, Splice, Trace, TraceRole, TurnSpan
 from gangline.machine.durable import replacing
+from gangline.settings.evidence import evidence_kinds
 
 __all__ = [
     "Row",
@@ -64,6 +64,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Experts of the whole prompt and the response; None unless `capture.routed_experts` asks for them."""
     sampling_mask: RowMask | None = None
     """Ids that the response's tokens were drawn among; None unless `capture.sampling_masks` asks for them."""
+    evidence: dict[str, RowNumbers] | msgspec.UnsetType = msgspec.UNSET
+    """Columns of the kinds that `capture.evidence` asks for, by name; absent where it asks for none."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -81,48 +83,48 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
 
 
+_OF_TRACE = tuple(name for name in Trace.__struct_fields__ if name != "session_id")
+
+
 def rows_of(result: SessionResult) -> list[Row]:
     """The rows of a session, in the order of its traces; none when it has no trajectory."""
     trajectory = result.trajectory
     if trajectory is None:
         return []
-    experts, masks = experts_of_traces(result), masks_of_traces(result)
+    columns = _columns(result)
     return [
         Row(
+            **{name: getattr(trace, name) for name in _OF_TRACE},
+            **_evidence({name: of_trace[trace.trace_id] for name, of_trace in columns.items()}),
             task_id=result.task_id,
             session_id=result.session_id,
             attempt=result.attempt,
-            trace_id=trace.trace_id,
             builder=trajectory.builder,
             outcome=result.outcome,
-            reward=trace.reward,
             session_reward=result.reward,
-            shared_prefix=trace.shared_prefix,
-            prompt_ids=trace.prompt_ids,
-            response_ids=trace.response_ids,
-            loss_mask=trace.loss_mask,
-            response_logprobs=trace.response_logprobs,
-            response_versions=trace.response_versions,
-            response_texts=trace.response_texts,
-            routed_experts=experts.get(trace.trace_id),
-            sampling_mask=masks.get(trace.trace_id),
-            finish_reason=trace.finish_reason,
-            untrainable=trace.untrainable,
-            role=trace.role,
-            lineage=trace.lineage,
-            parent_trace_id=trace.parent_trace_id,
             first_completion_id=trace.spans[0].completion_id,
             last_completion_id=trace.spans[-1].completion_id,
-            spans=trace.spans,
-            splices=trace.splices,
-            certificates=trace.certificates,
-            prompt_messages=trace.prompt_messages,
-            response_messages=trace.response_messages,
-            tools=trace.tools,
-            metadata=trace.metadata,
         )
         for trace in trajectory.traces
     ]
+
+
+def _columns(result: SessionResult) -> dict[str, Mapping[str, Any]]:
+    """Kind of evidence -> trace id -> column; without kinds that the session has none of."""
+    traces = () if result.trajectory is None else result.trajectory.traces
+    found = {kind.name: kind.columns(result) for kind in evidence_kinds()}
+    recorded = {name for trace in traces for one in trace.certificates for name in one.evidence or ()}
+    for name in recorded - found.keys():
+        missing = RowNumbers(missing=f"the plug-in of evidence {name!r} is not installed here")
+        found[name] = {trace.trace_id: missing for trace in traces}
+    return {name: of_trace for name, of_trace in found.items() if of_trace}
+
+
+def _evidence(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a row."""
+    own = {name: column for name, column in columns.items() if name in OWN_EVIDENCE}
+    others = {name: column for name, column in columns.items() if name not in OWN_EVIDENCE}
+    return own | ({"evidence": others} if others else {})
 
 
 def write_jsonl(rows: Iterable[Row], path: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import msgspec
 from pydantic import BaseModel
 
+from gangline.domain.completion import OWN_EVIDENCE
 from gangline.domain.sandbox import Runtime
 
 __all__ = ["CONTRACTS", "Contract", "Kind", "faults", "instance_faults"]
@@ -31,6 +32,7 @@ Kind = Literal[
     "handler",
     "environment",
     "hook",
+    "evidence",
 ]
 
 
@@ -143,6 +145,13 @@ CONTRACTS: Mapping[Kind, Contract] = {
         fields=("name", "title", "routes"),
         answers=_DIALECT | {"event_writer": 1, "error_answer": 1, "model_list": 1, "model_card": 1},
     ),
+    "evidence": Contract(
+        group="gangline.evidence",
+        page="plugins.md#evidence-beside-tokens",
+        what="evidence beside sampled tokens",
+        fields=("name", "title", "what"),
+        answers={"wire": 2, "without_last": 2, "keep": 2, "column": 2},
+    ),
     "engine_server": Contract(
         group="gangline.engine_servers",
         page="plugins.md#engine-servers",
@@ -181,8 +190,10 @@ def _class_faults(kind: Kind, name: str, found: type[Any]) -> Iterator[str]:
         yield f"lacks {', '.join([*lacking, *abstract])}"
     if contract.has_config and config is not None and not (isinstance(config, type) and issubclass(config, BaseModel)):
         yield "its Config is not a pydantic model"
-    if kind == "runtime" and "name" not in lacking and (said := getattr(found, "name", None)) != name:
-        yield f"its `name` is {said!r}"
+    if kind in ("runtime", "evidence") and "name" not in lacking and (own := getattr(found, "name", None)) != name:
+        yield f"its `name` is {own!r}"
+    if kind == "evidence" and name in OWN_EVIDENCE:
+        yield "has the name of a built-in kind"
     for method, num_arguments in methods.items():
         if method not in lacking and (fault := _method_fault(found, method, num_arguments, method in contract.waits)):
             yield fault

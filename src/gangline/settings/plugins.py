@@ -30,6 +30,7 @@ from gangline.domain.contracts import (
 )
 from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import GanglineError, InvalidRequest, UnknownPlugin
+from gangline.domain.evidence.contract import EvidenceKind
 from gangline.domain.mistakes import mistakes
 from gangline.domain.sandbox import Runtime
 from gangline.domain.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest
@@ -47,6 +48,7 @@ __all__ = [
     "make_builder",
     "make_environment",
     "make_evaluator",
+    "make_evidence",
     "make_harness",
     "make_runtime",
     "make_tool",
@@ -290,6 +292,13 @@ def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
     return _configured("evaluator", strategy, config)
 
 
+def make_evidence(name: str) -> EvidenceKind:
+    found = made("evidence", name)
+    if not isinstance(found, EvidenceKind):
+        raise InvalidRequest(_refused("evidence", _registry("evidence")[name], "is not a subclass of EvidenceKind"))
+    return found
+
+
 def has_tools(task: TaskRequest) -> bool:
     """Whether its agent acts through tools of the provider's API; False where only the nodes know its harness."""
     try:
@@ -306,6 +315,8 @@ def check_task(task: TaskRequest) -> None:
     _check_environments(task, harness)
     make_builder(task.builder.strategy, task.builder.config)
     check_evaluator(task.evaluator)
+    for name in task.capture.evidence:
+        make_evidence(name)
     _check_steps(task)
 
 

@@ -36,7 +36,7 @@ def engine(
         int | None, typer.Option("--max-context", help="Maximum context in tokens. Default: the model's own.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Device of the model, as PyTorch names it.")] = "cpu",
-    return_sampling_mask: Annotated[
+    returns_masks: Annotated[
         bool,
         typer.Option(
             "--return-sampling-mask",
@@ -53,7 +53,7 @@ def engine(
     """
     if model is not None and scripted is not None:
         raise InvalidRequest("--model and --scripted exclude each other: choose one.")
-    if return_sampling_mask and scripted is not None:
+    if returns_masks and scripted is not None:
         raise InvalidRequest("--return-sampling-mask needs a model: a script draws nothing.")
     at: dict[str, Any] = {"host": host, "port": port, "allowed_hosts": allowed_host or ()}
     service = (
@@ -66,7 +66,7 @@ def engine(
             max_batch=max_batch,
             max_context=max_context,
             device=device,
-            return_sampling_mask=return_sampling_mask,
+            returns_masks=returns_masks,
         )
     )
     serve(service, kind="engine", parent=parent, log_format=log_format)

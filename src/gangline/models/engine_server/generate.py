@@ -95,7 +95,7 @@ class _GenerateCall:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             weight_versions=weight_spans(all_tokens) or None,
-            sampling_mask=_sampling_mask(tokens),
+            kept_ids=_kept_ids(tokens),
         )
 
     def _repeat_prompt(self, reply: GenerateReply) -> None:
@@ -110,7 +110,7 @@ class _GenerateCall:
         return Usage(num_prompt, num_sampled, num_prompt + num_sampled)
 
 
-def _sampling_mask(tokens: Sequence[SampledToken]) -> list[list[int]] | None:
+def _kept_ids(tokens: Sequence[SampledToken]) -> list[list[int]] | None:
     """None where a request takes no ids away: all of its tokens are alike in that."""
     kept = [list(token.kept_ids) for token in tokens if token.kept_ids is not None]
     return kept or None

@@ -357,7 +357,7 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None
     weight_versions: list[WeightSpan] | None = None
     """With the finish reason."""
-    sampling_mask: list[list[int]] | None = None
+    kept_ids: list[list[int]] | None = msgspec.field(default=None, name="sampling_mask")
     """For each id those that it was drawn among."""
 
 

@@ -13,11 +13,10 @@ import msgspec
 
 from gangline.domain.completion import LogprobKind, ParseStatus, PromptSource, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
-from gangline.domain.experts import ExpertArray
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.images import ImageEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
-from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
 __all__ = [
@@ -50,10 +49,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Exact prompt ids may come with images."""
     sees_images: bool | None = None
     """Whether an image processor is known, without which calls with images cannot be trained on. None: unknown."""
-    reports_experts: bool = False
-    """Whole replies report the experts that a mixture-of-experts model chose."""
-    reports_masks: bool = False
-    """Whole replies report the ids that top-k and top-p left to draw each token from."""
+    evidence: frozenset[str] = frozenset()
+    """Kinds of evidence that whole replies report, by name."""
     streams_ids: bool
     renders: bool
     """`render` works: a conversation -> its prompt ids."""
@@ -80,11 +77,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall
     prompt_ids: TokenIds | None = None
     """Exact prompt [T]; None lets the engine render `call.messages`. With images only where the engine takes both."""
-    experts_from: int | None = None
-    """First position of the context whose experts the reply is to report, at most the prompt's length. None asks for
-    none; only for `chat`, of an engine that reports them."""
-    with_mask: bool = False
-    """The reply is to report sampling masks; only for `chat`, of an engine that reports them."""
+    evidence: tuple[AskedEvidence, ...] = ()
+    """Kinds that the reply is to report; only for `chat`, of an engine that reports them."""
 
 
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,10 +103,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How the reply's text was read, where that was done on this side; None: the engine did it."""
     images: ImageEvidence | None = None
     """The evidence of the prompt; None where it holds no image, or nobody looked."""
-    experts: ExpertArray | None = None
-    """[tokens, layers, chosen], to the last id but one; None: not reported."""
-    sampling_mask: SamplingMask | None = None
-    """The ids that each one was drawn among; None: not reported. `logprobs` are then those among the kept ids."""
+    evidence: dict[str, Any] = {}
+    """What was reported beside the ids, by the name of its kind. `logprobs` are those that go with it."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):

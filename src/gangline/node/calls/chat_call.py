@@ -156,7 +156,7 @@ class _ChatSampler:
         self._gathered = ReplyAccumulator()
         self._tries = Tries(parts.empty_retries, progress.show)
         self._sent = EngineRequest(call=call)
-        """Exact ids, experts and masks that the engine is asked for."""
+        """Exact ids and evidence that the engine is asked for."""
         self._place: Place | None = None
         self._checkpoint: str | None = None
         self._volatile: dict[str, Sequence[str]] = {}
@@ -174,11 +174,8 @@ class _ChatSampler:
         capabilities = await parts.engine.capabilities()
         self._call = in_template_words(self._call, capabilities.template)
         decision = await parts.tier.decide(self._call, place, capabilities)
-        experts_from = parts.experts_from(capabilities, place.parent_id, decision.prompt_ids)
-        with_mask = parts.asks_mask(capabilities, self._call.sampling)
-        self._sent = EngineRequest(
-            call=self._call, prompt_ids=decision.prompt_ids, experts_from=experts_from, with_mask=with_mask
-        )
+        asked = parts.asks(capabilities, self._call.sampling, place.parent_id, decision.prompt_ids)
+        self._sent = EngineRequest(call=self._call, prompt_ids=decision.prompt_ids, evidence=asked)
         self._capabilities = capabilities
         report = PromptReport.of(parts, place, capabilities)
         answer = await self._final(capabilities, report, decision)
@@ -242,8 +239,7 @@ class _ChatSampler:
         request = msgspec.structs.replace(self._sent, call=call)
         stamps, progress, gathered = self._recorder.stamps, self._progress, self._gathered
         stamps.begin()
-        whole = self._sent.with_mask or self._sent.experts_from is not None
-        if whole or not (self._call.stream and capabilities.streams_ids):
+        if self._sent.evidence or not (self._call.stream and capabilities.streams_ids):
             answer = await self._parts.engine.chat(request)
             self._note_prompt(answer)
             if self._call.stream:
@@ -292,7 +288,7 @@ class _ChatSampler:
         has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
         if capabilities.reports_ids and not has_ids:
             raise _no_ids()
-        self._parts.check_evidence(answer, self._sent.experts_from, self._sent.with_mask)
+        self._parts.check_evidence(answer, self._sent.evidence)
         return answer
 
     # -- the answer ----------------------------------------------------------------------------------------------

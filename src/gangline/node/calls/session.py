@@ -56,6 +56,7 @@ from gangline.node.capture.stitch import Stitcher
 from gangline.node.capture.volatile import VolatileText
 from gangline.node.replay.replay import Match, Replay
 from gangline.rows.repetition import is_loop
+from gangline.settings.evidence import asked_kinds
 
 __all__ = ["ModelSession", "key_digest"]
 
@@ -217,8 +218,7 @@ class ModelSession:
             meter=GateMeter(),
             clock=clock,
             with_texts=capture.token_texts,
-            with_experts=capture.routed_experts,
-            with_masks=capture.sampling_masks,
+            evidence=asked_kinds(capture),
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )

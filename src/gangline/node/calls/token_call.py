@@ -16,6 +16,7 @@ import numpy as np
 from gangline.domain.completion import Completion, CompletionTree, Lineage, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 from gangline.domain.errors import EngineIncapable, EngineMalformed
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.models.engines.contract import (
     EngineCapabilities,
@@ -95,11 +96,10 @@ class _TokenSampler:
                 f"the engine ({capabilities.engine} {capabilities.version}) takes no exact prompt ids on its chat "
                 "route, so calls in tokens cannot be answered."
             )
-        parent_id = self._parent_id() if self._parts.with_experts else None
-        experts_from = self._parts.experts_from(capabilities, parent_id, self._request.prompt_ids)
-        with_mask = self._parts.asks_mask(capabilities, self._request.sampling)
-        answer = self._checked(await self._sample(capabilities, experts_from, with_mask))
-        self._parts.check_evidence(answer, experts_from, with_mask)
+        parent_id = self._parent_id() if self._parts.keeps_context else None
+        asked = self._parts.asks(capabilities, self._request.sampling, parent_id, self._request.prompt_ids)
+        answer = self._checked(await self._sample(capabilities, asked))
+        self._parts.check_evidence(answer, asked)
         self.is_committing = True
         (completion,) = await self._recorder.commit(self._sampled(answer.choices, capabilities))
         return TokenReply(
@@ -133,17 +133,14 @@ class _TokenSampler:
             stream=request.stream,
         )
 
-    async def _sample(self, capabilities: EngineCapabilities, experts_from: int | None, with_mask: bool) -> EngineReply:
+    async def _sample(self, capabilities: EngineCapabilities, asked: tuple[AskedEvidence, ...]) -> EngineReply:
         call = msgspec.structs.replace(
             self._call(capabilities), messages=_STAND_IN, num_top_logprobs=0 if self._parts.with_texts else None
         )
-        request = EngineRequest(
-            call=call, prompt_ids=self._request.prompt_ids, experts_from=experts_from, with_mask=with_mask
-        )
+        request = EngineRequest(call=call, prompt_ids=self._request.prompt_ids, evidence=asked)
         stamps = self._recorder.stamps
         stamps.begin()
-        whole = with_mask or experts_from is not None
-        if whole or not (self._request.stream and capabilities.streams_ids):
+        if asked or not (self._request.stream and capabilities.streams_ids):
             answer = await self._parts.engine.chat(request)
             for choice in answer.choices[:1]:
                 self._show(choice.sampled_ids, choice.logprobs)

@@ -1,12 +1,10 @@
-"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure.
-
-The sampling mask of a call, checked against what it sampled. Pure.
-"""
+"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,10 +20,8 @@ from gangline.domain.completion import (
     PromptSource,
 )
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
-from gangline.domain.experts import ExpertEvidence
+from gangline.domain.evidence.contract import EvidenceKind, Tokens
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.row_masks import outside_of_mask
-from gangline.domain.sampling_masks import MaskEvidence, SamplingMask
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice
@@ -33,7 +29,6 @@ from gangline.models.engines.fields import has_documents, media_in
 from gangline.models.engines.templates.words import unmet_wishes
 from gangline.models.language.parsing.marks import lost_calls
 from gangline.models.language.parsing.values import is_object
-from gangline.node.capture.experts import KeptExperts, kept_experts
 from gangline.node.capture.placing import Place
 
 __all__ = [
@@ -54,41 +49,6 @@ _NO_ID = re.compile(r"(call_\d+)?")
 
 _NO_LOGPROB = -9999.0
 """vLLM's number for minus infinity."""
-
-
-class KeptMask(NamedTuple):
-    evidence: MaskEvidence
-    data: bytes
-    """As `SamplingMask.data`; empty where the evidence is refused."""
-
-
-def kept_mask(choice: EngineChoice, num_ids: int | None) -> KeptMask:
-    """num_ids: size of the vocabulary, where it is known."""
-    mask = choice.sampling_mask
-    if mask is None:
-        return _refused("the engine reported no sampling mask")
-    sampled = token_ids() if choice.sampled_ids is None else choice.sampled_ids
-    if (problem := outside_of_mask(mask, sampled)) is not None:
-        return _refused(problem)
-    if (mask.ids < 0).any() or (num_ids is not None and (mask.ids >= num_ids).any()):
-        return _refused("the mask keeps an id that is outside of the vocabulary")
-    if (wrong := _first_repeating(mask)) is not None:
-        return _refused(f"the mask of sampled token {wrong} keeps an id twice")
-    data = mask.data()
-    return KeptMask(MaskEvidence.of(mask, data), data)
-
-
-def _first_repeating(mask: SamplingMask) -> int | None:
-    """Index of the first token that keeps an id twice: a sum over the kept ids would count it twice."""
-    token = np.repeat(np.arange(len(mask.counts), dtype=np.int64), mask.counts)
-    # Engines mostly write ascending ids, and a stable sort of what is sorted takes no time.
-    pairs = np.sort((token << 32) | mask.ids, kind="stable")
-    again = np.flatnonzero(pairs[1:] == pairs[:-1])
-    return int(pairs[again[0]] >> 32) if len(again) else None
-
-
-def _refused(reason: str) -> KeptMask:
-    return KeptMask(MaskEvidence(refused=reason), b"")
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,25 +108,21 @@ def completion_of(
     aborted: str | None = None,
     metadata: dict[str, Any] | None = None,
     with_texts: bool = False,
-    with_experts: bool = False,
-    experts_before: ExpertEvidence | None = None,
-    with_mask: bool = False,
+    kinds: Sequence[EvidenceKind] = (),
+    before: Certificate | None = None,
     engine_role: str | None = None,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
     with_texts: keep the texts of the sampled ids, where there is one for each.
-    with_experts: keep the routed experts of the context that the parent's record lacks. experts_before: the parent's.
-    with_mask: keep the ids that tokens were drawn among; only where some were cut away.
+    kinds: the evidence to keep. before: the parent's certificate.
     aborted: why the call was cut off; None for a call that was answered whole.
     engine_role: see `Certificate`.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     follows = prompt.parent_id is not None
-    experts = _experts(choice, prompt, experts_before) if with_experts else None
-    mask = kept_mask(choice, capabilities.num_ids) if with_mask else None
     requested = {} if call.model == capabilities.model else {"requested_model": call.model}
-    return Completion(
+    completion = Completion(
         completion_id="",
         session_id=session_id,
         attempt=attempt,
@@ -181,19 +137,21 @@ def completion_of(
         sampled_ids=ids,
         logprobs=_aligned(choice.logprobs, len(ids)),
         sampled_texts=_texts(choice, len(ids)) if with_texts else (),
-        routed_experts=b"" if experts is None else experts.data,
-        sampling_mask=b"" if mask is None else mask.data,
         messages_shared=place.num_shared if follows else 0,
         new_messages=place.new_messages if follows else call.messages,
         response=choice.message,
         tools=() if follows else call.tools,
-        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role, experts, mask),
+        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role, kinds),
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
         dropped=(*call.dropped, *unmet_wishes(call), *_unrendered(call, capabilities.template)),
         metadata=(metadata or {}) | requested,
     )
+    if not kinds:
+        return completion
+    tokens = Tokens(ids, prompt.shared, prompt.shared + len(prompt.suffix_ids), capabilities.num_ids, before)
+    return completion.with_evidence({kind.name: kind.keep(choice.evidence.get(kind.name), tokens) for kind in kinds})
 
 
 def _unrendered(call: ModelCall, template: TemplateFacts) -> list[str]:
@@ -215,14 +173,13 @@ def _certificate(
     capabilities: EngineCapabilities,
     aborted: str | None,
     engine_role: str | None,
-    experts: KeptExperts | None,
-    mask: KeptMask | None,
+    kinds: Sequence[EvidenceKind],
 ) -> Certificate:
     cut_off = f"aborted: {aborted}" if aborted is not None else None
     return Certificate(
         prompt_source=prompt.source,
         context=prompt.context,
-        logprobs=_logprob_kind(choice, capabilities),
+        logprobs=_logprob_kind(choice, capabilities, kinds),
         finish_reason="abort" if aborted is not None else choice.finish_reason or "abort",
         parse=parse_status(call, choice),
         first_divergence=prompt.first_divergence,
@@ -243,26 +200,16 @@ def _certificate(
         template_digest=capabilities.template.template_digest,
         engine_role=engine_role,
         images=choice.images,
-        routed_experts=None if experts is None else experts.evidence,
-        sampling_mask=None if mask is None else mask.evidence,
     )
 
 
-def _logprob_kind(choice: EngineChoice, capabilities: EngineCapabilities) -> LogprobKind:
+def _logprob_kind(choice: EngineChoice, capabilities: EngineCapabilities, kinds: Sequence[EvidenceKind]) -> LogprobKind:
     if choice.logprobs is None:
         return "missing"
-    among_kept = choice.sampling_mask is not None and capabilities.logprob_kind != "raw"
-    return "processed" if among_kept else capabilities.logprob_kind
-
-
-def _experts(choice: EngineChoice, prompt: Prompt, before: ExpertEvidence | None) -> KeptExperts:
-    return kept_experts(
-        choice.experts,
-        before,
-        num_shared=prompt.shared,
-        num_prompt=prompt.shared + len(prompt.suffix_ids),
-        num_sampled=0 if choice.sampled_ids is None else len(choice.sampled_ids),
-    )
+    found = capabilities.logprob_kind
+    for kind in kinds:
+        found = kind.logprob_kind(found) if kind.name in choice.evidence else found
+    return found
 
 
 def _unseen(call: ModelCall, choice: EngineChoice) -> str | None:

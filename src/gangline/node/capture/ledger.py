@@ -65,7 +65,8 @@ class Ledger:
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
         """Set, and replaced, by the next commit."""
-        for completion in map(_without_bytes, completions):
+        # The journal holds the bytes: those of an open session are never needed.
+        for completion in map(Completion.without_evidence_bytes, completions):
             self.tree.add(completion)
             self._num_committed += 1
             self._note(completion)
@@ -83,7 +84,7 @@ class Ledger:
                 for number, draft in enumerate(drafts, start=first)
             ]
             await self._journal.append_all(committed)
-            for completion in map(_without_bytes, committed):
+            for completion in map(Completion.without_evidence_bytes, committed):
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
@@ -159,10 +160,3 @@ class Ledger:
                 certificate.finish_reason,
             ),
         )
-
-
-def _without_bytes(completion: Completion) -> Completion:
-    """The same record without experts and masks, which the journal holds: those of an open session are never needed."""
-    if not completion.routed_experts and not completion.sampling_mask:
-        return completion
-    return msgspec.structs.replace(completion, routed_experts=b"", sampling_mask=b"")

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from gangline.domain.conversation import ModelCall, SamplingParams
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, NotFound
+from gangline.domain.evidence.contract import AskedEvidence, EvidenceKind
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import Share
 from gangline.models.engines.contract import Engine, EngineCapabilities, EngineReply
-from gangline.models.engines.evidence import cuts
 from gangline.node.backends.gate import Gate, GateMeter
-from gangline.node.capture.experts import num_known
 from gangline.node.capture.ledger import Ledger
 from gangline.node.capture.placing import PlaceIndex
 from gangline.node.capture.prompt_tier import PromptTier
 
 __all__ = ["CallParts", "PartsByRole"]
-
-
-_HOW_TO_REPORT = (
-    "Serve a mixture-of-experts model with `--enable-return-routed-experts` (vLLM and SGLang have it; of SGLang, give "
-    "the engine's option experts_per_token too), reach it on its chat route, or leave the setting out."
-)
-
-_HOW_TO_MASK = (
-    "vLLM reports them on its generate route with `--return-sampling-mask` (reach it as the engine kind generate), "
-    "SGLang 0.5.23 on both routes, the embedded engine as vLLM does. Or leave the setting out."
-)
 
 
 _POOL = "pool/"
@@ -48,10 +36,8 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, UTC, seconds."""
     with_texts: bool
     """Whether records keep the texts of sampled tokens."""
-    with_experts: bool = False
-    """Whether records keep routed experts."""
-    with_masks: bool = False
-    """Whether records keep the ids that tokens were drawn among."""
+    evidence: tuple[EvidenceKind, ...] = ()
+    """The kinds that records keep."""
     empty_retries: int = 0
     """How often an empty generation of one call is sampled again."""
     share: Share = msgspec.field(default_factory=Share)
@@ -63,55 +49,47 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     def index(self) -> PlaceIndex:
         return self.ledger.index_of(self.engine_role)
 
-    def experts_from(
-        self, capabilities: EngineCapabilities, parent_id: str | None, sent_ids: TokenIds | None
-    ) -> int | None:
-        """First position whose experts a call asks for: the first that the parent's record lacks, where the prompt is
-        sure to begin as the parent's context does. None: it asks for none, as engines of roles may not report them.
+    @property
+    def keeps_context(self) -> bool:
+        """Whether records keep evidence of prompts, which may begin as a parent's context does."""
+        return any(kind.of_context for kind in self.evidence)
+
+    def asks(
+        self,
+        capabilities: EngineCapabilities,
+        sampling: SamplingParams,
+        parent_id: str | None,
+        sent_ids: TokenIds | None,
+    ) -> tuple[AskedEvidence, ...]:
+        """The evidence that a call asks for: from the first position that the parent's record lacks, where the prompt
+        is sure to begin as the parent's context does. Engines of roles may not report it, and are not asked then.
 
         Raises: EngineIncapable where the policy's engine reports none.
         """
-        if not self.with_experts:
-            return None
-        if not capabilities.reports_experts:
-            if self.engine_role is not None:
-                return None
-            raise EngineIncapable(
-                f"capture.routed_experts asks for the experts of each token, and the engine ({capabilities.engine} "
-                f"{capabilities.version}) reports none. {_HOW_TO_REPORT}"
-            )
-        if parent_id is None or sent_ids is None:
-            return 0
-        return num_known(self.ledger.tree[parent_id].certificate.routed_experts)
-
-    def asks_mask(self, capabilities: EngineCapabilities, sampling: SamplingParams) -> bool:
-        """Whether a call asks for sampling masks: nothing is to be kept where nothing is cut away, and engines of roles
-        may not report them.
-
-        Raises: EngineIncapable where the policy's engine reports none.
-        """
-        if not self.with_masks or not cuts(sampling):
-            return False
-        if not capabilities.reports_masks and self.engine_role is None:
-            raise EngineIncapable(
-                f"capture.sampling_masks asks for the ids that each token was drawn among, and the engine "
-                f"({capabilities.engine} {capabilities.version}) reports none. {_HOW_TO_MASK}"
-            )
-        return capabilities.reports_masks
+        found: list[AskedEvidence] = []
+        before = None if parent_id is None or sent_ids is None else self.ledger.tree[parent_id].certificate
+        for kind in self.evidence:
+            if not kind.applies(sampling):
+                continue
+            if kind.name in capabilities.evidence:
+                found.append(AskedEvidence(kind, kind.num_known(before)))
+            elif self.engine_role is None:
+                raise EngineIncapable(
+                    f"{kind.setting} asks for {kind.what}, and the engine ({capabilities.engine} "
+                    f"{capabilities.version}) reports none. {kind.how_to_report}"
+                )
+        return tuple(found)
 
     @staticmethod
-    def check_evidence(answer: EngineReply, experts_from: int | None, with_mask: bool) -> None:
-        """Raises: EngineIncapable when the reply to a call that asked for experts or masks has none. Where nothing was
-        sampled, as of a call that the engine aborts, there is none to report."""
+    def check_evidence(answer: EngineReply, asked: Sequence[AskedEvidence]) -> None:
+        """Raises: EngineIncapable when the reply to a call that asked for evidence has none. Where nothing was sampled,
+        as of a call that the engine aborts, there is none to report."""
         sampled = [one for one in answer.choices if one.sampled_ids is not None and len(one.sampled_ids)]
-        if with_mask and any(choice.sampling_mask is None for choice in sampled):
-            raise EngineIncapable(
-                "the engine returned no sampling mask for this call. Reach it without a router that strips them."
-            )
-        if experts_from is not None and any(choice.experts is None for choice in sampled):
-            raise EngineIncapable(
-                "the engine returned no routed experts for this call. Reach it without a router that strips them."
-            )
+        for kind, _ in asked:
+            if any(kind.name not in choice.evidence for choice in sampled):
+                raise EngineIncapable(
+                    f"the engine returned no {kind.title} for this call. Reach it without a router that strips them."
+                )
 
 
 class PartsByRole:

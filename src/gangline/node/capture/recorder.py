@@ -20,7 +20,6 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.tokens import token_ids
 from gangline.machine.event_loop import Turn
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice, assistant_message
-from gangline.models.engines.evidence import cuts
 from gangline.node.backends.gate import Gate
 from gangline.node.capture.capture import (
     ENGINE_CALL_IDS,
@@ -149,7 +148,8 @@ class Recorder:
         if self._engine_ids and sampled.capabilities.template.prints_call_ids:
             metadata[ENGINE_CALL_IDS] = dict(self._engine_ids)
         parent_id, tree = sampled.prompt.parent_id, self._parts.ledger.tree
-        experts_before = None if parent_id is None else tree[parent_id].certificate.routed_experts
+        before = None if parent_id is None else tree[parent_id].certificate
+        kinds = [kind for kind in self._parts.evidence if kind.applies(sampled.call.sampling)]
         return [
             completion_of(
                 sampled.call,
@@ -164,9 +164,8 @@ class Recorder:
                 aborted=aborted,
                 metadata=metadata,
                 with_texts=self._parts.with_texts,
-                with_experts=self._parts.with_experts,
-                experts_before=experts_before,
-                with_mask=self._parts.with_masks and cuts(sampled.call.sampling),
+                kinds=kinds,
+                before=before,
                 engine_role=self._parts.engine_role,
             )
             for choice in sampled.choices or self.own([_nothing_sampled()])

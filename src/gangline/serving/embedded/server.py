@@ -22,7 +22,7 @@ def create_sampler(
     max_context: int | None = None,
     seed: int | None = None,
     device: str = "cpu",
-    return_sampling_mask: bool = False,
+    returns_masks: bool = False,
 ) -> EmbeddedSampler:
     """The sampler of `smollm2`, a folder, or a Hugging Face name. Takes seconds: call it off the event loop.
 
@@ -39,7 +39,7 @@ def create_sampler(
         max_context=max_context,
         seed=seed,
         threads=threads,
-        returns_masks=return_sampling_mask,
+        returns_masks=returns_masks,
     )
 
 
@@ -53,7 +53,7 @@ async def serve(
     max_context: int | None = None,
     seed: int | None = None,
     device: str = "cpu",
-    return_sampling_mask: bool = False,
+    returns_masks: bool = False,
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -64,7 +64,7 @@ async def serve(
         max_batch: sequences that decode together; more of them wait.
         max_context: tokens of prompt and reply, where less than the model's own.
         device: as PyTorch names it.
-        return_sampling_mask: report the ids that top-k and top-p left, on the generate route.
+        returns_masks: report the ids that top-k and top-p left, on the generate route.
         allowed_hosts: more names under which the server is reached.
         seed: of requests that bring none; the same order of requests then gives the same tokens.
 
@@ -80,6 +80,6 @@ async def serve(
         max_context=max_context,
         seed=seed,
         device=device,
-        return_sampling_mask=return_sampling_mask,
+        returns_masks=returns_masks,
     )
     await run_app(sampler, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready)

@@ -120,12 +120,12 @@ def key_of(record: Entry | EntryHead | Completion) -> AttemptKey:
 
 
 def num_text_chars(entry: Entry) -> int:
-    """Characters of the texts and media in an entry's new messages, bytes of experts and masks: its bulk, if large."""
+    """Characters of the texts and media in an entry's new messages, bytes of evidence: its bulk, if large."""
     if not isinstance(entry, Appended):
         return 0
     num_chars = 0
     for one in entry.completions:
-        num_chars += len(one.routed_experts) + len(one.sampling_mask)
+        num_chars += one.num_evidence_bytes
         for message in one.new_messages:
             for part in message.parts:
                 num_chars += len(part.text) if type(part) is Text else _num_chars(part)

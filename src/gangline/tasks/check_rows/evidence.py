@@ -11,14 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from gangline.domain.evidence.experts import EXPERTS
+from gangline.domain.evidence.masks import MASKS
 from gangline.domain.experts import RowExperts
-from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.masks import SamplingMask
 from gangline.tasks.check_rows.samples import Ints, Sample, as_ids, spans_of
 
-__all__ = ["gangline_experts", "gangline_mask", "slime_experts", "slime_mask"]
+__all__ = ["gangline_evidence", "slime_experts", "slime_mask"]
 
 
-def gangline_mask(sample: Sample, given: Mapping[str, Any] | None) -> None:
+def gangline_evidence(sample: Sample, record: Mapping[str, Any]) -> None:
+    """record: a row, as exports write it."""
+    _gangline_mask(sample, record.get(MASKS.name))
+    _gangline_experts(sample, record.get(EXPERTS.name))
+
+
+def _gangline_mask(sample: Sample, given: Mapping[str, Any] | None) -> None:
     """given: `RowMask`, as exports write it. A turn without kept ids was drawn from the whole vocabulary."""
     if given is None or _is_missing(sample, "sampling mask", given):
         return
@@ -76,7 +84,7 @@ def _add_first(sample: Sample, wrong: np.ndarray[Any, np.dtype[np.bool_]], words
         sample.add("masks_wrong", sample.num_prompt + int(places[0]), words + more)
 
 
-def gangline_experts(sample: Sample, given: Mapping[str, Any] | None) -> None:
+def _gangline_experts(sample: Sample, given: Mapping[str, Any] | None) -> None:
     """given: `RowExperts`, as exports write it."""
     if given is None or _is_missing(sample, "routed experts", given):
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.tasks.check_rows.evidence import gangline_experts, gangline_mask, slime_experts, slime_mask
+from gangline.tasks.check_rows.evidence import gangline_evidence, slime_experts, slime_mask
 from gangline.tasks.check_rows.samples import Sample, as_floats, as_ids, has_images, image_urls, streamed
 
 __all__ = ["COLUMNS", "conversations", "gangline_rows", "named_rows", "slime_samples", "trl_rows", "verl_rows"]
@@ -88,8 +88,7 @@ def gangline_rows(record: Record, row: int) -> Iterator[Sample]:
         _nothing_trained(sample)
     _reward(sample, record.get("reward"), is_fault=record.get("outcome") == "infra_error")
     _certified_pixels(sample, record)
-    gangline_mask(sample, record.get("sampling_mask"))
-    gangline_experts(sample, record.get("routed_experts"))
+    gangline_evidence(sample, record)
     yield sample
 
 

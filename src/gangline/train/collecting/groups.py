@@ -23,8 +23,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from gangline.domain.errors import InvalidGroup
+from gangline.domain.evidence.masks import is_masked
 from gangline.domain.image_files import placed_images
-from gangline.domain.row_masks import is_masked
 from gangline.domain.session import SessionResult, is_usable
 from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.rows.comparability import why_not_trainable

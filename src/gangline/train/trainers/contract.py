@@ -25,12 +25,12 @@ from typing import Protocol
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import InvalidGroup, NodeError
+from gangline.domain.evidence.experts import EXPERTS
+from gangline.domain.evidence.masks import MASKS
 from gangline.domain.experts import ExpertArray, ExpertsMissing
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.masks import SamplingMask
 from gangline.domain.node_views import GateMode, GateState
-from gangline.domain.row_experts import experts_of_trace
-from gangline.domain.row_masks import mask_of_trace
-from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
@@ -157,38 +157,28 @@ def rows_of(
             require_no_images(row.trace)
         if not replays_masks:
             require_no_masks(row.trace)
-    if replays_masks:
-        rows = _with_masks(rows, group)
-    return _with_experts(rows, group) if replays_experts else rows
+    for replay in [*([_mask] if replays_masks else []), *([_experts] if replays_experts else [])]:
+        trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
+        rows = [replay(trees[row.session_id], row) for row in rows]
+    return rows
 
 
-def _with_masks(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
-    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
-    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
-    found: list[TrainerRow] = []
-    for row in rows:
-        try:
-            mask = mask_of_trace(trees[row.session_id], row.trace)
-        except ValueError as why:
-            raise InvalidGroup(f"{row.trace_id} cannot be trained with its sampling masks: {why}.") from why
-        found.append(replace(row, sampling_mask=mask.only(row.loss_mask != 0)))
-    return found
+def _mask(tree: CompletionTree, row: TrainerRow) -> TrainerRow:
+    try:
+        mask = MASKS.column(tree, row.trace).mask()
+    except ValueError as why:
+        raise InvalidGroup(f"{row.trace_id} cannot be trained with its sampling masks: {why}.") from why
+    return replace(row, sampling_mask=mask.only(row.loss_mask != 0))
 
 
-def _with_experts(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
-    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
-    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
-    found: list[TrainerRow] = []
-    for row in rows:
-        try:
-            experts = experts_of_trace(trees[row.session_id], row.trace).array()
-        except ExpertsMissing as why:
-            raise InvalidGroup(
-                f"{row.trace_id} cannot be trained with replayed routing, for the experts of its tokens are not known: "
-                f"{why}. Sample its task with capture.routed_experts, or switch the replay off."
-            ) from why
-        found.append(replace(row, routed_experts=experts))
-    return found
+def _experts(tree: CompletionTree, row: TrainerRow) -> TrainerRow:
+    try:
+        return replace(row, routed_experts=EXPERTS.column(tree, row.trace).array())
+    except ExpertsMissing as why:
+        raise InvalidGroup(
+            f"{row.trace_id} cannot be trained with replayed routing, for the experts of its tokens are not known: "
+            f"{why}. Sample its task with capture.routed_experts, or switch the replay off."
+        ) from why
 
 
 def _require_temperature(row: TrainerRow, temperature: float) -> None:

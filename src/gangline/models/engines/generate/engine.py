@@ -20,10 +20,8 @@ from gangline.domain.errors import (
     EngineRefused,
     InvalidRequest,
 )
-from gangline.domain.experts import ExpertArray
 from gangline.domain.images import ImageEvidence, images_in
 from gangline.domain.reply import TokenLogprob
-from gangline.domain.sampling_masks import SamplingMask
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import call_all
 from gangline.models.engines.contract import (
@@ -34,6 +32,7 @@ from gangline.models.engines.contract import (
     ReplyAccumulator,
     whole_deltas,
 )
+from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import has_documents, has_media
 from gangline.models.engines.generate.calls import GenerateCalls
 from gangline.models.engines.generate.probe import ROUTES, probe_route
@@ -50,8 +49,7 @@ RouteName = Literal["auto", "vllm", "sglang"]
 
 class _Choice(NamedTuple):
     delta: EngineDelta
-    experts: ExpertArray | None
-    mask: SamplingMask | None
+    evidence: dict[str, Any]
 
 
 class _Prompt(NamedTuple):
@@ -92,6 +90,8 @@ class GenerateEngine:
         self._model = model
         self._max_context = max_context
         self._capabilities: EngineCapabilities | None = None
+        self._evidence: WireEvidence | None = None
+        """Since the probe."""
         self._probing = asyncio.Lock()
 
     async def capabilities(self) -> EngineCapabilities:
@@ -102,6 +102,7 @@ class GenerateEngine:
         routes = list(ROUTES.values()) if self._route is None else [self._route]
         self._route, found = await probe_route(self._calls, self._text, routes, self._model, self._max_context)
         self._model, self._max_context = found.model, found.max_context
+        self._evidence = WireEvidence(found.engine)
         self._capabilities = msgspec.structs.replace(
             found,
             takes_images=self._route.takes_images and self._sight.reader is not None,
@@ -121,7 +122,7 @@ class GenerateEngine:
             folded.feed(choice.delta)
         reply = folded.reply()
         with_evidence = tuple(
-            msgspec.structs.replace(whole, experts=choice.experts, sampling_mask=choice.mask)
+            msgspec.structs.replace(whole, evidence=choice.evidence)
             for whole, choice in zip(reply.choices, choices, strict=True)
         )
         usage = _summed([choice.delta.usage for choice in choices])
@@ -130,18 +131,17 @@ class GenerateEngine:
     async def _choice(self, request: EngineRequest, prompt: _Prompt, index: int) -> _Choice:
         call = request.call
         reader = await self._text.reader(call, prompt.ids, index)
-        ask = msgspec.structs.replace(
-            self._ask(call, prompt, index, stream=False),
-            experts_from=request.experts_from,
-            with_mask=request.with_mask,
-        )
+        ask = msgspec.structs.replace(self._ask(call, prompt, index, stream=False), evidence=request.evidence)
         sampled = await self._calls.sample(self._new_route(), ask)
         delta = await self._delta(reader, call, prompt, sampled)
-        experts, mask = sampled.experts, sampled.mask
-        if num_cut := len(sampled.ids) - len(delta.sampled_ids or ()):  # behind a stop string, which was found here
-            experts = None if experts is None else experts[: len(experts) - num_cut]
-            mask = None if mask is None else mask.first(max(0, len(mask.counts) - num_cut))
-        return _Choice(delta, experts, mask if request.with_mask else None)
+        # Tokens behind a stop string, which was found here, are cut off.
+        num_cut = len(sampled.ids) - len(delta.sampled_ids or ())
+        evidence = {
+            kind.name: kind.without_last(sampled.evidence[kind.name], num_cut)
+            for kind, _ in request.evidence
+            if kind.name in sampled.evidence
+        }
+        return _Choice(delta, evidence)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Several choices come as one delta each."""
@@ -241,7 +241,7 @@ class GenerateEngine:
 
     def _new_route(self) -> GenerateRoute:
         assert self._route is not None  # since the probe
-        return self._route()
+        return self._route(self._evidence)
 
     # -- the rest ------------------------------------------------------------------------------------------------
 

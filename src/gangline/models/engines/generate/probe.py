@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import EngineCapabilities
+from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.generate.calls import GenerateCalls
 from gangline.models.engines.generate.text import TextSide
 from gangline.models.engines.generate.wire import GenerateAsk, Sampled, SglangGenerate, VllmGenerate
@@ -58,8 +61,9 @@ async def probe_route(
         streams_ids=await _streams(calls, route, ask),
         renders=True,
         logprob_kind=route.logprob_kind or raw_or_processed,
-        reports_experts=sampled.experts is not None,
-        reports_masks=await _reports_masks(calls, route, ask),
+        evidence=await WireEvidence(f"generate_{route.name}").reported(
+            sampled.evidence, partial(_reported_apart, calls, route, ask)
+        ),
         reports_versions=bool(sampled.version_spans),
         num_ids=text.num_ids or await vocabulary_size(calls.http, card.id),
         prompt_source="rendered",
@@ -131,13 +135,10 @@ async def _streams(calls: GenerateCalls, route: RouteKind, ask: GenerateAsk) -> 
     return ended and 0 < num_ids == num_logprobs
 
 
-async def _reports_masks(calls: GenerateCalls, route: RouteKind, ask: GenerateAsk) -> bool:
-    """With a call of its own, as SGLang refuses it where its backend has none."""
-    try:
-        sampled = await calls.sample(route(), msgspec.structs.replace(ask, with_mask=True))
-    except EngineError:
-        return False
-    return sampled.mask is not None
+async def _reported_apart(
+    calls: GenerateCalls, route: RouteKind, ask: GenerateAsk, asked: AskedEvidence
+) -> list[dict[str, Any]]:
+    return [(await calls.sample(route(), msgspec.structs.replace(ask, evidence=(asked,)))).evidence]
 
 
 async def _version(http: EngineHttp) -> str:

@@ -6,7 +6,7 @@ Source: vLLM 0.32 `entrypoints/scale_out/token_in_token_out`; SGLang 0.5.23 `srt
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -14,10 +14,9 @@ import numpy as np
 from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import ModelCall, Usage
 from gangline.domain.errors import EngineMalformed, EngineUnavailable
-from gangline.domain.experts import ExpertArray
-from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.evidence import experts_of_file, mask_from_json, sglang_mask
+from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import NEUTRAL_SAMPLING
 from gangline.models.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
 from gangline.models.engines.replies import WireSpan, WireUsage, decode, usage_of, version_spans
@@ -43,9 +42,7 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     """`data:` URLs of the images of the prompt, which then has one placeholder id for each: the engine expands it."""
     seed: int | None = None
     stream: bool = False
-    experts_from: int | None = None
-    """As in `EngineRequest`; vLLM's route alone has them."""
-    with_mask: bool = False
+    evidence: tuple[AskedEvidence, ...] = ()
     """As in `EngineRequest`."""
 
 
@@ -63,9 +60,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None = None
     """Repeated by the engine, where it does."""
     usage: Usage | None = None
-    experts: ExpertArray | None = None
-    """As in `EngineChoice`; only in a whole reply."""
-    mask: SamplingMask | None = None
+    evidence: dict[str, Any] = {}
     """As in `EngineChoice`; only in a whole reply."""
 
 
@@ -102,14 +97,13 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[WireSpan] | None = None
-    routed_experts: bytes | None = None
-    """A NumPy file."""
-    sampling_mask: msgspec.Raw = NO_IDS
-    """[T] lists of ids."""
 
 
-class _VllmReply(msgspec.Struct):
-    choices: list[_Choice] = []
+ChoiceT = TypeVar("ChoiceT")
+
+
+class _VllmReply(msgspec.Struct, Generic[ChoiceT]):
+    choices: list[ChoiceT] = []
     prompt_token_ids: msgspec.Raw = NO_IDS
     usage: WireUsage | None = None
     error: dict[str, Any] | str | None = None
@@ -121,7 +115,9 @@ class VllmGenerate:
     logprob_kind: LogprobKind | None = None
     takes_images = True
 
-    def __init__(self) -> None:
+    def __init__(self, evidence: WireEvidence | None = None) -> None:
+        """evidence: of the engine; None: an object of its own."""
+        self._evidence = evidence or WireEvidence("generate_vllm")
         self._sent: SentIds | None = None
 
     def body(self, ask: GenerateAsk) -> bytes:
@@ -140,12 +136,11 @@ class VllmGenerate:
             "stop_token_ids": list(ask.stop_ids) or None,
             "logprobs": max(1, ask.call.num_top_logprobs or 0),
             "structured_outputs": None if constraint is None else {"json": constraint},
-            "routed_experts_prompt_start": ask.experts_from or None,
         }
         body: dict[str, Any] = {
             "model": ask.model,
             "token_ids": msgspec.Raw(sent.text),
-            "sampling_params": NEUTRAL_SAMPLING | _given(params),
+            "sampling_params": NEUTRAL_SAMPLING | _given(params) | self._evidence.fields(ask.evidence),
             "return_token_ids": True,
             "stream": ask.stream,
         }
@@ -156,7 +151,7 @@ class VllmGenerate:
         return msgspec.json.encode(body)
 
     def read(self, answer: bytes, url: str) -> Sampled | None:
-        reply = decode(answer, _VllmReply, url)
+        reply = decode(answer, _vllm_reply(self._evidence.extended(_Choice)), url)
         if reply.error is not None:
             raise EngineUnavailable(f"engine {url} failed: {reply.error}")
         choice = reply.choices[0] if reply.choices else _Choice(token_ids=[])
@@ -164,36 +159,30 @@ class VllmGenerate:
         ids = choice.token_ids or []
         if not ids and choice.finish_reason is None and reply.usage is None:
             return None
+        found = self._found(choice, url) if reply.choices else Found({})
+        values = None if content is None else [_number(entry.logprob) for entry in content]
         return Sampled(
             ids=ids,
-            logprobs=None if content is None else [_number(entry.logprob) for entry in content],
+            logprobs=values if found.logprobs is None else found.logprobs,
             candidates=[_candidates(entry.top_logprobs) for entry in content or ()],
             finish_reason=choice.finish_reason,
             stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
             version_spans=version_spans(choice.weight_versions),
             prompt_ids=ids_from_json(reply.prompt_token_ids, self._sent),
             usage=usage_of(reply.usage),
-            experts=_experts(choice, url),
-            mask=_mask(choice, url),
+            evidence=found.values,
         )
 
-
-def _experts(choice: _Choice, url: str) -> ExpertArray | None:
-    """Raises: EngineMalformed."""
-    if choice.routed_experts is None:
-        return None
-    try:
-        return experts_of_file(choice.routed_experts)
-    except ValueError as error:
-        raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
+    def _found(self, choice: _Choice, url: str) -> Found:
+        """Raises: EngineMalformed."""
+        try:
+            return self._evidence.read(choice)
+        except ValueError as error:
+            raise EngineMalformed(f"engine {url} answered {error}") from error
 
 
-def _mask(choice: _Choice, url: str) -> SamplingMask | None:
-    """Raises: EngineMalformed."""
-    try:
-        return mask_from_json(choice.sampling_mask)
-    except ValueError as error:
-        raise EngineMalformed(f"engine {url} answered {error}") from error
+def _vllm_reply(choice: type[_Choice]) -> type[_VllmReply[_Choice]]:
+    return cast("Any", _VllmReply)[choice]
 
 
 def _candidates(entries: list[_TokenLogprob]) -> list[Candidate]:
@@ -213,17 +202,16 @@ class _SglangMeta(msgspec.Struct):
     cached_tokens: int = 0
     output_token_logprobs: list[list[Any]] | None = None
     output_top_logprobs: list[list[list[Any]] | None] | None = None
-    output_token_sampling_mask: msgspec.Raw = NO_IDS
-    """[T] lists of ids."""
-    output_token_sampling_logprobs: list[float | None] | None = None
-    """Among the ids of the mask."""
     prompt_token_ids: msgspec.Raw = NO_IDS
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
 
 
-class _SglangReply(msgspec.Struct):
-    meta_info: _SglangMeta = msgspec.field(default_factory=_SglangMeta)
+MetaT = TypeVar("MetaT")
+
+
+class _SglangReply(msgspec.Struct, Generic[MetaT]):
+    meta_info: MetaT | None = None
     output_ids: list[TokenId] = []
     prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
@@ -237,7 +225,9 @@ class SglangGenerate:
     logprob_kind: LogprobKind | None = "temperature_scaled"
     takes_images = False  # it turns ids beside `image_data` into text, and that into other ids
 
-    def __init__(self) -> None:
+    def __init__(self, evidence: WireEvidence | None = None) -> None:
+        """evidence: of the engine; None: an object of its own."""
+        self._evidence = evidence or WireEvidence("generate_sglang")
         self._num_read = 0
         self._sent: SentIds | None = None
 
@@ -266,13 +256,13 @@ class SglangGenerate:
             "return_prompt_token_ids": True,
             "stream": ask.stream,
         }
-        if ask.with_mask:
-            body["return_sampling_mask"] = True
-        return msgspec.json.encode(body)
+        return msgspec.json.encode(body | self._evidence.fields(ask.evidence))
 
     def read(self, answer: bytes, url: str) -> Sampled | None:
-        reply = decode(answer, _SglangReply, url)
-        meta, finish = reply.meta_info, reply.meta_info.finish_reason
+        kind = self._evidence.extended(_SglangMeta)
+        reply = decode(answer, _sglang_reply(kind), url)
+        meta = kind() if reply.meta_info is None else reply.meta_info
+        finish = meta.finish_reason
         if reply.error is not None or (finish is not None and finish.type == "abort" and finish.message):
             raise EngineUnavailable(f"engine {url} failed: {reply.error or (finish and finish.message)}")
         num_new = max(meta.completion_tokens - self._num_read, 0)
@@ -285,15 +275,15 @@ class SglangGenerate:
             prompt_ids = ids_from_json(meta.prompt_token_ids, self._sent)
         try:
             values, candidates = _sglang_logprobs(meta, ids)
-            mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
+            found = self._evidence.read(meta)
         except (msgspec.ValidationError, ValueError) as error:
-            raise EngineMalformed(f"engine {url} answered odd log-probs or masks in meta_info: {error}") from error
+            raise EngineMalformed(f"engine {url} answered odd log-probs or evidence in meta_info: {error}") from error
         spans = meta.weight_versions
         if spans is None and meta.weight_version is not None:
             spans = [WireSpan(meta.weight_version, 0, meta.completion_tokens)]
         return Sampled(
             ids=ids,
-            logprobs=values if mask is None else among_kept,
+            logprobs=values if found.logprobs is None else found.logprobs,
             candidates=candidates,
             finish_reason=None if finish is None else finish.type,
             stop_string=finish.matched if finish is not None and isinstance(finish.matched, str) else None,
@@ -306,8 +296,12 @@ class SglangGenerate:
                 num_sampled_tokens=meta.completion_tokens,
                 num_cached_tokens=meta.cached_tokens,
             ),
-            mask=mask,
+            evidence=found.values,
         )
+
+
+def _sglang_reply(meta: type[_SglangMeta]) -> type[_SglangReply[_SglangMeta]]:
+    return cast("Any", _SglangReply)[meta]
 
 
 def _sglang_logprobs(meta: _SglangMeta, ids: list[int]) -> tuple[list[float] | None, list[list[Candidate]]]:

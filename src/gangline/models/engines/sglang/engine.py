@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,9 +19,11 @@ import numpy as np
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
+from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.json_ids import SentIds, ids_from_json
@@ -30,8 +33,9 @@ from gangline.models.engines.sglang.wire import (
     SglangReply,
     chat_body,
     engine_reply,
-    num_expert_layers,
+    learn,
     render_body,
+    reply_type,
 )
 from gangline.models.engines.sight import Sight, with_evidence
 from gangline.models.engines.templates.probe import probe_template
@@ -69,9 +73,7 @@ class SglangEngine:
         experts_per_token: `num_experts_per_tok` of the served model. SGLang reports routed experts as numbers without a
             shape, so without it they cannot be captured.
         """
-        self._num_chosen = experts_per_token
-        self._experts_shape: tuple[int, int] | None = None
-        """Layers, and experts of each; None before the probe, and where none are reported."""
+        self._evidence = WireEvidence("sglang", {"experts_per_token": experts_per_token})
         self._sight = Sight(processor)
         self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
@@ -90,10 +92,12 @@ class SglangEngine:
         # The ids are those of another conversation than the messages: an engine that ignores them shows it.
         sampling = SamplingParams(max_tokens=1, temperature=1.0)
         call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
-        experts_from = None if self._num_chosen is None else 0
-        request = EngineRequest(call=call, prompt_ids=prompt_ids, experts_from=experts_from)
+        request = EngineRequest(call=call, prompt_ids=prompt_ids, evidence=self._evidence.asked_at_once())
         wire = await self._sampled(request)
-        self._experts_shape = self._probed_shape(wire)
+        try:
+            learn(self._evidence, wire)
+        except ValueError as error:
+            raise EngineIncapable(f"engine {self.url}: {error}") from error
         reply = await self._read(request, wire)
         reported = self._checked_prompt_ids(reply)
         self._capabilities = EngineCapabilities(
@@ -104,8 +108,9 @@ class SglangEngine:
             reports_ids=True,
             takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
             sees_images=self._sight.reader is not None,
-            reports_experts=self._experts_shape is not None,
-            reports_masks=await self._reports_masks(prompt_ids),
+            evidence=await self._evidence.reported(
+                reply.choices[0].evidence, partial(self._reported_apart, prompt_ids)
+            ),
             streams_ids=False,
             renders=prompt_ids is not None,
             logprob_kind="temperature_scaled",
@@ -115,15 +120,11 @@ class SglangEngine:
         )
         return self._capabilities
 
-    async def _reports_masks(self, prompt_ids: TokenIds | None) -> bool:
-        """With a call of its own: where the backend has no masks, SGLang refuses it."""
+    async def _reported_apart(self, prompt_ids: TokenIds | None, asked: AskedEvidence) -> list[dict[str, Any]]:
         sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
         call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
-        try:
-            reply = engine_reply(await self._sampled(EngineRequest(call=call, prompt_ids=prompt_ids, with_mask=True)))
-        except (EngineError, msgspec.ValidationError, ValueError):
-            return False
-        return all(choice.sampling_mask is not None for choice in reply.choices)
+        wire = await self._sampled(EngineRequest(call=call, prompt_ids=prompt_ids, evidence=(asked,)))
+        return [choice.evidence for choice in engine_reply(wire, evidence=self._evidence).choices]
 
     def _checked_prompt_ids(self, reply: EngineReply) -> TokenIds:
         """Raises: EngineIncapable."""
@@ -134,18 +135,6 @@ class SglangEngine:
             raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
         return reply.prompt_ids
 
-    def _probed_shape(self, wire: SglangReply) -> tuple[int, int] | None:
-        """Raises: EngineIncapable where the option cannot be true."""
-        if self._num_chosen is None:
-            return None
-        try:
-            num_layers = num_expert_layers(wire, self._num_chosen)
-        except (ValueError, TypeError) as error:
-            raise EngineIncapable(
-                f"engine {self.url}: experts_per_token cannot be {self._num_chosen}: {error}"
-            ) from error
-        return None if num_layers is None else (num_layers, self._num_chosen)
-
     async def chat(self, request: EngineRequest) -> EngineReply:
         return await self._read(request, *await self._asked(request))
 
@@ -154,15 +143,16 @@ class SglangEngine:
 
     async def _asked(self, request: EngineRequest) -> tuple[SglangReply, SentIds | None]:
         messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
-        return await self._chat(chat_body(request, await self._model_name(), messages, sent)), sent
+        evidence = self._evidence.fields(request.evidence)
+        return await self._chat(chat_body(request, await self._model_name(), messages, sent, evidence)), sent
 
     async def _read(self, request: EngineRequest, wire: SglangReply, sent: SentIds | None = None) -> EngineReply:
         shown = request.call.num_top_logprobs is not None
         try:
-            reply = engine_reply(wire, sent, show_logprobs=shown, experts_shape=self._experts_shape)
+            reply = engine_reply(wire, sent, show_logprobs=shown, evidence=self._evidence)
         except (msgspec.ValidationError, ValueError) as error:
             raise EngineMalformed(
-                f"engine {self.url} answered odd log-probs, experts or masks in meta_info: {error}"
+                f"engine {self.url} answered odd log-probs or evidence in meta_info: {error}"
             ) from error
         evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
         return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
@@ -202,7 +192,7 @@ class SglangEngine:
 
     async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
         answer = await self._http.post("/v1/chat/completions", body)
-        wire = decode(answer, SglangReply, self.url)
+        wire = decode(answer, reply_type(self._evidence), self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:

@@ -5,8 +5,8 @@ Source: SGLang 0.5.23, `srt/entrypoints/openai`; read, not run: it needs a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
 from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.models.engines.evidence import experts_of_numbers, sglang_mask
+from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, messages_fields
 from gangline.models.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
 from gangline.models.engines.replies import (
@@ -31,7 +31,9 @@ from gangline.models.engines.replies import (
 )
 from gangline.models.language.tools import tool_fields
 
-__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "num_expert_layers", "render_body"]
+MetaT = TypeVar("MetaT")
+
+__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "learn", "render_body", "reply_type"]
 
 
 class _Meta(msgspec.Struct):
@@ -41,16 +43,9 @@ class _Meta(msgspec.Struct):
     """[T] of (log-prob, id, text or null)."""
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
-    routed_experts: bytes | None = None
-    """Numbers of experts, token after token, layer after layer."""
-    routed_experts_dtype: str = "int32"
-    output_token_sampling_mask: msgspec.Raw = NO_IDS
-    """[T] lists of the ids that were kept."""
-    output_token_sampling_logprobs: list[float | None] | None = None
-    """[T], among these."""
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, Generic[MetaT]):
     index: int = 0
     message: WireMessage | None = None
     logprobs: WireLogprobs | None = None
@@ -58,23 +53,38 @@ class _Choice(msgspec.Struct):
     matched_stop: int | str | None = None
     prompt_token_ids: msgspec.Raw = NO_IDS
     response_token_ids: list[TokenId] | None = None
-    meta_info: _Meta | None = None
+    meta_info: MetaT | None = None
 
 
-class SglangReply(msgspec.Struct):
-    choices: list[_Choice] = []
+class _Reply(msgspec.Struct, Generic[MetaT]):
+    choices: list[_Choice[MetaT]] = []
     usage: WireUsage | None = None
     error: dict[str, Any] | str | None = None
+
+
+SglangReply = _Reply[_Meta]
+
+
+def reply_type(evidence: WireEvidence) -> type[SglangReply]:
+    """The type of replies that may report evidence."""
+    return cast("Any", _Reply)[evidence.extended(_Meta)]
 
 
 class Detokenized(msgspec.Struct):
     text: str | list[str] = ""
 
 
-def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], sent: SentIds | None) -> list[bytes]:
+def chat_body(
+    request: EngineRequest,
+    model: str,
+    messages: Sequence[bytes],
+    sent: SentIds | None,
+    evidence: Mapping[str, Any] | None = None,
+) -> list[bytes]:
     """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids in whole replies only.
 
-    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`.
+    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: fields that
+    ask for it, from `WireEvidence.fields`.
     """
     call = request.call
     body = (
@@ -91,11 +101,7 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], sen
             "separate_reasoning": True,
         }
     )
-    if request.experts_from is not None:
-        body["return_routed_experts"] = True
-        body["routed_experts_start_len"] = request.experts_from
-    if request.with_mask:
-        body["return_sampling_mask"] = True
+    body |= evidence or {}
     if sent is not None:
         body["input_ids"] = msgspec.Raw(sent.text)
     return body_of(body, messages)
@@ -118,22 +124,16 @@ def render_body(
     return msgspec.json.encode(body)
 
 
-def num_expert_layers(reply: SglangReply, num_chosen: int) -> int | None:
-    """Layers of a reply that reports the experts of all its tokens; None where it reports none.
+def learn(evidence: WireEvidence, reply: SglangReply) -> None:
+    """What a probe's reply tells of evidence, such as its shape.
 
-    Raises: ValueError when it cannot be `num_chosen` experts a layer, EngineMalformed when the prompt's ids are none.
+    Raises: ValueError when it cannot be, EngineMalformed when the prompt's ids are none.
     """
     choice = reply.choices[0]
-    meta = choice.meta_info or _Meta()
-    if meta.routed_experts is None:
-        return None
-    prompt_ids = ids_from_json(choice.prompt_token_ids)
-    num_prompt = 0 if prompt_ids is None else len(prompt_ids)
-    num_tokens = num_prompt + len(choice.response_token_ids or ()) - 1
-    num_numbers = len(meta.routed_experts) // np.dtype(meta.routed_experts_dtype).itemsize
-    if num_tokens < 1 or num_numbers == 0 or num_numbers % (num_tokens * num_chosen):
-        raise ValueError(f"{num_numbers} numbers of experts for {num_tokens} tokens of {num_chosen} a layer")
-    return num_numbers // (num_tokens * num_chosen)
+    if choice.meta_info is not None:
+        prompt_ids = ids_from_json(choice.prompt_token_ids)
+        num_prompt = 0 if prompt_ids is None else len(prompt_ids)
+        evidence.learn(choice.meta_info, num_prompt + len(choice.response_token_ids or ()))
 
 
 def engine_reply(
@@ -141,34 +141,30 @@ def engine_reply(
     sent: SentIds | None = None,
     *,
     show_logprobs: bool = False,
-    experts_shape: tuple[int, int] | None = None,
+    evidence: WireEvidence | None = None,
 ) -> EngineReply:
     """
     sent: exact ids of the request.
     show_logprobs: the client asked for log-probs of its own.
-    experts_shape: layers, and experts of each; None leaves experts out.
-    Raises: EngineMalformed where ids are none; ValueError, msgspec.ValidationError where log-probs, experts or masks
-    cannot be read.
+    evidence: None where the reply has none.
+    Raises: EngineMalformed where ids are none; ValueError, msgspec.ValidationError where log-probs or evidence cannot
+    be read.
     """
     prompts = (ids_from_json(choice.prompt_token_ids, sent) for choice in reply.choices)
     return EngineReply(
         prompt_ids=next((ids for ids in prompts if ids is not None), None),
-        choices=tuple(_choice(choice, show_logprobs, experts_shape) for choice in reply.choices),
+        choices=tuple(_choice(choice, show_logprobs, evidence) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
 
 
-def _choice(choice: _Choice, show_logprobs: bool, experts_shape: tuple[int, int] | None) -> EngineChoice:
+def _choice(choice: _Choice[_Meta], show_logprobs: bool, evidence: WireEvidence | None) -> EngineChoice:
+    found = Found({}) if evidence is None or choice.meta_info is None else evidence.read(choice.meta_info)
     meta = choice.meta_info or _Meta()
     meta_values, meta_ids = _of_meta(meta)
     ids = choice.response_token_ids if choice.response_token_ids is not None else meta_ids
     values = meta_values if meta_values is not None else logprob_values(choice.logprobs)
-    experts = None
-    if experts_shape is not None and meta.routed_experts is not None:
-        experts = experts_of_numbers(meta.routed_experts, meta.routed_experts_dtype, *experts_shape)
-    mask, among_kept = sglang_mask(meta.output_token_sampling_mask, meta.output_token_sampling_logprobs)
-    if mask is not None:
-        values = among_kept
+    values = values if found.logprobs is None else found.logprobs
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
@@ -179,8 +175,7 @@ def _choice(choice: _Choice, show_logprobs: bool, experts_shape: tuple[int, int]
         logprobs=None if values is None else logprobs(values),
         version_spans=version_spans(_spans(meta, len(ids or ()))),
         token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
-        experts=experts,
-        sampling_mask=mask,
+        evidence=found.values,
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import (
@@ -26,6 +27,7 @@ from gangline.models.engines.contract import (
     EngineRequest,
     ReplyAccumulator,
 )
+from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.json_ids import SentIds
@@ -72,6 +74,7 @@ class VllmEngine:
         processor: folder of the served vision model; None leaves calls with images untrainable.
         """
         self._sight = Sight(processor)
+        self._evidence = WireEvidence("vllm")
         self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._model = model
@@ -100,7 +103,7 @@ class VllmEngine:
             reports_ids=True,
             takes_prompt_ids=echoed,
             sees_images=self._sight.reader is not None,
-            reports_experts=reply.choices[0].experts is not None,
+            evidence=await self._evidence.reported(reply.choices[0].evidence, self._reported_apart),
             streams_ids=streamed,
             renders=prompt_ids is not None,
             logprob_kind=_logprob_kind(values) if self._http.lists_models else "raw",
@@ -109,6 +112,10 @@ class VllmEngine:
             template=TemplateFacts() if prompt_ids is None else await probe_template(self, self if echoed else None),
         )
         return self._capabilities
+
+    async def _reported_apart(self, asked: AskedEvidence) -> list[dict[str, Any]]:
+        request = msgspec.structs.replace(self._probe_request(None), evidence=(asked,))
+        return [choice.evidence for choice in (await self.chat(request)).choices]
 
     def _probed_logprobs(self, reply: EngineReply) -> list[float]:
         """Raises: EngineIncapable."""
@@ -143,9 +150,10 @@ class VllmEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         messages = await messages_in_turns(request.call.messages)
         sent = sent_ids(request.prompt_ids, request.call)
-        body = chat_body(request, await self._model_name(), messages, sent, stream=False)
+        evidence = self._evidence.fields(request.evidence)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=False, evidence=evidence)
         answer = await self._http.post("/v1/chat/completions", body)
-        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent)
+        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent, self._evidence)
         if is_error:
             raise self._http.refusal(200, answer)
         if not reply.choices:

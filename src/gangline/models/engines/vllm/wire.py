@@ -6,8 +6,9 @@ Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -16,7 +17,7 @@ from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, logprobs
 from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.models.engines.evidence import experts_of_file
+from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import (
     NEUTRAL_SAMPLING,
     body_of,
@@ -62,6 +63,7 @@ __all__ = [
 
 
 LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
+ChoiceT = TypeVar("ChoiceT")
 T = TypeVar("T")
 
 _LARGE_BYTES = 512 << 10
@@ -76,12 +78,18 @@ class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
     stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None
     weight_versions: list[WireSpan] | None = None
-    routed_experts: bytes | None = None
-    """A NumPy file; only in whole replies."""
 
 
-class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
-    choices: list[_Choice[LogprobsT]] = []
+class _PlainChoice(_Choice[WireValues], gc=False):
+    """With log-probs as numbers alone."""
+
+
+class _ShownChoice(_Choice[WireLogprobs], gc=False):
+    """With log-probs for a client that asked for them."""
+
+
+class _Reply(msgspec.Struct, Generic[ChoiceT], gc=False):
+    choices: list[ChoiceT] = []
     usage: WireUsage | None = None
     prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
@@ -93,14 +101,14 @@ class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
         return self.error is not None or (self.message is not None and not self.choices)
 
 
-AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
+AnyChoice = _PlainChoice | _ShownChoice
 
 
-class WireReply(_Reply[WireValues], gc=False):
+class WireReply(_Reply[_PlainChoice], gc=False):
     """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
 
 
-class ShownReply(_Reply[WireLogprobs], gc=False):
+class ShownReply(_Reply[_ShownChoice], gc=False):
     """The same for a client that asked for log-probs of its own."""
 
 
@@ -109,11 +117,18 @@ class _Rendered(msgspec.Struct):
 
 
 def chat_body(
-    request: EngineRequest, model: str, messages: Sequence[bytes], sent: SentIds | None, *, stream: bool
+    request: EngineRequest,
+    model: str,
+    messages: Sequence[bytes],
+    sent: SentIds | None,
+    *,
+    stream: bool,
+    evidence: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
     """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
 
-    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`.
+    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: fields that
+    ask for it, from `WireEvidence.fields`.
     """
     call = request.call
     body = (
@@ -133,8 +148,7 @@ def chat_body(
     )
     if stream:
         body["stream_options"] = {"include_usage": True}
-    if request.experts_from is not None:
-        body["routed_experts_prompt_start"] = request.experts_from
+    body |= evidence or {}
     if sent is not None:
         body["kv_transfer_params"] = {"prompt_token_ids": msgspec.Raw(sent.text)}
     return body_of(body, messages)
@@ -178,16 +192,16 @@ def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
 
 
 async def read_reply(
-    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None
+    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None, evidence: WireEvidence
 ) -> tuple[EngineReply, bool]:
     """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
 
     def read() -> tuple[EngineReply, bool]:
-        wire = decode_reply(body, kind, url)
+        wire = decode_reply(body, _with_evidence(kind, evidence), url)
         try:
-            return engine_reply(wire, sent), wire.is_error
+            return engine_reply(wire, sent, evidence), wire.is_error
         except ValueError as error:
-            raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
+            raise EngineMalformed(f"engine {url} answered {error}") from error
 
     return await _apart(read, len(body))
 
@@ -209,17 +223,35 @@ def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str
     return reply
 
 
-def engine_reply(reply: WireReply | ShownReply, sent: SentIds | None = None) -> EngineReply:
-    """Raises: ValueError where the experts of a choice cannot be read."""
+def _with_evidence(
+    kind: type[WireReply] | type[ShownReply], evidence: WireEvidence
+) -> type[WireReply] | type[ShownReply]:
+    choice = _PlainChoice if kind is WireReply else _ShownChoice
+    return _whole_reply(kind, evidence.extended(choice))
+
+
+@cache
+def _whole_reply(
+    kind: type[WireReply] | type[ShownReply], choice: type[AnyChoice]
+) -> type[WireReply] | type[ShownReply]:
+    made = msgspec.defstruct(kind.__name__, [("choices", list[choice], [])], bases=(kind,), gc=False)
+    return cast("type[WireReply] | type[ShownReply]", made)
+
+
+def engine_reply(
+    reply: WireReply | ShownReply, sent: SentIds | None = None, evidence: WireEvidence | None = None
+) -> EngineReply:
+    """evidence: None where the choices have none. Raises: ValueError where evidence of a choice cannot be read."""
     return EngineReply(
         prompt_ids=ids_from_json(reply.prompt_token_ids, sent),
-        choices=tuple(_choice(choice) for choice in reply.choices),
+        choices=tuple(_choice(choice, evidence) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
 
 
-def _choice(choice: AnyChoice) -> EngineChoice:
-    values = logprob_values(choice.logprobs)
+def _choice(choice: AnyChoice, evidence: WireEvidence | None) -> EngineChoice:
+    found = Found({}) if evidence is None else evidence.read(choice)
+    values = logprob_values(choice.logprobs) if found.logprobs is None else found.logprobs
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
@@ -229,7 +261,7 @@ def _choice(choice: AnyChoice) -> EngineChoice:
         logprobs=None if values is None else logprobs(values),
         version_spans=version_spans(choice.weight_versions),
         token_logprobs=_shown_logprobs(choice),
-        experts=None if choice.routed_experts is None else experts_of_file(choice.routed_experts),
+        evidence=found.values,
     )
 
 

@@ -14,10 +14,10 @@ from gangline.domain.reply import Reply, ReplyDelta
 from gangline.node.calls.again.answered import recorded_reply
 from gangline.node.calls.chat_call import RETRY_KEY, CallInFlight, shown_again, whole_delta
 from gangline.node.calls.flight import Flight, Progress
-from gangline.node.capture.experts import whole_experts
 from gangline.node.capture.parts import CallParts
 from gangline.node.replay.replay import Replay
 from gangline.rows.forks.calls import RESUMED, RecordedCall
+from gangline.settings.evidence import evidence_kinds
 
 __all__ = ["REPLAYED_TOKENS", "replayed_call"]
 
@@ -81,7 +81,8 @@ class _Repeater:
         parent_id = self._replay.own_ids.get(choice.parent_id or "")
         draft = choice
         if parent_id is None and choice.parent_id is not None:
-            experts = whole_experts(tree, choice)
+            alone = ((kind.name, kind.alone(tree, choice)) for kind in evidence_kinds())
+            choice = choice.with_evidence({name: held for name, held in alone if held is not None})
             draft = msgspec.structs.replace(
                 choice,
                 prompt_shared=0,
@@ -89,13 +90,7 @@ class _Repeater:
                 messages_shared=0,
                 new_messages=tree.messages(choice),
                 tools=tree.tools(choice),
-                routed_experts=b"" if experts is None else experts.data,
-                certificate=msgspec.structs.replace(
-                    choice.certificate,
-                    context="first",
-                    first_divergence=None,
-                    routed_experts=None if experts is None else experts.evidence,
-                ),
+                certificate=msgspec.structs.replace(choice.certificate, context="first", first_divergence=None),
             )
         metadata = {name: value for name, value in choice.metadata.items() if name not in (RETRY_KEY, RESUMED)}
         if self._retry_key is not None:

@@ -19,6 +19,7 @@ from gangline.node.sessions.parts import NodeParts
 from gangline.rows.forks.calls import RecordedCall, recorded_calls, why_not_forkable
 from gangline.rows.forks.tolerance import Tolerance
 from gangline.settings import plugins
+from gangline.settings.evidence import asked_kinds
 
 __all__ = ["begins_anew", "is_durable", "replay_of"]
 
@@ -56,11 +57,12 @@ async def _of_parent(fork: ForkSpec, task: TaskRequest, parts: NodeParts) -> Rep
     if (why := why_not_forkable(parent.completions, fork.turn, forms.tolerance)) is not None:
         raise InvalidRequest(f"session {fork.session_id} is not forkable, because {why}.")
     if fork.engine is not None:
-        if task.capture.routed_experts:
-            raise InvalidRequest(
-                f"role {fork.engine!r} cannot go on behind the fork with capture.routed_experts, because the record's "
-                "experts are those of another model. Leave out the engine."
-            )
+        for kind in asked_kinds(task.capture):
+            if kind.of_context:
+                raise InvalidRequest(
+                    f"role {fork.engine!r} cannot go on behind the fork with {kind.setting}, because the "
+                    f"record's {kind.title} are those of another model. Leave out the engine."
+                )
         _check_engine(fork.engine, recorded_calls(parent.completions)[: fork.turn], parts.backends.views())
     return Replay(parent.completions, fork.turn, forms, edit=fork.edit, engine=fork.engine)
 

@@ -17,7 +17,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.image_files import placed_images
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT
-from gangline.domain.sampling_masks import SamplingMask
+from gangline.domain.masks import SamplingMask
 from gangline.grading.transcript import chat_messages
 from gangline.models.language.vision import ImageReader
 from gangline.train.collecting.admission import version_spans
