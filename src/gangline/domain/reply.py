@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from gangline.domain.completion import ParseStatus
-from gangline.domain.conversation import Message, Usage
+from gangline.domain.conversation import Message, Text, Thinking, ToolCall, Usage
 
-__all__ = ["Reply", "ReplyChoice", "ReplyDelta", "TokenLogprob", "ToolCallDelta"]
+__all__ = ["Reply", "ReplyChoice", "ReplyDelta", "TokenLogprob", "ToolCallDelta", "whole_delta"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -66,3 +66,15 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, UTC, whole seconds."""
     choices: tuple[ReplyChoice, ...]
     usage: Usage
+
+
+def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
+    """A reply that came in one piece, as the one delta of its stream."""
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    return ReplyDelta(
+        choice_index=index,
+        thinking="".join(part.text for part in message.parts if isinstance(part, Thinking)),
+        text="".join(part.text for part in message.parts if isinstance(part, Text)),
+        tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
+        logprobs=logprobs,
+    )

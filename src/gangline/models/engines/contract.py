@@ -16,10 +16,11 @@ from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinkin
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.images import ImageEvidence
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.domain.reply import ReplyDelta, TokenLogprob, whole_delta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
 __all__ = [
+    "ChoiceFacts",
     "Engine",
     "EngineCapabilities",
     "EngineChoice",
@@ -81,28 +82,33 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds that the reply is to report; only for `chat`, of an engine that reports them."""
 
 
-class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a whole choice. In a stream the last ones that are given count."""
+
+    finish_reason: str | None = None
+    """None: the engine never said; the reply was cut off."""
+    stop_reason: str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    weights_known: bool = True
+    """False: the engine may have other weights than the gate's policy version says. In a stream one False counts."""
+    parse: ParseStatus | None = None
+    """How the reply's text was read, where that was done on this side; None: the engine did it."""
+    images: ImageEvidence | None = None
+    """The evidence of the prompt, the same for every choice; None where it holds no image, or nobody looked."""
+
+
+class EngineChoice(ChoiceFacts, frozen=True, kw_only=True):
     """One sampled reply."""
 
     index: int
     message: Message
     """Tool-call ids are the engine's; the gateway gives its own."""
-    finish_reason: str | None
-    """None: the engine never said; the reply was cut off."""
-    stop_reason: str | None = None
     sampled_ids: TokenIds | None
     """[T], end of turn included; None: the engine reported none."""
     logprobs: Logprobs | None
     """[T] normally; NaN where the engine sent null; None: the engine reported none."""
-    version_spans: tuple[VersionSpan, ...] = ()
-    weights_known: bool = True
-    """False: the engine may have other weights than the gate's policy version says."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
     """For clients that asked."""
-    parse: ParseStatus | None = None
-    """How the reply's text was read, where that was done on this side; None: the engine did it."""
-    images: ImageEvidence | None = None
-    """The evidence of the prompt; None where it holds no image, or nobody looked."""
     evidence: dict[str, Any] = {}
     """What was reported beside the ids, by the name of its kind. `logprobs` are those that go with it."""
 
@@ -116,23 +122,13 @@ class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that the record keeps beside the tokens, such as `backend_replaced`."""
 
 
-class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
+class EngineDelta(ChoiceFacts, frozen=True, kw_only=True):
     """One piece of a stream: the part visible to the harness, and the tokens behind it."""
 
     shown: ReplyDelta = ReplyDelta()
     sampled_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     """One per entry of `sampled_ids`; NaN where the engine sent null."""
-    version_spans: tuple[VersionSpan, ...] = ()
-    """Version spans of the whole choice; the last ones sent count."""
-    weights_known: bool = True
-    """As in `EngineChoice`; one that is False counts."""
-    finish_reason: str | None = None
-    stop_reason: str | None = None
-    parse: ParseStatus | None = None
-    """As in `EngineChoice`; the last one sent counts."""
-    images: ImageEvidence | None = None
-    """As in `EngineChoice`; it holds for every choice."""
     prompt_ids: TokenIds | None = None
     """On the first piece, where the engine says."""
     usage: Usage | None = None
@@ -273,30 +269,13 @@ def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
     """A reply that came in one piece, as a stream of one delta per choice."""
     return [
         EngineDelta(
-            shown=_shown(choice),
+            shown=whole_delta(choice.index, choice.message, choice.token_logprobs),
             sampled_ids=None if choice.sampled_ids is None else choice.sampled_ids.tolist(),
             logprobs=None if choice.logprobs is None else choice.logprobs.tolist(),
-            version_spans=choice.version_spans,
-            weights_known=choice.weights_known,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            parse=choice.parse,
-            images=choice.images,
+            **{name: getattr(choice, name) for name in ChoiceFacts.__struct_fields__},
             prompt_ids=reply.prompt_ids,
             usage=reply.usage,
             metadata=reply.metadata,
         )
         for choice in reply.choices
     ]
-
-
-def _shown(choice: EngineChoice) -> ReplyDelta:
-    parts = choice.message.parts
-    calls = [part for part in parts if isinstance(part, ToolCall)]
-    return ReplyDelta(
-        choice_index=choice.index,
-        thinking="".join(part.text for part in parts if isinstance(part, Thinking)),
-        text="".join(part.text for part in parts if isinstance(part, Text)),
-        tool_calls=tuple(ToolCallDelta(i, call.arguments, call.call_id, call.name) for i, call in enumerate(calls)),
-        logprobs=choice.token_logprobs,
-    )

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gangline.domain.completion import EMPTY_GENERATION, OF_ENVIRONMENT
-from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
+from gangline.domain.conversation import ModelCall, SamplingParams, Text, Thinking, Usage
 from gangline.domain.errors import EngineIncapable, EngineMalformed
-from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta, whole_delta
 from gangline.domain.seeds import derived_seed
 from gangline.machine.event_loop import Turn
 from gangline.models.engines.contract import (
@@ -41,7 +41,7 @@ from gangline.node.capture.references import INSTRUCTIONS
 from gangline.node.capture.renderings import Decision
 from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
 
-__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "is_empty", "shown_again", "whole_delta"]
+__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "is_empty", "shown_again"]
 
 RETRY_KEY = "retry_key"
 """Name in a record's metadata, of what a retry is known by."""
@@ -347,18 +347,6 @@ class _ChatSampler:
 def shown_again(reply: Reply) -> list[ReplyDelta]:
     """The news of a reply that is given again."""
     return [whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in reply.choices]
-
-
-def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
-    """A reply that came in one piece, as the one delta of its stream."""
-    calls = [part for part in message.parts if isinstance(part, ToolCall)]
-    return ReplyDelta(
-        choice_index=index,
-        thinking="".join(part.text for part in message.parts if isinstance(part, Thinking)),
-        text="".join(part.text for part in message.parts if isinstance(part, Text)),
-        tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
-        logprobs=logprobs,
-    )
 
 
 def _no_ids() -> EngineIncapable:

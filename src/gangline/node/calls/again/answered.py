@@ -13,8 +13,8 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Usage
-from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta
-from gangline.node.calls.chat_call import RETRY_KEY, whole_delta
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, whole_delta
+from gangline.node.calls.chat_call import RETRY_KEY
 from gangline.rows.forks.calls import USAGE
 
 __all__ = ["AnsweredCall", "answered_calls", "recorded_reply"]

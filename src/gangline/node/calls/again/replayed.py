@@ -10,9 +10,9 @@ import msgspec
 
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import ModelCall
-from gangline.domain.reply import Reply, ReplyDelta
+from gangline.domain.reply import Reply, ReplyDelta, whole_delta
 from gangline.node.calls.again.answered import recorded_reply
-from gangline.node.calls.chat_call import RETRY_KEY, CallInFlight, shown_again, whole_delta
+from gangline.node.calls.chat_call import RETRY_KEY, CallInFlight, shown_again
 from gangline.node.calls.flight import Flight, Progress
 from gangline.node.capture.parts import CallParts
 from gangline.node.replay.replay import Replay
