@@ -7,7 +7,6 @@ with any engine that takes ids. Tool choices `required` and a named one are not 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
@@ -24,6 +23,7 @@ from gangline.domain.images import ImageEvidence, images_in
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import call_all
+from gangline.models.engines.client import EngineClient
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -58,7 +58,7 @@ class _Prompt(NamedTuple):
     images: ImageEvidence | None
 
 
-class GenerateEngine:
+class GenerateEngine(EngineClient):
     """Implements `Engine` over one server, whose connections it owns."""
 
     def __init__(
@@ -79,24 +79,16 @@ class GenerateEngine:
 
         Raises: InvalidRequest for an unknown route, and for a folder without an image processor.
         """
+        super().__init__(http, model)
         self._sight = Sight(processor)
         if route != "auto" and route not in ROUTES:
             raise InvalidRequest(f"route must be auto, {' or '.join(ROUTES)}; got {route!r}.")
-        self._http = http
-        self.url = http.url
         self._calls = GenerateCalls(http)
         self._text = text
         self._route = None if route == "auto" else ROUTES[route]
-        self._model = model
         self._max_context = max_context
-        self._capabilities: EngineCapabilities | None = None
         self._evidence: WireEvidence | None = None
         """Since the probe."""
-        self._probing = asyncio.Lock()
-
-    async def capabilities(self) -> EngineCapabilities:
-        async with self._probing:
-            return self._capabilities or await self.probe()
 
     async def probe(self) -> EngineCapabilities:
         routes = list(ROUTES.values()) if self._route is None else [self._route]
@@ -256,12 +248,6 @@ class GenerateEngine:
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._text.decode([int(token) for token in ids])
-
-    async def check_health(self, timeout_s: float) -> None:
-        await self._http.check_health(timeout_s)
-
-    async def close(self) -> None:
-        await self._http.close()
 
 
 def _summed(usages: Sequence[Usage | None]) -> Usage | None:

@@ -9,8 +9,7 @@ Source: SGLang 0.5.23; the wire was read, and is tested against a server that an
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,8 @@ from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
+from gangline.models.engines.client import EngineClient
+from gangline.models.engines.contract import EngineCapabilities, EngineReply, EngineRequest
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
 from gangline.models.engines.http import EngineHttp
@@ -52,7 +52,7 @@ _PROBED = Message("user", (Text("One word."),))
 _OTHER = Message("user", (Text("Say anything you like."),))
 
 
-class SglangEngine:
+class SglangEngine(EngineClient):
     """One engine at `url` (without `/v1`)."""
 
     def __init__(
@@ -75,15 +75,8 @@ class SglangEngine:
         """
         self._evidence = WireEvidence("sglang", {"experts_per_token": experts_per_token})
         self._sight = Sight(processor)
-        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
-        self.url = self._http.url
-        self._model = model
-        self._capabilities: EngineCapabilities | None = None
-        self._probing = asyncio.Lock()
-
-    async def capabilities(self) -> EngineCapabilities:
-        async with self._probing:
-            return self._capabilities or await self.probe()
+        http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        super().__init__(http, model)
 
     async def probe(self) -> EngineCapabilities:
         card = await self._http.served_model(self._model)
@@ -157,11 +150,6 @@ class SglangEngine:
         evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
         return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
 
-    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        """The whole reply, as one delta per choice."""
-        for delta in whole_deltas(await self.chat(request)):
-            yield delta
-
     async def render(
         self,
         messages: Sequence[Message],
@@ -184,12 +172,6 @@ class SglangEngine:
         text = decode(await self._http.post("/detokenize", body), Detokenized, self.url).text
         return text if isinstance(text, str) else "".join(text)
 
-    async def check_health(self, timeout_s: float) -> None:
-        await self._http.check_health(timeout_s)
-
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
         answer = await self._http.post("/v1/chat/completions", body)
         wire = decode(answer, reply_type(self._evidence), self.url)
@@ -204,11 +186,6 @@ class SglangEngine:
             return await self.render([_PROBED])
         except (EngineRefused, EngineIncapable):
             return None
-
-    async def _model_name(self) -> str:
-        if self._model is None:
-            self._model = (await self._http.served_model(self._model)).id
-        return self._model
 
     async def _version(self) -> str:
         for path in ("/server_info", "/get_server_info"):

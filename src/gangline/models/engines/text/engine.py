@@ -6,8 +6,7 @@ model, or to gather text. Its completions are recorded with empty ids, no log-pr
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,13 +14,12 @@ import msgspec
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.tokens import TokenIds
+from gangline.models.engines.client import EngineClient
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineChoice,
-    EngineDelta,
     EngineReply,
     EngineRequest,
-    whole_deltas,
 )
 from gangline.models.engines.fields import body_of, call_fields, messages_in_turns
 from gangline.models.engines.http import EngineHttp
@@ -54,7 +52,7 @@ class _Reply(msgspec.Struct):
     error: dict[str, Any] | str | None = None
 
 
-class OpenAITextEngine:
+class OpenAITextEngine(EngineClient):
     """One server at `url` (without `/v1`)."""
 
     def __init__(
@@ -71,16 +69,9 @@ class OpenAITextEngine:
         capture: `text` accepts the server; with `ids`, the default, `probe` raises with the reason why it cannot serve.
         model: served name; None takes the first that the server lists.
         """
-        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
-        self.url = self._http.url
+        http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        super().__init__(http, model)
         self._capture = capture
-        self._model = model
-        self._capabilities: EngineCapabilities | None = None
-        self._probing = asyncio.Lock()
-
-    async def capabilities(self) -> EngineCapabilities:
-        async with self._probing:
-            return self._capabilities or await self.probe()
 
     async def probe(self) -> EngineCapabilities:
         """Raises: EngineIncapable unless text is all that is wanted."""
@@ -125,11 +116,6 @@ class OpenAITextEngine:
             usage=usage_of(wire.usage),
         )
 
-    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        """The whole reply, as one delta per choice."""
-        for delta in whole_deltas(await self.chat(request)):
-            yield delta
-
     async def render(
         self,
         messages: Sequence[Message],
@@ -143,12 +129,6 @@ class OpenAITextEngine:
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Raises: EngineRefused, always."""
         raise EngineRefused(f"engine {self.url} knows no token ids", status=501)
-
-    async def check_health(self, timeout_s: float) -> None:
-        await self._http.check_health(timeout_s)
-
-    async def close(self) -> None:
-        await self._http.close()
 
 
 def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:

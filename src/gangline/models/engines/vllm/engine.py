@@ -6,7 +6,6 @@ and reasoning and still streams. Versions that do not know the key ignore it: th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -20,6 +19,7 @@ from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
+from gangline.models.engines.client import EngineClient
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -55,7 +55,7 @@ _HOW_TO_START = (
 )
 
 
-class VllmEngine:
+class VllmEngine(EngineClient):
     """One engine at `url` (without `/v1`)."""
 
     def __init__(
@@ -75,15 +75,8 @@ class VllmEngine:
         """
         self._sight = Sight(processor)
         self._evidence = WireEvidence("vllm")
-        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
-        self.url = self._http.url
-        self._model = model
-        self._capabilities: EngineCapabilities | None = None
-        self._probing = asyncio.Lock()
-
-    async def capabilities(self) -> EngineCapabilities:
-        async with self._probing:
-            return self._capabilities or await self.probe()
+        http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        super().__init__(http, model)
 
     async def probe(self) -> EngineCapabilities:
         card = await self._http.served_model(self._model)
@@ -208,17 +201,6 @@ class VllmEngine:
     async def detokenize(self, ids: Sequence[int]) -> str:
         body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
         return decode(await self._http.post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
-
-    async def check_health(self, timeout_s: float) -> None:
-        await self._http.check_health(timeout_s)
-
-    async def close(self) -> None:
-        await self._http.close()
-
-    async def _model_name(self) -> str:
-        if self._model is None:
-            self._model = (await self._http.served_model(self._model)).id
-        return self._model
 
     async def _version(self) -> str:
         try:
