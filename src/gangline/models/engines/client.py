@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from typing import Any
 
+from gangline.domain.errors import EngineError
 from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
 from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.replies import decode
 
-__all__ = ["EngineClient"]
+__all__ = ["EngineClient", "server_version"]
 
 
 class EngineClient(ABC):
@@ -48,3 +51,13 @@ class EngineClient(ABC):
         if self._model is None:
             self._model = (await self._http.served_model(self._model)).id
         return self._model
+
+
+async def server_version(http: EngineHttp, *paths: str) -> str:
+    """The `version` that the first of these routes to answer gives; empty where none does."""
+    for path in paths:
+        try:
+            return str(decode(await http.get(path), dict[str, Any], http.url).get("version", ""))
+        except EngineError:
+            continue
+    return ""

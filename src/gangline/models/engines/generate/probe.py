@@ -13,6 +13,7 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import TokenIds
+from gangline.models.engines.client import server_version
 from gangline.models.engines.contract import EngineCapabilities
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.generate.calls import GenerateCalls
@@ -53,7 +54,7 @@ async def probe_route(
     raw_or_processed = "processed" if all(abs(value) < 1e-6 for value in values) else "raw"
     return route, EngineCapabilities(
         engine=f"generate_{route.name}",
-        version=await _version(calls.http),
+        version=await server_version(calls.http, "/version", "/server_info", "/get_server_info"),
         model=card.id,
         max_context=limit,
         reports_ids=True,
@@ -139,12 +140,3 @@ async def _reported_apart(
     calls: GenerateCalls, route: RouteKind, ask: GenerateAsk, asked: AskedEvidence
 ) -> list[dict[str, Any]]:
     return [(await calls.sample(route(), msgspec.structs.replace(ask, evidence=(asked,)))).evidence]
-
-
-async def _version(http: EngineHttp) -> str:
-    for path in ("/version", "/server_info", "/get_server_info"):
-        try:
-            return str(decode(await http.get(path), dict[str, Any], http.url).get("version", ""))
-        except EngineError:
-            continue
-    return ""

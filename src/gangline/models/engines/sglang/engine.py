@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
-from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import EngineClient
+from gangline.models.engines.client import EngineClient, server_version
 from gangline.models.engines.contract import EngineCapabilities, EngineReply, EngineRequest
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
@@ -95,7 +95,7 @@ class SglangEngine(EngineClient):
         reported = self._checked_prompt_ids(reply)
         self._capabilities = EngineCapabilities(
             engine="sglang",
-            version=await self._version(),
+            version=await server_version(self._http, "/server_info", "/get_server_info"),
             model=card.id,
             max_context=card.max_model_len,
             reports_ids=True,
@@ -186,11 +186,3 @@ class SglangEngine(EngineClient):
             return await self.render([_PROBED])
         except (EngineRefused, EngineIncapable):
             return None
-
-    async def _version(self) -> str:
-        for path in ("/server_info", "/get_server_info"):
-            try:
-                return str(decode(await self._http.get(path), dict[str, Any], self.url).get("version", ""))
-            except EngineError:
-                continue
-        return ""

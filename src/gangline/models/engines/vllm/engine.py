@@ -15,11 +15,11 @@ import numpy as np
 
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
-from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import EngineClient
+from gangline.models.engines.client import EngineClient, server_version
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -90,7 +90,7 @@ class VllmEngine(EngineClient):
         streamed = await self._probe_stream()
         self._capabilities = EngineCapabilities(
             engine="vllm",
-            version=await self._version(),
+            version=await server_version(self._http, "/version"),
             model=card.id,
             max_context=card.max_model_len,
             reports_ids=True,
@@ -201,12 +201,6 @@ class VllmEngine(EngineClient):
     async def detokenize(self, ids: Sequence[int]) -> str:
         body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
         return decode(await self._http.post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
-
-    async def _version(self) -> str:
-        try:
-            return decode(await self._http.get("/version"), dict[str, str], self.url).get("version", "")
-        except EngineError:
-            return ""
 
     async def _render_or_none(self, messages: Sequence[Message]) -> TokenIds | None:
         try:
