@@ -30,8 +30,8 @@ from gangline.agents.tools.action_server import ActionServer
 from gangline.domain.contracts import Harness, HarnessContext, HarnessVerdict
 from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.node.backends import pool
+from gangline.node.backends.engine import Backend
 from gangline.node.backends.pool import Placement
-from gangline.node.backends.records import Backend
 from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings

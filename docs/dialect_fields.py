@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gangline.wire.dialects.anthropic.request import MESSAGES_FIELDS
+from gangline.wire.dialects.bodies import DeclaredFields
 from gangline.wire.dialects.chat.request import CHAT_FIELDS
-from gangline.wire.dialects.declared import DeclaredFields
 from gangline.wire.dialects.google.request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
 from gangline.wire.dialects.responses.request import RESPONSES_FIELDS
 

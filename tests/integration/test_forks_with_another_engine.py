@@ -14,7 +14,7 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trajectory
-from gangline.node.backends.records import BackendSpec
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.capture.ledger import Ledger
 from gangline.node.sessions.attempt import Attempt
 from gangline.rows.audit import audit

@@ -13,8 +13,8 @@ import pytest
 from gangline.domain.errors import Unauthorized
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.machine.durable import append, make_folder, replacing, write_new, write_once, write_whole
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.member_file import MemberFile
-from gangline.node.backends.records import BackendSpec
 from gangline.node.external.store import ExternalState, ExternalStore
 from gangline.node.identity import node_identity
 from gangline.node.sessions.leases.delivery import Delivery

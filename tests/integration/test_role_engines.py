@@ -19,8 +19,8 @@ from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, 
 from gangline.domain.session import Heartbeat
 from gangline.domain.trajectory import Trajectory
 from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.pool import BackendPool
-from gangline.node.backends.records import BackendSpec
 from gangline.node.calls.session import ModelSession
 from gangline.rows.audit import audit
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig

@@ -27,7 +27,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.domain.unshown import UNSHOWN_GUIDE
 from gangline.node.sessions.attempt import Attempt
-from gangline.node.sessions.harness.shown_tools import check_tools_are_shown
+from gangline.node.sessions.harness.run import check_tools_are_shown
 from gangline.server.run import serving
 from gangline.server.web.outline import open_session
 from gangline.serving.scripted.server import scripted_server

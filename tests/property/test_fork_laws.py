@@ -18,7 +18,7 @@ from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.errors import ForkDiverged, GanglineError
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.node.calls.dialect_routes import DialectRoutes
+from gangline.node.calls.proxy import DialectRoutes
 from gangline.node.capture.placing import branch_key
 from gangline.node.capture.volatile import VolatileText
 from gangline.node.replay.forms import Forms

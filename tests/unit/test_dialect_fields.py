@@ -24,9 +24,9 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 from gangline.settings import plugins
 from gangline.wire.dialects.anthropic.request import MESSAGES_FIELDS
+from gangline.wire.dialects.bodies import DeclaredFields
 from gangline.wire.dialects.chat.request import CHAT_FIELDS
 from gangline.wire.dialects.contract import Dialect, RawRequest
-from gangline.wire.dialects.declared import DeclaredFields
 from gangline.wire.dialects.google.request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
 from gangline.wire.dialects.responses.request import RESPONSES_FIELDS
 

@@ -25,9 +25,9 @@ from gangline.grading.untrusted.isolated import ForkServers
 from gangline.machine.private import close_to_others, make_private_folder, open_data_folder
 from gangline.machine.telemetry.exposition import CONTENT_TYPE
 from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.member_file import MemberFile
 from gangline.node.backends.pool import BackendPool
-from gangline.node.backends.records import BackendSpec
 from gangline.node.calls.proxy import Proxy
 from gangline.node.calls.reading.pool import Readers
 from gangline.node.control.backends import BackendRoutes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from gangline.models.engines.contract import Engine
-from gangline.node.backends.engine import PooledEngine
-from gangline.node.backends.records import Assignment, Backend, BackendSpec
+from gangline.node.backends.engine import Assignment, Backend, BackendSpec, PooledEngine
 
 __all__ = ["pooled"]
 

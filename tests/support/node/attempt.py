@@ -11,8 +11,8 @@ from typing import Any
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.node.backends.by_role import BackendsByRole
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.gate import Gate
-from gangline.node.backends.records import BackendSpec
 from gangline.node.calls.proxy import Proxy
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.pools import Pools, PoolSizes

@@ -16,8 +16,8 @@ from itertools import count
 from gangline.domain.errors import Conflict, NotFound
 from gangline.domain.node_views import BackendView
 from gangline.models.engines.contract import Engine
+from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.pool import BackendPool
-from gangline.node.backends.records import BackendSpec
 
 __all__ = ["BackendsByRole"]
 

@@ -16,7 +16,7 @@ from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.models.engines.text.parsed import ParsedEngine
 from gangline.models.engines.weights import engine_weights
 from gangline.models.language.parsing.parser import Parsers
-from gangline.node.backends.records import Backend, BackendSpec
+from gangline.node.backends.engine import Backend, BackendSpec
 from gangline.settings import plugins
 
 __all__ = ["EngineClients", "Identity", "make_engine", "refuse_difference"]

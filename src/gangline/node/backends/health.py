@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from gangline.domain.errors import EngineError, GanglineError, TooManyFiles
 from gangline.domain.node_views import BackendState
 from gangline.node.backends.clients import EngineClients, refuse_difference
-from gangline.node.backends.records import Backend
+from gangline.node.backends.engine import Backend
 
 __all__ = ["HealthChecks"]
 

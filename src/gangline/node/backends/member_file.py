@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from gangline.machine.durable import write_whole
-from gangline.node.backends.records import BackendSpec
+from gangline.node.backends.engine import BackendSpec
 
 __all__ = ["MemberFile"]
 

@@ -34,9 +34,8 @@ from gangline.domain.errors import EngineUnavailable, NotFound
 from gangline.domain.node_views import BackendState, BackendView
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.node.backends.clients import EngineClients, Identity, refuse_difference
-from gangline.node.backends.engine import PooledEngine, Slots
+from gangline.node.backends.engine import Assignment, Backend, BackendSpec, PooledEngine, Rank, Slots
 from gangline.node.backends.health import HealthChecks
-from gangline.node.backends.records import Assignment, Backend, BackendSpec, Rank
 from gangline.settings.machine import read_secret
 
 __all__ = ["BackendPool", "LeastAssigned", "Placement", "is_on_this_machine"]

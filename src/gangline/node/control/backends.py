@@ -16,7 +16,7 @@ from gangline.domain.ids import ROLE_PATTERN
 from gangline.domain.node_views import BackendView
 from gangline.models.engines.times import engine_times
 from gangline.node.backends.by_role import BackendsByRole
-from gangline.node.backends.records import BackendSpec
+from gangline.node.backends.engine import BackendSpec
 from gangline.settings.machine import read_secret
 from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer, path_id, read_record

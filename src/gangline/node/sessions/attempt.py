@@ -37,8 +37,7 @@ from gangline.node.sessions.evaluation import within
 from gangline.node.sessions.failures import failure_of, log_failed, unfinished
 from gangline.node.sessions.grading.postrun import Graded, Postrun
 from gangline.node.sessions.grading.steps import Steps
-from gangline.node.sessions.harness.run import HarnessRun, Prepared, over_limit
-from gangline.node.sessions.harness.shown_tools import check_tools_are_shown
+from gangline.node.sessions.harness.run import HarnessRun, Prepared, check_tools_are_shown, over_limit
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.recorded.files import keep_files
 from gangline.node.sessions.recorded.forks import is_durable, replay_of

@@ -21,13 +21,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from gangline.domain.contracts import AgentRun, Harness, Launch, Logged
-from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
+from gangline.domain.contracts import AgentRun, Harness, Launch, Logged, depends_on_tools
+from gangline.domain.errors import EngineIncapable, Failure, GanglineError, RuntimeFailed, ToolsNotRendered
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.node_views import BackendView, TemplateFacts
 from gangline.domain.plain import plain_text
 from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.domain.template_told import lacks
 from gangline.domain.usage import Usage
 from gangline.node.calls.session import ModelSession
 from gangline.node.health.watchdog import session_task
@@ -35,7 +37,15 @@ from gangline.node.sessions.adoption import AttemptNote, RunClock, RunEnd, annot
 from gangline.node.sessions.failures import failure_of
 from gangline.node.sessions.sandboxes import describe_end, usage_of
 
-__all__ = ["MAX_FILES", "MAX_FILE_BYTES", "HarnessRun", "Prepared", "collect_logs", "over_limit"]
+__all__ = [
+    "MAX_FILES",
+    "MAX_FILE_BYTES",
+    "HarnessRun",
+    "Prepared",
+    "check_tools_are_shown",
+    "collect_logs",
+    "over_limit",
+]
 
 MAX_LOG_BYTES = 256 << 10
 _KILL_GRACE_S = 15.0
@@ -49,6 +59,37 @@ _MAX_NAMES_BYTES = 64 << 10
 
 # Patterns are the adapter's, and are expanded here; names that come out of them are the agent's, and never are.
 _LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && printf "%s\\0" "$name"; done; true'
+
+
+def check_tools_are_shown(harness: Harness, task: TaskRequest, backends: Sequence[BackendView]) -> None:
+    """Refuse an agent where no engine's template renders any conversation, and one that depends on tools where none
+    renders them, or where their calls cannot be read.
+
+    An engine of which that is unknown is taken at its word, and so is a node that has no engine yet.
+    Raises: EngineIncapable, ToolsNotRendered.
+    """
+    agent = task.agent
+    templates = [backend.template for backend in backends]
+    if templates and all(one.refuses for one in templates):
+        raise EngineIncapable(f"{backends[0].model}: {lacks(templates[0])[0]}")
+    if not depends_on_tools(harness, task) or agent.allow_unrendered_tools or not backends:
+        return
+    why = next((why for why in map(_why_no_tools, templates) if why is not None), None)
+    if why is not None and all(_why_no_tools(one) is not None for one in templates):
+        raise ToolsNotRendered(
+            f"the chat template of {backends[0].model} {why}, and the harness {agent.harness} depends "
+            "on tools: the model would not know what it can do. Serve a model whose template renders tools (vLLM and "
+            "SGLang take another one with --chat-template), choose a harness that works without tools, or set "
+            "agent.allow_unrendered_tools."
+        )
+
+
+def _why_no_tools(template: TemplateFacts) -> str | None:
+    if template.renders_tools is False:
+        return "does not render tools"
+    if template.refuses_tools:
+        return f"refuses a conversation with a tool call ({template.refuses_tools})"
+    return "writes tool calls in a format that is not known here" if template.reads_tools is False else None
 
 
 async def collect_logs(handle: Sandbox, patterns: Sequence[str]) -> dict[str, bytes]:

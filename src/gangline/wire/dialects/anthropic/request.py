@@ -23,8 +23,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.wire.dialects.anthropic.content import assistant_parts, system_parts, user_messages
 from gangline.wire.dialects.anthropic.tools import Toolbox, read_tools, tool_choice
 from gangline.wire.dialects.anthropic.wire import Body, ContextEdit, KeptTurns, MessageParam, ThreadContinue
-from gangline.wire.dialects.bodies import decoded
-from gangline.wire.dialects.declared import DeclaredFields
+from gangline.wire.dialects.bodies import DeclaredFields, decoded
 from gangline.wire.dialects.thinking import KINDS
 
 __all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]

@@ -33,9 +33,8 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.template_arguments import why_not_an_argument
-from gangline.wire.dialects.bodies import decoded, role_in
+from gangline.wire.dialects.bodies import DeclaredFields, decoded, role_in
 from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
-from gangline.wire.dialects.declared import DeclaredFields
 from gangline.wire.dialects.thinking import KINDS, wish_of_effort
 
 __all__ = ["CHAT_FIELDS", "parse_chat_call", "parse_tokenize"]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.wire.dialects.declared import DeclaredFields
+from gangline.wire.dialects.bodies import DeclaredFields
 
 __all__ = ["Fields", "decode_body", "invalid"]
 

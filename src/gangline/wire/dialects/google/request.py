@@ -12,8 +12,8 @@ from typing import Any
 
 from gangline.domain.conversation import ModelCall, SamplingParams, ThinkingWish
 from gangline.domain.errors import InvalidRequest
+from gangline.wire.dialects.bodies import DeclaredFields
 from gangline.wire.dialects.contract import RawRequest
-from gangline.wire.dialects.declared import DeclaredFields
 from gangline.wire.dialects.google.contents import ContentReader
 from gangline.wire.dialects.google.fields import Fields, decode_body, invalid
 from gangline.wire.dialects.google.schema import json_schema

@@ -14,8 +14,7 @@ from typing import cast
 import msgspec
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
-from gangline.wire.dialects.bodies import role_in
-from gangline.wire.dialects.declared import DeclaredFields
+from gangline.wire.dialects.bodies import DeclaredFields, role_in
 from gangline.wire.dialects.responses.fields import (
     Fields,
     decode_body,
