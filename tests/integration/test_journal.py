@@ -16,7 +16,7 @@ import pytest
 
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
-from gangline.store.journal.frames import Unframed, frame_head
+from gangline.store.journal.entries import Unframed, frame_head
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from support.store.completions import completion
 

@@ -21,7 +21,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import DiskFull
 from gangline.domain.tokens import encode_msgpack
 from gangline.store.journal import log
-from gangline.store.journal.frames import read_frames
+from gangline.store.journal.entries import read_frames
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from support.store.completions import completion
 

@@ -11,7 +11,7 @@ _SOURCE = Path(gangline.__file__).parent
 _OWN = {"fsync", "fdatasync", "flock"}
 _ALLOWED = {
     "machine/durable.py": {"fsync", "flock"},
-    "store/journal/frames.py": {"fsync", "fdatasync"},  # the journal appends to files, and cuts off what was torn
+    "store/journal/entries.py": {"fsync", "fdatasync"},  # the journal appends to files, and cuts off what was torn
     "sandbox/shared/users.py": {"flock"},  # a file that is removed while it is locked
 }
 

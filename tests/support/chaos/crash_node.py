@@ -32,10 +32,10 @@ import gangline
 from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
-from gangline.store.journal import frames
+from gangline.store.journal import entries
 
 PACKAGE = str(Path(gangline.__file__).parent)
-COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal/log", "store/journal/frames", "node/capture/ledger"))
+COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal/log", "store/journal/entries", "node/capture/ledger"))
 
 
 def die() -> None:
@@ -84,7 +84,7 @@ def tear(at: int, part: float) -> None:
             die()
         return write(file, data)
 
-    frames.os = type("TornOs", (), {**vars(os), "write": staticmethod(torn_write)})  # type: ignore[assignment]
+    entries.os = type("TornOs", (), {**vars(os), "write": staticmethod(torn_write)})  # type: ignore[assignment]
 
 
 async def live(folder: Path, engine_url: str, plan: dict[str, Any], counter: mmap.mmap) -> None:

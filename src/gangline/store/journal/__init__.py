@@ -1,4 +1,4 @@
 """A node's journal of model calls.
 
-`log` appends and replays, `entries` are its records, and `frames` the format of its files. Start with `log`.
+`log` appends and replays, `entries` has its records and the frames around them. Start with `log`.
 """

@@ -1,12 +1,26 @@
 """The entries of the journal: an attempt began, a call was answered, the attempt's result is safe elsewhere.
 
 An entry that is too large for one frame is kept as `Piece` entries, one behind the other.
+
+The format of the journal's files: a row of frames, each either complete or absent.
+
+frame = marker [8 bytes] | length u32 | number u32 | era u32 | crc32 u32 | payload [length bytes], little-endian. The
+CRC covers all else, so that no run of zeros (usual at the end of a file after a power failure) passes for a frame.
+
+The marker is random and the same for all files of one writer. After damage it shows where the next frame may begin, and
+it cannot be forged by choosing payloads.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import shutil
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, cast
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import msgspec
 import numpy as np
@@ -15,20 +29,36 @@ from gangline.domain.completion import Completion
 from gangline.domain.conversation import Document, Image, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.tokens import decode_msgpack, token_ids
+from gangline.machine.durable import sync
+from gangline.machine.private import open_private
 
 __all__ = [
+    "FRAME_HEAD_BYTES",
+    "MARKER_BYTES",
     "Appended",
     "AttemptClosed",
     "AttemptKey",
     "AttemptOpened",
     "Entry",
     "EntryHead",
+    "Frame",
+    "FrameWriter",
     "Piece",
+    "Unframed",
+    "cut_off",
     "decode_entries",
     "decode_head",
+    "frame_head",
     "key_of",
     "num_text_chars",
+    "read_frame",
+    "read_frames",
 ]
+
+MARKER_BYTES = 8
+_HEAD = struct.Struct("<8sIIII")
+_CRC_COVERS = struct.Struct("<8sIII")
+FRAME_HEAD_BYTES = _HEAD.size
 
 
 class AttemptKey(NamedTuple):
@@ -170,3 +200,135 @@ def decode_entries(payloads: Iterable[bytes]) -> Iterator[Entry]:
 def decode_head(payload: bytes) -> EntryHead:
     """The fields for the index, without the completions. Raises: msgspec.MsgspecError."""
     return decode_msgpack(payload, cast("type[Any]", EntryHead))
+
+
+class Unframed(NamedTuple):
+    """The content of a frame."""
+
+    number: int
+    era: int
+    payload: bytes
+
+
+class Frame(NamedTuple):
+    offset: int
+    """Where it begins in its file, bytes."""
+    number: int
+    era: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + FRAME_HEAD_BYTES + len(self.payload)
+
+
+def frame_head(marker: bytes, unframed: Unframed) -> bytes:
+    return _HEAD.pack(marker, len(unframed.payload), unframed.number, unframed.era, _crc(marker, unframed))
+
+
+def _crc(marker: bytes, unframed: Unframed) -> int:
+    covered = _CRC_COVERS.pack(marker, len(unframed.payload), unframed.number, unframed.era)
+    return zlib.crc32(unframed.payload, zlib.crc32(covered))
+
+
+def read_frame(file: BinaryIO, offset: int, end: int, marker: bytes | None) -> Frame | None:
+    """The frame that begins at `offset`; None when it is torn or damaged, or would not end by `end`.
+
+    marker: None takes any.
+    """
+    file.seek(offset)
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    found, length, number, era, crc = _HEAD.unpack(head)
+    # Not read before it is known to be there: a damaged length may say gigabytes.
+    if (marker is not None and found != marker) or offset + _HEAD.size + length > end:
+        return None
+    payload = file.read(length)
+    if len(payload) != length or _crc(found, Unframed(number, era, payload)) != crc:
+        return None
+    return Frame(offset, number, era, payload)
+
+
+def read_frames(file: BinaryIO, end: int, marker: bytes) -> Iterator[Frame]:
+    """All that are whole, in order; damage between them is passed over."""
+    offset: int | None = 0
+    while offset is not None:
+        while (frame := read_frame(file, offset, end, marker)) is not None:
+            yield frame
+            offset = frame.end
+        offset = _next_marker(file, offset + 1, end, marker)
+
+
+def _next_marker(file: BinaryIO, start: int, end: int, marker: bytes) -> int | None:
+    if start >= end:
+        return None
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        found = whole.find(marker, start, end)
+    return None if found < 0 else found
+
+
+def cut_off(path: Path, end: int) -> Path:
+    """Shorten the file to `end` bytes; the rest is durable in the returned file. Raises: OSError."""
+    aside = path.with_name(f"{path.stem}-{end}.damaged")
+    with path.open("r+b") as file, open(aside, "wb", opener=open_private) as kept:
+        file.seek(end)
+        shutil.copyfileobj(file, kept)
+        kept.flush()
+        os.fsync(kept.fileno())
+        file.truncate(end)
+        os.fsync(file.fileno())
+    return aside
+
+
+class FrameWriter:
+    """The end of one file. All methods raise OSError, after which the file is unchanged.
+
+    Blocking; to be used by one thread at a time.
+    """
+
+    def __init__(self, path: Path, marker: bytes) -> None:
+        """Goes on at the end of the file; makes it if missing, its name durable."""
+        self._marker = marker
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self.size = os.fstat(self._file).st_size
+            sync(path.parent)
+        except OSError:
+            os.close(self._file)
+            raise
+        self._is_torn = False
+        """Whether a failed write has left bytes behind `size`."""
+
+    def append(self, frames: list[Unframed]) -> list[int]:
+        """All or none, durable on return; their offsets."""
+        if self._is_torn:
+            self._cut()
+        offsets, pieces, end = list[int](), list[bytes](), self.size
+        for frame in frames:
+            offsets.append(end)
+            pieces += (frame_head(self._marker, frame), frame.payload)
+            end += _HEAD.size + len(frame.payload)
+        self._is_torn = True
+        try:
+            _write_all(self._file, b"".join(pieces))
+            os.fdatasync(self._file)
+        except OSError:
+            self._cut()
+            raise
+        self._is_torn = False
+        self.size = end
+        return offsets
+
+    def _cut(self) -> None:
+        os.ftruncate(self._file, self.size)
+        self._is_torn = False
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

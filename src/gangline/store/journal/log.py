@@ -5,7 +5,7 @@ Invariants
   power loss. All choices of one call are one entry: all of them are stored, or none.
 - Appends of concurrent sessions share one sync (group commit): a separate thread writes a batch of waiting entries,
   then answers. A large entry is written in pieces, a batch each, so that the small ones of others go between.
-- Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. Unreadable data is
+- Entries are MessagePack in frames with checksums (see `entries`), numbered within their attempt. Unreadable data is
   logged and never guessed: of each attempt there is an intact beginning, without holes. Damage costs the entries it hit
   and the later ones of their attempts; the unreadable end of a segment is set aside.
 - Each opening of an attempt begins an era, and entries of two eras are never joined, even where an opening was lost.
@@ -44,24 +44,22 @@ from gangline.machine.durable import acquire, is_disk_full
 from gangline.machine.prefault import LARGE_BYTES, make_resident
 from gangline.machine.private import make_private_folder
 from gangline.store.journal.entries import (
+    FRAME_HEAD_BYTES,
     Appended,
     AttemptClosed,
     AttemptKey,
     AttemptOpened,
     Entry,
     EntryHead,
+    Frame,
+    FrameWriter,
     Piece,
+    Unframed,
+    cut_off,
     decode_entries,
     decode_head,
     key_of,
     num_text_chars,
-)
-from gangline.store.journal.frames import (
-    FRAME_HEAD_BYTES,
-    Frame,
-    FrameWriter,
-    Unframed,
-    cut_off,
     read_frame,
     read_frames,
 )

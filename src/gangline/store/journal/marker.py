@@ -1,4 +1,4 @@
-"""The marker of a journal's frames (see `frames`): in a file of its own, and at the beginning of every segment."""
+"""The marker of a journal's frames (see `entries`): in a file of its own, and at the beginning of every segment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gangline.domain.errors import OtherVersion
 from gangline.machine.durable import write_whole
-from gangline.store.journal.frames import MARKER_BYTES, read_frame
+from gangline.store.journal.entries import MARKER_BYTES, read_frame
 
 __all__ = ["check_journal", "journal_marker"]
 

@@ -19,8 +19,7 @@ from gangline.domain.ids import validated_id
 from gangline.domain.session import KeptTurns, Turns
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.machine.durable import disk_full_error, make_folder
-from gangline.store.journal.entries import Appended
-from gangline.store.journal.frames import FrameWriter, Unframed, read_frames
+from gangline.store.journal.entries import Appended, FrameWriter, Unframed, read_frames
 
 __all__ = ["TURNS_FOLDER", "TurnStore"]
 
