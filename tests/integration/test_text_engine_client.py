@@ -11,9 +11,10 @@ from aiohttp import web
 
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.models.engines.auto import AutoEngine, detect_engine
+from gangline.models.engines.auto import detect_engine
 from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.models.engines.text.engine import OpenAITextEngine
+from gangline.models.engines.vllm.engine import VllmEngine
 from gangline.node.backends.pool import BackendPool
 from gangline.node.calls.proxy import Proxy
 from gangline.node.calls.session import ModelSession
@@ -142,9 +143,10 @@ async def test_nobody_there_is_unavailable() -> None:
         await detect_engine("http://127.0.0.1:9")
 
 
-async def test_an_engine_of_any_kind_is_asked_through_one_client() -> None:
+async def test_an_engine_that_was_found_is_asked_itself() -> None:
     async with scripted_server({"default": {"text": "hello"}}) as url:
-        engine = AutoEngine(url)
+        engine = await detect_engine(url)
+        assert isinstance(engine, VllmEngine)
         assert (await engine.probe()).engine == "vllm"
         assert message_text((await engine.chat(HELLO)).choices[0].message) == "hello"
         folded = ReplyAccumulator()

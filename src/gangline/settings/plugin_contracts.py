@@ -133,7 +133,7 @@ CONTRACTS: Mapping[Kind, Contract] = {
     "engine": Contract(
         group="gangline.engines",
         page="engines.md#an-engine-of-your-own",
-        what="a client of an inference server: a class, or a function that makes one",
+        what="a client of an inference server: a class, or a function that makes one, which may be async",
         is_class=False,
         waits=_ENGINE,
         answers={"stream": 1},

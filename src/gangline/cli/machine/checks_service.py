@@ -100,12 +100,12 @@ def check_engine(url: str) -> Check:
 
 async def _probed(url: str) -> tuple[str, list[str]]:
     """What it is, and what its chat template lacks."""
-    engine = plugins.load("engine", "auto")(url)
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            can = await engine.probe()
-    finally:
-        await engine.close()
+    async with asyncio.timeout(_PROBE_TIMEOUT_S):
+        engine = await plugins.load("engine", "auto")(url)
+        try:
+            can = await engine.capabilities()
+        finally:
+            await engine.close()
     what = f"{can.engine} {can.version} serves {can.model}; tier {can.tier}; template: {', '.join(told(can.template))}"
     return what, lacks(can.template)
 

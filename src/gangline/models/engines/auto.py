@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any
 
-from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.domain.tokens import TokenIds
-from gangline.models.engines.contract import Engine, EngineCapabilities, EngineDelta, EngineReply, EngineRequest
+from gangline.models.engines.contract import Engine
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.replies import decode
 from gangline.models.engines.sglang.engine import SglangEngine
 from gangline.models.engines.text.engine import Capture, OpenAITextEngine
 from gangline.models.engines.vllm.engine import VllmEngine
 
-__all__ = ["AutoEngine", "detect_engine"]
+__all__ = ["detect_engine"]
 
 
 async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | None = None) -> Engine:
-    """A client of the right kind, probed.
+    """A client of the right kind, probed: nobody is asked in between from then on.
 
     SGLang is recognised by its server information; any other engine is probed for ids as vLLM, whose fields others
     support too. An engine that returns none is treated as a text engine.
@@ -85,55 +80,3 @@ async def _fields(http: EngineHttp, path: str) -> dict[str, Any]:
         return decode(body, dict[str, Any], http.url)
     except EngineUnavailable:
         return {}
-
-
-class AutoEngine:
-    """An `Engine` of whichever kind answers at `url`, found out at the first question."""
-
-    def __init__(self, url: str, *, capture: Capture = "ids", api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._capture: Capture = capture
-        self._api_key = api_key
-        self._engine: Engine | None = None
-        self._detecting = asyncio.Lock()
-
-    async def _found(self) -> Engine:
-        async with self._detecting:
-            if self._engine is None:
-                self._engine = await detect_engine(self.url, capture=self._capture, api_key=self._api_key)
-            return self._engine
-
-    async def probe(self) -> EngineCapabilities:
-        if self._engine is None:
-            return await (await self._found()).capabilities()
-        return await self._engine.probe()
-
-    async def capabilities(self) -> EngineCapabilities:
-        return await (await self._found()).capabilities()
-
-    async def chat(self, request: EngineRequest) -> EngineReply:
-        return await (await self._found()).chat(request)
-
-    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        async with aclosing((await self._found()).stream(request)) as deltas:
-            async for delta in deltas:
-                yield delta
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] = (),
-        template_kwargs: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> TokenIds:
-        return await (await self._found()).render(messages, tools, template_kwargs, add_generation_prompt)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await (await self._found()).detokenize(ids)
-
-    async def check_health(self, timeout_s: float) -> None:
-        await (await self._found()).check_health(timeout_s)
-
-    async def close(self) -> None:
-        if self._engine is not None:
-            await self._engine.close()

@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal, cast
 
 from gangline.domain.conversation import Message, Text
@@ -45,25 +46,35 @@ class EngineClients:
         self._read_secret = read_secret
         self._probe_timeout_s = probe_timeout_s
 
-    def make(self, url: str, spec: BackendSpec) -> Engine:
-        """Raises: UnknownPlugin; InvalidRequest when there is no key, or no such option."""
+    async def make(self, url: str, spec: BackendSpec) -> Engine:
+        """A client of the engine, which is asked of which kind it is where the spec leaves that open.
+
+        Raises: UnknownPlugin; InvalidRequest when there is no key, or no such option; and as `probe`.
+        """
         given: dict[str, str] = {}
         if (spec.capture or self._capture) == "text" and spec.kind in _TEXT_KINDS:
             given["capture"] = "text"
         if spec.api_key_env is not None:
             given["api_key"] = self._read_secret(spec.api_key_env)
-        return make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
+        async with self._in_time(url):
+            return await make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
 
-    async def probe(self, engine: Engine, url: str) -> tuple[EngineCapabilities, Identity]:
-        """Raises: EngineUnavailable, EngineIncapable."""
-        try:
-            async with asyncio.timeout(self._probe_timeout_s):
-                found = await engine.probe()
-                ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
-        except TimeoutError:
-            raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
+    async def probe(self, engine: Engine, url: str, *, anew: bool = True) -> tuple[EngineCapabilities, Identity]:
+        """anew: also an engine that was probed before. Raises: EngineUnavailable, EngineIncapable."""
+        async with self._in_time(url):
+            found = await (engine.probe() if anew else engine.capabilities())
+            ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
         tokenizer = None if ids is None else hashlib.blake2b(ids, digest_size=8).hexdigest()
         return found, {"model": found.model, "tokenizer": tokenizer, "kind of log-probs": found.logprob_kind}
+
+    @asynccontextmanager
+    async def _in_time(self, url: str) -> AsyncGenerator[None]:
+        """Raises: EngineUnavailable."""
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                yield
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
 
     async def let_go(self, backend: Backend, timeout_s: float) -> None:
         """Resume an engine that a trainer had paused. A failure is logged."""
@@ -91,14 +102,18 @@ def refuse_difference(url: str, found: Identity, wanted: Identity, as_what: str)
             )
 
 
-def make_engine(
-    make: Callable[..., Engine], kind: str, url: str, given: Mapping[str, Any], options: Mapping[str, Any]
+async def make_engine(
+    make: Callable[..., Engine | Awaitable[Engine]],
+    kind: str,
+    url: str,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Engine:
     """
     given: the node's own options, such as a key.
     options: the operator's. `parsers` goes to a plug-in that takes it; the text of any other is parsed in front of it.
 
-    Raises: InvalidRequest when the plug-in has no such option.
+    Raises: InvalidRequest when the plug-in has no such option, and what `make` raises.
     """
     known = [name for name in inspect.signature(make).parameters if name not in _NAMED_ELSEWHERE]
     wrapped = "parsers" in options and "parsers" not in known
@@ -108,7 +123,7 @@ def make_engine(
         options_known = ", ".join(sorted({*known, "parsers"}))
         raise InvalidRequest(f"engine {kind!r} has no option {unknown[0]!r}. It has: {options_known}.")
     if not wrapped:
-        return make(url, **given, **own)
+        return await _made(make(url, **given, **own))
     names = options["parsers"]
     if not isinstance(names, Mapping):
         raise InvalidRequest('parsers must be an object such as {"thinking": "qwen3", "tools": "hermes"}.')
@@ -119,5 +134,9 @@ def make_engine(
             f"the marks of {named} are special tokens, which the text of a chat route comes without: use the engine's "
             "own parsers, or its route of ids with kind generate_template."
         )
-    engine = make(url, **given, **own)
+    engine = await _made(make(url, **given, **own))
     return ParsedEngine(engine, parsers) if parsers else engine
+
+
+async def _made(engine: Engine | Awaitable[Engine]) -> Engine:
+    return await engine if inspect.isawaitable(engine) else engine

@@ -241,9 +241,9 @@ class BackendPool:
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}), self._role, capture)
-        engine = self._clients.make(url, spec)
+        engine = await self._clients.make(url, spec)
         try:
-            capabilities, identity = await self._clients.probe(engine, url)
+            capabilities, identity = await self._clients.probe(engine, url, anew=False)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
             known = self._known(url)
             if known is None:
