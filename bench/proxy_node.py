@@ -60,7 +60,6 @@ class BenchNode:
         self.num_by_source.update(completion.certificate.prompt_source for completion in completions)
 
     def send_turns(self, sender: TurnSender) -> None:
-        self.journal.on_kept.append(sender.kept)
         self._sender = sender
 
     async def open(self, session_id: str) -> None:
@@ -141,7 +140,7 @@ async def main(
         await serve(node, port, num_sessions)
         return
     async with ServerClient(server_url) as client:
-        sender = TurnSender("bench", client)
+        sender = TurnSender("bench", client, node.journal.on_kept)
         node.send_turns(sender)
         sending = asyncio.create_task(sender.run())
         await serve(node, port, num_sessions)

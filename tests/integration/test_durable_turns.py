@@ -97,8 +97,7 @@ async def lived(
         return parent
 
     async with node_parts(folder, script={"rules": rules}) as parts, asyncio.timeout(60):
-        sender = TurnSender("n", server)
-        parts.journal.on_kept.append(sender.kept)
+        sender = TurnSender("n", server, parts.journal.on_kept)
         sending = asyncio.create_task(sender.run())
         try:
             return await Attempt(lease_now, msgspec.structs.replace(parts, turns=sender, recorded=recorded)).live()

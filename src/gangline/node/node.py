@@ -17,7 +17,6 @@ from types import TracebackType
 from aiohttp import web
 
 from gangline.agents.tools.search.shipped import shipped_sources
-from gangline.domain.completion import Completion
 from gangline.domain.errors import EngineMalformed, EngineUnavailable, GanglineError, StoreError
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import SessionResult
@@ -156,12 +155,8 @@ async def serve(
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
         metrics = NodeMetrics()
-        turns = TurnSender(node_id, client)
-
-        def counted(completions: Sequence[Completion], _entry: bytes) -> None:
-            metrics.kept(completions)
-
-        journal.on_kept += (counted, turns.kept)
+        turns = TurnSender(node_id, client, journal.on_kept)
+        journal.on_kept.append(metrics.kept)
         readers = Readers()
         stack.push_async_callback(readers.close)
         child_work = ForkServers()

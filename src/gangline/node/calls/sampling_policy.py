@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.seeds import derived_seed
-from gangline.domain.task import CaptureSpec, ParameterRule, SamplingPolicy
+from gangline.domain.task import ParameterRule, SamplingPolicy
 
 __all__ = ["NUM_SEEDS", "SamplingRules", "apply_policies"]
 
@@ -26,12 +26,12 @@ _WHOLE = ("max_tokens", "top_k", "seed")
 
 
 class SamplingRules:
-    """Seed and policies of one session."""
+    """Seed and policies of a session that has any."""
 
-    def __init__(self, capture: CaptureSpec, sample_index: int, node: SamplingPolicy | None) -> None:
-        """`node`: the operator's policy, applied after the task's."""
-        self._seed = capture.session_seed(sample_index)
-        self._policies = [policy for policy in (capture.sampling, node) if policy is not None]
+    def __init__(self, seed: int | None, policies: Sequence[SamplingPolicy]) -> None:
+        """policies: the task's, then the operator's."""
+        self._seed = seed
+        self._policies = policies
 
     def used(self, wished: SamplingParams, number: int) -> SamplingParams:
         """Parameters that the engine is sent for the call of that number."""

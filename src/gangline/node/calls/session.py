@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import ModelCall
+from gangline.domain.conversation import ModelCall, SamplingParams
 from gangline.domain.environment import SessionEnvironment
 from gangline.domain.errors import (
     ContextOverflow,
@@ -223,13 +223,15 @@ class ModelSession:
             checkpoint=checkpoint,
         )
         self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of, behind=behind)
-        self._sampling = SamplingRules(capture, spec.sample_index, sampling)
+        seed = capture.session_seed(spec.sample_index)
+        policies = [policy for policy in (capture.sampling, sampling) if policy is not None]
+        self._sampling = SamplingRules(seed, policies) if policies or seed is not None else None
         # Nothing that the session holds holds the session: one that is over is freed at once.
         self._retries = Retries(
             lambda flight: ledger.is_continued(flight.record_key),
             window_s=spec.retry_window_s,
             grace_s=spec.retry_grace_s,
-            answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED),
+            answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED) if self.tree else None,
         )
         self._numbers, self._environment_numbers = (
             # The choices of one call share its start.
@@ -313,7 +315,7 @@ class ModelSession:
         parts = self._parts.of_call(call)
         numbers = self._environment_numbers if call.of_environment else self._numbers
         number = self._admit(numbers)
-        used = self._sampling.used(call.sampling, number)
+        used = self._used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
         if recorded is not None and self.replay is not None:
@@ -352,12 +354,16 @@ class ModelSession:
             raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
         wished = request.sampling
         number = self._admit(self._numbers)
-        used = self._sampling.used(wished, number)
+        used = self._used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
         flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
         self._in_flight[flight] = self._numbers, number, self._parts.policy.engine
         flight.start(self._ended)
         return flight
+
+    def _used(self, wished: SamplingParams, number: int) -> SamplingParams:
+        """Parameters that the engine is sent for the call of that number."""
+        return wished if self._sampling is None else self._sampling.used(wished, number)
 
     def _admit(self, numbers: _CallNumbers) -> int:
         """The call's number. The limits are the agent's. Raises: SessionOver."""

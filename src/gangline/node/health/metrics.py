@@ -192,8 +192,8 @@ class NodeMetrics:
         )
         self._untrainable = Counter("gangline_untrainable", "Completions that no row may use.", registry=registry)
 
-    def kept(self, completions: Sequence[Completion]) -> None:
-        """Completions of one call are durable."""
+    def kept(self, completions: Sequence[Completion], _entry: bytes = b"") -> None:
+        """Completions of one call are durable: a listener of the journal."""
         totals = self._totals
         for completion in completions:
             if REPLAYED in completion.metadata:

@@ -410,7 +410,8 @@ async def read_pieces(
     or not all within `body_s`; InvalidRequest for a body that is not compressed as its head claims;
     UnsupportedMediaType, before anything is read, for an unknown coding.
     """
-    coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
+    codings = request.headers.getall("Content-Encoding", ())
+    coding = checked_coding(", ".join(codings)) if codings else "identity"
     if (request.content_length or 0) > max_bytes:
         raise _too_long(max_bytes)
     pieces, num_bytes = [bytearray()], 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from gangline.domain.views import TurnsReceipt
 from gangline.store.journal.entries import Appended, AttemptKey
 
 __all__ = ["TurnKeeper", "TurnSender"]
+
+Listener = Callable[[Sequence[Completion], bytes], None]
+"""Is given the completions of a call, and their entry in the journal."""
 
 log = logging.getLogger("gangline.node")
 
@@ -62,23 +65,28 @@ class _Followed:
 
 
 class TurnSender:
-    """`run` until cancelled; `kept` hears of all records of the journal."""
+    """`run` until cancelled."""
 
-    def __init__(self, node_id: str, server: TurnKeeper) -> None:
+    def __init__(self, node_id: str, server: TurnKeeper, listeners: list[Listener] | None = None) -> None:
+        """listeners: the journal's, to which it belongs while it follows an attempt."""
         self._node_id = node_id
         self._server = server
         self._followed: dict[AttemptKey, _Followed] = {}
         self._wake = asyncio.Event()
+        self._listeners: list[Listener] = [] if listeners is None else listeners
 
     def follow(self, key: AttemptKey, fence: int, completions: Sequence[Completion] = ()) -> None:
         """Send this attempt's records from here on, and `completions`, which an earlier life of the node recorded."""
+        if not self._followed:
+            self._listeners.append(self.kept)
         self._followed[key] = _Followed(fence)
         for completion in completions:
             self.kept([completion], encode_msgpack(Appended.of([completion])))
 
     def leave(self, key: AttemptKey) -> None:
         """Its attempt is over: its result has its records. Idempotent."""
-        self._followed.pop(key, None)
+        if self._followed.pop(key, None) is not None and not self._followed:
+            self._listeners.remove(self.kept)
 
     def kept(self, completions: Sequence[Completion], entry: bytes) -> None:
         """A call that the journal has, and its entry there."""
