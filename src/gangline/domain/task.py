@@ -598,6 +598,11 @@ class TaskRequest(_Spec):
             raise ValueError(f"a task with steps cannot have {'; '.join(why)}")
         return self
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether its records leave the node turn by turn. A fork begins anew at its parent."""
+        return self.capture.durable == "turn" and self.fork is None
+
     def at_step(self, index: int) -> TaskRequest:
         """The step as a task of its own, without the prepare actions, which are for the agent's sandbox alone."""
         step = self.steps[index]

@@ -17,9 +17,11 @@ from types import TracebackType
 from aiohttp import web
 
 from gangline.agents.tools.search.shipped import shipped_sources
+from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import EngineMalformed, EngineUnavailable, GanglineError, StoreError
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import SessionResult
+from gangline.domain.task import RuntimeSpec
 from gangline.grading.untrusted.isolated import ForkServers
 from gangline.machine.private import close_to_others, make_private_folder, open_data_folder
 from gangline.machine.telemetry.exposition import CONTENT_TYPE
@@ -168,8 +170,9 @@ async def serve(
             found=keeper.checkpoints,
         )
         stack.push_async_callback(checkpoints.close)
-        spares = WarmPool(lambda spec, runtime_id: start_prepared(parts, spec, runtime_id), _warm(settings))
-        stack.push_async_callback(spares.close)
+        spares = _warm(settings, lambda spec, runtime_id: start_prepared(parts, spec, runtime_id))
+        if spares is not None:
+            stack.push_async_callback(spares.close)
         proxy = Proxy(limits=settings.call_limits, readers=readers, on_error=metrics.error_told)
         parts = NodeParts(
             node_id=node_id,
@@ -199,8 +202,7 @@ async def serve(
             keeper=keeper,
         )
         parts.gate.on_expired = backends.policy.lease_expired
-        after = Hooks(settings.hooks, budget_s=settings.hook_timeout_s, at_once=sizes.postrun_workers)
-        delivery = Delivery(folder / "outgoing", client, journal, after)
+        delivery = Delivery(folder / "outgoing", client, journal, _hooks(settings, sizes))
         adopted = await _adopted(keeper, delivery, parts)
         checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
@@ -240,9 +242,18 @@ async def serve(
                 task.cancel()
 
 
-def _warm(settings: NodeSettings) -> WarmSizes:
+def _hooks(settings: NodeSettings, sizes: PoolSizes) -> Hooks | None:
+    if not settings.hooks:
+        return None
+    return Hooks(settings.hooks, budget_s=settings.hook_timeout_s, at_once=sizes.postrun_workers)
+
+
+def _warm(settings: NodeSettings, start: Callable[[RuntimeSpec, str], Awaitable[RuntimeHandle]]) -> WarmPool | None:
+    if not settings.warm_sandboxes:
+        return None
     memory_bytes = int(settings.warm_memory_gib * _GIB)
-    return WarmSizes(count=settings.warm_sandboxes, memory_bytes=memory_bytes, age_s=settings.warm_age_s)
+    sizes = WarmSizes(count=settings.warm_sandboxes, memory_bytes=memory_bytes, age_s=settings.warm_age_s)
+    return WarmPool(start, sizes)
 
 
 async def reap(data_dir: Path, node_id: str) -> None:

@@ -121,9 +121,7 @@ class Worlds:
             await world.fence()
 
     def record(self, completions: Sequence[Completion]) -> dict[str, bytes]:
-        """The artifact with all calls; empty without environments. Beyond 4 MiB, texts of results are left out."""
-        if not self._worlds:
-            return {}
+        """The artifact with all calls. Beyond 4 MiB, texts of results are left out."""
         calls = sorted((call for world in self._worlds.values() for call in world.calls), key=_ended_at)
         lines: list[bytes] = []
         num_bytes = 0

@@ -40,7 +40,7 @@ from gangline.node.sessions.grading.steps import Steps
 from gangline.node.sessions.harness.run import HarnessRun, Prepared, check_tools_are_shown, over_limit
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.recorded.files import keep_files
-from gangline.node.sessions.recorded.forks import is_durable, replay_of
+from gangline.node.sessions.recorded.forks import replay_of
 from gangline.node.sessions.sandboxes import Sandboxes
 from gangline.node.sessions.stages import StageClock
 from gangline.sandbox.keeping.kept import KeptSandbox
@@ -76,12 +76,13 @@ class Attempt:
         self.is_done = False
         """Whether it has a result, which is on its way."""
         self._parts = parts
-        self._steps = Steps(TaskRequest.model_validate(lease.task))
-        self._task = self._steps.task
+        request = TaskRequest.model_validate(lease.task)
+        self._steps = Steps(request) if request.steps else None
+        self._task = request if self._steps is None else self._steps.task
         """The present step's, in a task with steps."""
         self._adopted = adopted
         self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
-        self._worlds = Worlds(self._task, self._sandboxes.start_beside)
+        self._worlds = self._new_worlds()
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
         self.has_run = adopted is not None
@@ -94,7 +95,7 @@ class Attempt:
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
             completions = await parts.journal.read(attempt.key)
-            replay = await replay_of(note.lease, attempt._task, parts, completions)
+            replay = await attempt._replay(completions)
             session = attempt._open_session(note.key_digest, replay, *completions)
             session.failures.node = RESTARTED
         log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
@@ -104,10 +105,12 @@ class Attempt:
         """All four stages, once for each step. Raises only what nobody expects: see `broken`."""
         try:
             end, graded = await self._graded_run()
-            while self._steps.goes_on(graded):
-                self._task = self._steps.task
-                end, graded = await self._graded_run()
-            return await self._result(end, self._steps.combined(graded))
+            if self._steps is not None:
+                while self._steps.goes_on(graded):
+                    self._task = self._steps.task
+                    end, graded = await self._graded_run()
+                graded = self._steps.combined(graded)
+            return await self._result(end, graded)
         finally:
             await self._end()
 
@@ -233,6 +236,8 @@ class Attempt:
             except Exception:
                 self.has_run = bool(prepared.session.tree)  # else its command may not have begun
                 raise
+        if self._worlds is None:
+            return end
         await self._worlds.fence()
         record = self._worlds.record(list(prepared.session.tree))
         return msgspec.structs.replace(end, artifacts=end.artifacts | record)
@@ -252,7 +257,7 @@ class Attempt:
     def _note(self, ended: RunEnd | None) -> AttemptNote | None:
         """State for the node's next life; None where that cannot go on: environments and steps die with the node."""
         assert self._session is not None
-        if self._task.environments or self._steps.are_several:
+        if self._worlds is not None or self._steps is not None:
             return None
         return AttemptNote(
             lease=self.lease,
@@ -269,13 +274,17 @@ class Attempt:
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         parts.allowed.check_template(task.capture.template_kwargs)
         check_tools_are_shown(harness, task, parts.backends.policy.views())
-        await self._worlds.start(handle, session.session_id, session.spec.environment_key)
-        session.environments = self._worlds.offered
+        instruction, servers = task.instruction, task.agent.mcp_servers
         base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"
+        if (worlds := self._worlds) is not None:
+            await worlds.start(handle, session.session_id, session.spec.environment_key)
+            session.environments = worlds.offered
+            instruction = worlds.instruction
+            servers = servers | worlds.servers(handle.proxy_url and base_url, session.key)
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,
-            instruction=self._worlds.instruction,
+            instruction=instruction,
             model=task.agent.model_name or parts.model,
             base_url=base_url,
             node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
@@ -283,25 +292,30 @@ class Attempt:
             runtime=handle,
             env=task.agent.env,
             max_turns=task.agent.max_turns,
-            mcp_servers=task.agent.mcp_servers | self._worlds.servers(handle.proxy_url and base_url, session.key),
+            mcp_servers=servers,
             skills=task.agent.skills,
             network=task.runtime.network,
             search_sources=parts.search_sources,
             mcp_sources=parts.mcp_sources,
-            environments=self._worlds.offered,
+            environments=session.environments,
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
     async def _prepared_sandbox(self) -> Sandbox:
-        if self._steps.number > 1:
+        if self._steps is not None and self._steps.number > 1:
             await self._sandboxes.next_step(self._steps.number, self._task)
-            self._worlds = Worlds(self._task, self._sandboxes.start_beside)
+            self._worlds = self._new_worlds()
         else:
             await self._sandboxes.start("agent")
             await self._sandboxes.begin_checkpoints()
-        await self._sandboxes.prepare_step(self._steps.prepare)
+        if self._steps is not None:
+            await self._sandboxes.prepare_step(self._steps.prepare)
         assert self._sandboxes.agent is not None
         return self._sandboxes.agent
+
+    def _new_worlds(self) -> Worlds | None:
+        """None without environments."""
+        return Worlds(self._task, self._sandboxes.start_beside) if self._task.environments else None
 
     async def _new_session(self) -> ModelSession:
         """The step's, with a key of its own. Its conversations may go on from those of earlier steps."""
@@ -309,11 +323,16 @@ class Attempt:
         if self._session is not None:
             self._parts.close_session(self.lease.session_id)
             completions = list(await self._parts.journal.read(self.key))
-        replay = await replay_of(self.lease, self._task, self._parts)
-        return self._open_session(new_secret("gls"), replay, *completions)
+        return self._open_session(new_secret("gls"), await self._replay(), *completions)
+
+    async def _replay(self, completions: Sequence[Completion] = ()) -> Replay | None:
+        """The records that are repeated, if any. completions: those that an earlier life of the node recorded."""
+        if self._task.fork is None and not self._task.is_durable:
+            return None
+        return await replay_of(self.lease, self._task, self._parts, completions)
 
     def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
-        if self._parts.turns is not None and is_durable(self._task):
+        if self._parts.turns is not None and self._task.is_durable:
             self._parts.turns.follow(self.key, self.lease.fence, completions)
         spec = session_spec(self.lease, self._task, key, () if self._adopted is not None else completions)
         self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
@@ -333,7 +352,7 @@ class Attempt:
             self._sandboxes,
             self.stages,
             task_id=self.lease.task_id,
-            worlds=self._worlds.all,
+            worlds=None if self._worlds is None else self._worlds.all,
         )
         return await postrun.graded(end)
 
@@ -376,8 +395,9 @@ class Attempt:
         self._run = None  # it knows this attempt: a cycle that would keep all of the session in memory
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self._sandboxes.stop)
-            parts.push_async_callback(self._worlds.close)
-            if self._parts.turns is not None:
+            if self._worlds is not None:
+                parts.push_async_callback(self._worlds.close)
+            if self._parts.turns is not None and self._task.is_durable:
                 parts.callback(self._parts.turns.leave, self.key)
             if self._session is not None:
                 parts.callback(self._parts.close_session, self.lease.session_id)

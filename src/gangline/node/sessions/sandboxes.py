@@ -192,7 +192,8 @@ class Sandboxes:
 
     async def stop(self) -> None:
         await self.drop_grader()
-        self._parts.checkpoints.ended(self._key.session_id)
+        if self._task.capture.checkpoints == "turn":
+            self._parts.checkpoints.ended(self._key.session_id)
         for handle in (*self._started, *self._beside):
             try:
                 await handle.stop()

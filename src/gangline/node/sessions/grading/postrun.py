@@ -20,7 +20,7 @@ from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
-from gangline.node.environments.worlds import recorded_calls
+from gangline.node.environments.worlds import RECORD, recorded_calls
 from gangline.node.sessions.adoption import RunEnd, annotate
 from gangline.node.sessions.evaluation import bounded, graded, within
 from gangline.node.sessions.failures import failure_of, log_failed
@@ -182,7 +182,7 @@ class Postrun:
             engines=self._parts.engines_for_graders(),
             services_of=self._services_of,
             functions=self._parts.reward_functions,
-            environment_calls=recorded_calls(end.artifacts),
+            environment_calls=recorded_calls(end.artifacts) if RECORD in end.artifacts else (),
             environments=self._worlds,
             verdicts=self._parts.verdicts,
             task_digest=vetted_digest(self._task),

@@ -30,21 +30,15 @@ __all__ = ["Steps", "below_minimum", "combined_values", "reward_among"]
 
 
 class Steps:
-    """A task without steps has one, which is the task."""
-
     def __init__(self, task: TaskRequest) -> None:
+        """task: one with steps."""
         self._whole = task
         self._graded: list[Graded] = []
         """One for each step that is over."""
         self._ended: str | None = None
         """Why no further step begins, where there is one."""
-        self.task = task.at_step(0) if task.steps else task
+        self.task = task.at_step(0)
         """The present step's."""
-
-    @property
-    def are_several(self) -> bool:
-        """Whether its task has steps."""
-        return bool(self._whole.steps)
 
     @property
     def number(self) -> int:
@@ -54,7 +48,7 @@ class Steps:
     @property
     def prepare(self) -> Sequence[PrepareAction]:
         """The present step's actions in the agent's sandbox."""
-        return self._whole.steps[len(self._graded)].prepare if self._whole.steps else ()
+        return self._whole.steps[len(self._graded)].prepare
 
     def goes_on(self, graded: Graded) -> bool:
         """Whether another step begins behind the present one, which is then the present one."""
@@ -69,8 +63,6 @@ class Steps:
 
     def combined(self, last: Graded) -> Graded:
         """The whole attempt. last: the present step, which is the last."""
-        if not self._whole.steps:
-            return last
         every = [*self._graded, last]
         artifacts = {
             f"step-{number}/{name}": data

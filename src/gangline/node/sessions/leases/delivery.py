@@ -37,7 +37,7 @@ class Delivery:
     def __init__(self, folder: Path, server: ResultTaker, journal: Journal, hooks: Hooks | None = None) -> None:
         make_private_folder(folder)
         remove_unfinished(folder)
-        self._hooks = hooks or Hooks()
+        self._hooks = hooks
         self._folder = folder
         self._server = server
         self._journal = journal
@@ -58,8 +58,12 @@ class Delivery:
         """Raises: what its encoding does; GanglineError when the server does not take it."""
         path = self._path(self._of(result))
         data = await asyncio.to_thread(_saved, path, result)
-        await self._hooks.run(result)
+        await self._run_hooks(result)
         await self._post(result, data, path)
+
+    async def _run_hooks(self, result: SessionResult) -> None:
+        if self._hooks is not None:
+            await self._hooks.run(result)
 
     def _path(self, key: AttemptKey) -> Path:
         return self._folder / f"{key.session_id}.{key.attempt}.msgpack"
@@ -80,7 +84,7 @@ class Delivery:
             await self._post(result, data, path)  # first: its lease runs out
         except GanglineError as error:
             await self._deliver(_undelivered(result, error))
-        await self._hooks.run(result)
+        await self._run_hooks(result)
 
     @staticmethod
     def _key(path: Path) -> AttemptKey:

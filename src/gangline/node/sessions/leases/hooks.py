@@ -43,15 +43,13 @@ class Hooks:
     at_once: sessions whose hooks run at the same time.
     """
 
-    def __init__(self, commands: Sequence[str] = (), *, budget_s: float = 60.0, at_once: int = 4) -> None:
+    def __init__(self, commands: Sequence[str], *, budget_s: float = 60.0, at_once: int = 4) -> None:
         self._commands = tuple(commands)
         self._budget_s = budget_s
         self._places = asyncio.Semaphore(at_once)
 
     async def run(self, result: SessionResult) -> None:
         """Returns when all are over; a failure is logged. Raises only CancelledError."""
-        if not self._commands:
-            return
         async with self._places:
             try:
                 document = await asyncio.to_thread(encode_json, result)

@@ -21,14 +21,9 @@ from gangline.rows.forks.tolerance import Tolerance
 from gangline.settings import plugins
 from gangline.settings.evidence import asked_kinds
 
-__all__ = ["begins_anew", "is_durable", "replay_of"]
+__all__ = ["begins_anew", "replay_of"]
 
 log = logging.getLogger("gangline.node")
-
-
-def is_durable(task: TaskRequest) -> bool:
-    """Whether its records leave the node turn by turn. A fork begins anew at its parent."""
-    return task.capture.durable == "turn" and task.fork is None
 
 
 async def replay_of(
@@ -40,7 +35,7 @@ async def replay_of(
     """
     if task.fork is not None:
         replay = await _of_parent(task.fork, task, parts)
-    elif is_durable(task) and lease.fence > 1 and parts.turns is not None:
+    elif task.is_durable and lease.fence > 1 and parts.turns is not None:
         replay = await _of_lost_lease(lease, task, parts)
     else:
         return None

@@ -34,8 +34,8 @@ log = logging.getLogger("gangline.node")
 class WarmSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a node's warm sandboxes."""
 
-    count: int = 0
-    """All together; 0: none."""
+    count: int
+    """All together."""
     memory_bytes: int = 16 << 30
     """The sum of their limits. One without a limit counts as nothing."""
     age_s: float = 300.0
@@ -71,7 +71,7 @@ class WarmPool:
         self._sizes = sizes
         self._spares: list[_Spare] = []
         """The oldest first."""
-        self._wanted: deque[tuple[WarmKey, RuntimeSpec]] = deque(maxlen=max(1, sizes.count))
+        self._wanted: deque[tuple[WarmKey, RuntimeSpec]] = deque(maxlen=sizes.count)
         """To be started: one for each that was asked for."""
         self._filling: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -89,7 +89,7 @@ class WarmPool:
     async def take(self, spec: RuntimeSpec, submitter: str | None) -> Sandbox | None:
         """A warm sandbox, from now on the caller's; None when there is none. Another one is then started for the next
         session of the kind."""
-        if self._sizes.count == 0 or spec.gpus:  # a spare would keep GPUs from those that need them
+        if spec.gpus:  # a spare would keep GPUs from those that need them
             return None
         key = WarmKey.of(spec, submitter)
         taken: Sandbox | None = None
