@@ -18,7 +18,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import TurnsReceipt
 from gangline.node.sessions.attempt import Attempt
-from gangline.node.sessions.stock.turns import TurnSender
+from gangline.node.sessions.stock.turns import Listener, TurnSender
 from gangline.rows.audit import audit
 from gangline.rows.forks.calls import REPLAYED, RESUME_FILE, RESUMED
 from gangline.server.run import Storage, serving, turn_store
@@ -199,6 +199,20 @@ async def test_records_wait_for_a_server_that_is_down_and_are_sent_in_order() ->
     sending.cancel()
 
 
+async def test_the_journal_is_heard_only_while_an_attempt_is_followed() -> None:
+    journal: list[Listener] = []
+    sender = TurnSender("n", Kept(), journal)
+    one, other = AttemptKey("s-1", 1), AttemptKey("s-2", 1)
+    for key in (one, other):
+        sender.follow(key, 5)
+        assert journal == [sender.kept]
+    sender.leave(one)
+    assert journal == [sender.kept]
+    for _ in range(2):
+        sender.leave(other)
+        assert not journal
+
+
 async def test_a_request_carries_no_more_than_its_limit_unless_one_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [completion(number, size=size) for number, size in enumerate((3, 3, 400, 3, 3, 3, 3, 3))]
     small = len(entry(records[0]))
@@ -303,6 +317,25 @@ async def test_records_that_come_while_their_session_ends_are_not_left(
         monkeypatch.setattr(TurnStore, "append", append_late)
         await client.post_turns("n1", [turns(lease, 1)])
         assert list(folder.iterdir()) == []
+
+
+async def test_a_server_that_was_started_again_forgets_the_records_of_sessions_that_end_then(tmp_path: Path) -> None:
+    folder = tmp_path / "server" / "turns"
+    for is_first in (True, False):
+        async with (
+            serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+            ServerClient(running.url, None) as client,
+        ):
+            if is_first:
+                await client.submit(request("t", num_samples=1, capture={"durable": "turn"}))
+                lease = await leased(client, "n1")
+                await client.post_turns("n1", [turns(lease, 0)])
+            assert list(folder.iterdir())
+            if not is_first:
+                await client.cancel("t")
+                async with asyncio.timeout(20):
+                    while list(folder.iterdir()):
+                        await asyncio.sleep(0.01)
 
 
 async def test_what_a_crash_left_of_sessions_that_have_ended_is_forgotten_at_the_next_start(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.domain.errors import LeaseLost, StoreError
 from gangline.domain.tokens import encode_msgpack
-from gangline.server.service.core import RolloutService
+from gangline.server.service.core import CALLBACKS, RolloutService, task_topic
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, any_plugin, beat, request, result
@@ -191,6 +191,16 @@ async def failed(store: Unreachable, more: int) -> None:
     enough = store.num_failed + more
     while store.num_failed < enough:
         await asyncio.sleep(0.001)
+
+
+async def test_the_end_of_a_task_wakes_the_sender_of_callbacks_only_where_one_is_due(service: RolloutService):
+    url = "https://receiver.test/ended"
+    for task_id, fields, is_woken in (("quiet", {}, False), ("told", {"callback_url": url}, True)):
+        with service.notifier.listen(CALLBACKS) as sender, service.notifier.listen(task_topic(task_id)) as caller:
+            await service.submit([request(task_id, num_samples=1, **fields)])
+            await service.cancel_task(task_id)
+            assert await caller.wait(20.0)
+            assert await sender.wait(0.0) == is_woken, task_id
 
 
 async def test_results_that_wait_for_the_database_keep_nobody_else_waiting(service: RolloutService):

@@ -172,6 +172,7 @@ class PolarDispatch:
         self._gateways: dict[str, _Gateway] = {}
         self._needs: dict[str, tuple[str, ...]] = {}
         """Queued task -> the fields by which only a node of ours can run it."""
+        self._has_gateway = asyncio.Event()
         self._passed_over: set[str] = set()
         """Tasks whose submitter has been informed of that."""
 
@@ -181,6 +182,7 @@ class PolarDispatch:
         now = time.monotonic()
         if gateway is None:
             self._gateways[node_id] = _Gateway(node_id, url, slots, interval_s, now)
+            self._has_gateway.set()
         else:
             gateway.url, gateway.slots, gateway.interval_s, gateway.heard_at = url, slots, interval_s, now
         self._service.notifier.notify(WORK)
@@ -194,6 +196,7 @@ class PolarDispatch:
     async def send_forever(self, public_url: str) -> None:
         """public_url: how gateways reach this server, for their callbacks."""
         callback_url = f"{public_url}/callbacks/session_result"
+        await self._has_gateway.wait()  # until then new work is nothing to it
         async with GatewayCalls(self._control_token) as calls:
             with self._service.notifier.listen(WORK) as listener:
                 while True:

@@ -43,6 +43,7 @@ from gangline.settings.machine import read_secret
 from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import Results
 from gangline.store.results.reports import Reports
+from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
 
@@ -68,7 +69,6 @@ _TOPICS_OF: dict[str, tuple[str, ...]] = {
     "task.submitted": (WORK,),
     "session.requeued": (WORK,),
     "session.released": (WORK,),
-    "task.ended": (CALLBACKS,),
     "node.joined": (NODES,),
     "node.offer": (WORK,),
 }
@@ -150,6 +150,8 @@ async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: li
 
 def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
     """Whom to wake, but for those who wait for one task."""
+    if event.kind == "task.ended":
+        return (CALLBACKS,) if CALLBACK in event.data else ()
     frees_gpus = event.kind == "session.ended" and turns.gives_gpus(event.data.get("node") or "")
     return (WORK,) if frees_gpus else _TOPICS_OF.get(event.kind, ())
 
@@ -181,9 +183,10 @@ class RolloutService:
         self.results = results
         self.notifier = Notifier()
         self.metrics = ServerMetrics()
-        self.turns = None if turns is None else DurableTurns(store, turns)
         self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
         """Each is given our own durable events, once, on the event loop."""
+        on_stored: list[Callable[[SessionResult], None]] = []
+        self.turns = None if turns is None else DurableTurns(store, turns, self.watchers, on_stored)
         self.stopping = False
         self._lease_turns = LeaseTurns()
         self._heartbeats = HeartbeatRate(monotonic)
@@ -192,7 +195,7 @@ class RolloutService:
         self._sweep_every_s = sweep_every_s
         self._monotonic = monotonic
         count = partial(store.run_blocking, store.report)
-        self._reports = Reports(results, count, None if self.turns is None else self.turns.reported)
+        self._reports = Reports(results, count, on_stored)
 
     async def start(self) -> None:
         """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
@@ -204,7 +207,6 @@ class RolloutService:
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
         if self.turns is not None:
-            self.watchers.append(self.turns.saw)
             await self.turns.tidy()
         held = await self.store.run(self.store.grant_grace)
         log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)

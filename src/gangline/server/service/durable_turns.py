@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gangline.domain.errors import InvalidRequest, LeaseLost, StoreError
 from gangline.domain.session import KeptTurns, SessionResult, Turns
@@ -32,11 +32,23 @@ def no_place() -> InvalidRequest:
 
 
 class DurableTurns:
-    """The rollout service's, for the nodes that hold leases."""
+    """The rollout service's, for the nodes that hold leases.
 
-    def __init__(self, store: TaskStore, kept: TurnStore) -> None:
+    It hears of ends from the first record on that it may have: where servers share the records, from the beginning.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        kept: TurnStore,
+        watchers: list[Callable[[Sequence[Event]], None]],
+        on_stored: list[Callable[[SessionResult], None]],
+    ) -> None:
+        """watchers: given the events of the service. on_stored: given the results that nodes report."""
         self._store = store
         self._kept = kept
+        self._watchers = watchers
+        self._on_stored = on_stored
         self._forgetting: set[asyncio.Task[None]] = set()
 
     async def keep(self, node_id: str, sent: Sequence[Turns]) -> list[str]:
@@ -44,6 +56,7 @@ class DurableTurns:
 
         Raises: StoreError, DiskFull.
         """
+        self._listen()
         fences = await self._store.query(self._store.fences, node_id, [turns.session_id for turns in sent])
         held = [turns for turns in sent if fences.get(turns.session_id) == turns.fence]
         await asyncio.to_thread(lambda: [self._kept.append(turns) for turns in held])
@@ -63,13 +76,13 @@ class DurableTurns:
             raise LeaseLost(f"session {session_id} is not leased to node {node_id} with fence {fence}.")
         await asyncio.to_thread(self._kept.forget, session_id)
 
-    def reported(self, result: SessionResult) -> None:
+    def _reported(self, result: SessionResult) -> None:
         """Forget the records of an attempt that ended: the next one begins anew, unless the node was only restarted.
         Blocking."""
         if result.failure is None or result.failure.code != NODE_RESTARTED:
             self._forget(result.session_id)
 
-    def saw(self, events: Sequence[Event]) -> None:
+    def _saw(self, events: Sequence[Event]) -> None:
         """Forget the records of sessions that have ended."""
         ended = [event.session_id for event in events if event.kind == "session.ended" and event.session_id]
         if ended:
@@ -80,8 +93,16 @@ class DurableTurns:
     async def tidy(self) -> None:
         """Forget what a crash left of sessions that have ended, or are gone."""
         found = await asyncio.to_thread(self._kept.sessions)
+        if found or self._store.database.shared:
+            self._listen()
         is_open = await self._store.query(self._store.open_of, found)
         await asyncio.to_thread(self._forget, *(one for one in found if one not in is_open))
+
+    def _listen(self) -> None:
+        """Idempotent."""
+        if self._saw not in self._watchers:
+            self._watchers.append(self._saw)
+            self._on_stored.append(self._reported)
 
     def _forget(self, *session_ids: str) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gangline.domain.errors import Conflict
@@ -26,11 +26,11 @@ class Reports:
         self,
         results: Results,
         count: Callable[[SessionResult, Callable[[], object], int], ResultReceipt],
-        on_stored: Callable[[SessionResult], None] | None,
+        on_stored: Sequence[Callable[[SessionResult], None]] = (),
     ) -> None:
         """
         count: lets a result of so many bytes count, in the database, and calls what keeps its files; blocks.
-        on_stored: called with each result that counts, in its thread.
+        on_stored: each is called with every result that counts, in its thread. May grow.
         """
         self._results = results
         self._count = count
@@ -54,8 +54,8 @@ class Reports:
             receipt = self._count(result, staged.keep, len(data))
         finally:
             staged.discard()
-        if self._on_stored is not None:
-            self._on_stored(result)
+        for hear in self._on_stored:
+            hear(result)
         return receipt
 
     def close(self) -> None:

@@ -15,7 +15,10 @@ from gangline.store.sql.reader import task_view
 from gangline.store.sql.rows import Unit, locked_rows, standing_of, write_standing
 from gangline.store.sql.schema import events, sessions, tasks
 
-__all__ = ["move", "stop_early"]
+__all__ = ["CALLBACK", "move", "stop_early"]
+
+CALLBACK = "callback"
+"""Name in the data of a task's last event, where a callback is due."""
 
 _ENDED = "session.ended"
 _MAX_TOLD_CHARS = 300
@@ -125,7 +128,9 @@ def _count(unit: Unit, task_id: str, *, num_ended: int = 0, num_bytes: int = 0) 
 def _end_task(unit: Unit, task_id: str, status: TaskState) -> None:
     unit.conn.execute(_END_TASK, {"id": task_id, "status": status, "ended_at": unit.now})
     body = unit.conn.scalar(_BODY, {"id": task_id}) or "{}"
-    if msgspec.json.decode(body).get("callback_url"):
+    has_callback = bool(msgspec.json.decode(body).get("callback_url"))
+    if has_callback:
         view = task_view(unit.conn, task_id, unit.now)
         add_callback(unit.conn, view, now=unit.now, expiry_s=unit.callback_expiry_s)
-    unit.emit("task.ended", task_id, status=status)
+    due: dict[str, Any] = {CALLBACK: True} if has_callback else {}
+    unit.emit("task.ended", task_id, status=status, **due)
