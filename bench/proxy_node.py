@@ -32,8 +32,8 @@ from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.health.interpreter import collect_forever, settle_interpreter
 from gangline.node.sessions.stock.turns import TurnSender
-from gangline.rows.builders.building import built
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
+from gangline.rows.chains import built
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.wire.client.server import ServerClient
 

@@ -19,7 +19,7 @@ from no_runtime import NoHandle, NoRuntime
 
 from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.node import node
-from gangline.node.sessions.pools import PoolSizes
+from gangline.node.sessions.stages import PoolSizes
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 

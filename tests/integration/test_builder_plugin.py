@@ -17,7 +17,7 @@ from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.rows.audit import audit, merge_reports
-from gangline.rows.builders.building import built
+from gangline.rows.chains import built
 from gangline.settings.installation import extra_command
 from gangline.settings.plugins import make_builder
 from support.strategies import session_sample

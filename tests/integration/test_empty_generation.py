@@ -15,7 +15,7 @@ from gangline.models.engines.contract import EngineChoice, assistant_message
 from gangline.node.calls.chat_call import is_empty
 from gangline.node.health.metrics import NodeMetrics
 from gangline.rows.audit import audit
-from gangline.rows.builders.building import built
+from gangline.rows.chains import built
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings.plugins import make_builder
 from support.engines.held import HeldCall, HeldEngine

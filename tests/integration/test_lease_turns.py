@@ -16,7 +16,7 @@ from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
 from gangline.server.run import serving
 from gangline.server.service.core import HeartbeatRate
-from gangline.server.service.lease_turns import LeaseTurns
+from gangline.server.service.notifier import LeaseTurns
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of

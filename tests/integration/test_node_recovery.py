@@ -22,7 +22,7 @@ from gangline.node.sessions.leases.delivery import Delivery
 from gangline.node.sessions.leases.rollout_server import HeartbeatTaker
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.pipeline import Pipeline
-from gangline.node.sessions.pools import Pools, PoolSizes
+from gangline.node.sessions.stages import Pools, PoolSizes
 from gangline.store.journal.log import AttemptOpened, Journal
 
 

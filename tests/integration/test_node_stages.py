@@ -18,7 +18,7 @@ from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, Runtime
 from gangline.node.health.watchdog import Watchdog
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.pools import PoolSizes
+from gangline.node.sessions.stages import PoolSizes
 from gangline.settings import plugins
 from gangline.store.journal.log import Journal
 from support.node.attempt import lease_of, node_parts

@@ -22,7 +22,7 @@ from gangline.node.external.sessions import ExternalSessions, SessionRequest
 from gangline.node.external.store import ExternalStore
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.pools import Pools, PoolSizes
+from gangline.node.sessions.stages import Pools, PoolSizes
 from gangline.store.journal.log import Journal
 from support.node.proxy import served
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.node.sessions.pools import Pools, PoolSizes
+from gangline.node.sessions.stages import Pools, PoolSizes
 
 _SIZES = st.builds(
     PoolSizes,

@@ -15,8 +15,8 @@ from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
 from gangline.domain.tokens import encode_msgpack, logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.node.capture.placing import PlaceIndex
+from gangline.rows import chains
 from gangline.rows.audit import audit
-from gangline.rows.builders import building
 from gangline.rows.builders.per_request import PerRequestBuilder, PerRequestConfig
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.rows.builders.tree import token_tree
@@ -425,14 +425,14 @@ class _MainOnly(PrefixMergingBuilder):
 
 def test_a_builder_that_drops_turns_says_so_in_its_trajectories() -> None:
     sample = session_sample()
-    dropping = building.built(_MainOnly(), sample.tree, session_id="session-1", task_id="task-1")
+    dropping = chains.built(_MainOnly(), sample.tree, session_id="session-1", task_id="task-1")
     assert (dropping.drops_turns, dropping.session_id, dropping.task_id) == (
         "side calls are left out",
         "session-1",
         "task-1",
     )
     assert audit(dropping, sample.tree).dropped.turns == 1
-    whole = building.built(PrefixMergingBuilder(), sample.tree, session_id="session-1", task_id="task-1")
+    whole = chains.built(PrefixMergingBuilder(), sample.tree, session_id="session-1", task_id="task-1")
     assert whole.drops_turns is None
     assert encode_msgpack(whole) == encode_msgpack(built(sample))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.node.sessions.pools import PoolSizes
+from gangline.node.sessions.stages import PoolSizes
 
 MANY = PoolSizes(run_slots=512, ready_slots=64, postrun_workers=4)
 

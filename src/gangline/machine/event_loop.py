@@ -1,5 +1,5 @@
-"""Work on one event loop: long work that gives others their turns, calls that run together, and work that is not left
-halfway."""
+"""Work on one event loop: long work that gives others their turns, calls that run together, tasks of a session, and
+work that is not left halfway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Share", "Turn", "call_all", "is_cancelled", "is_fault", "to_end"]
+__all__ = ["Share", "Turn", "call_all", "is_cancelled", "is_fault", "session_task", "to_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -94,3 +94,16 @@ async def to_end(
         if not task.cancelled() and task.exception() is None and undo is not None:
             await undo(task.result())
         raise
+
+
+def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+    """Start a task of a session under a name by which a look at hung sessions finds it."""
+    return asyncio.create_task(_contained(work), name=f"session.{session_id} {work_name}")
+
+
+async def _contained(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result. A plug-in's SystemExit would end the node from a task of its own."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error

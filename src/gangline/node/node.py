@@ -52,9 +52,9 @@ from gangline.node.sessions.leases.delivery import Delivery
 from gangline.node.sessions.leases.hooks import Hooks
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.pipeline import Pipeline, one_error
-from gangline.node.sessions.pools import Pools, PoolSizes
 from gangline.node.sessions.recorded.regrading import regrade
 from gangline.node.sessions.sandboxes import start_prepared
+from gangline.node.sessions.stages import Pools, PoolSizes
 from gangline.node.sessions.stock.checkpoints import Checkpoints
 from gangline.node.sessions.stock.turns import TurnSender
 from gangline.node.sessions.stock.warm import WarmPool, WarmSizes

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.completion import MEDIA, Certificate, Completion, CompletionTree
+from gangline.domain.contracts import Builder, DropsTurns
 from gangline.domain.conversation import Message
 from gangline.domain.errors import BuilderError
 from gangline.domain.images import PlacedImage
@@ -32,6 +33,7 @@ __all__ = [
     "BuilderConfig",
     "Chain",
     "Turn",
+    "built",
     "check_claims",
     "find_chains",
     "goes_on_from",
@@ -41,6 +43,13 @@ __all__ = [
     "turns_of",
     "why_masked",
 ]
+
+
+def built(builder: Builder, completions: Iterable[Completion], *, session_id: str, task_id: str) -> Trajectory:
+    """Raises: BuilderError, and ValueError when the completions do not fit together."""
+    trajectory = builder.build(CompletionTree(completions), session_id=session_id, task_id=task_id)
+    drops_turns = builder.drops_turns if isinstance(builder, DropsTurns) else None
+    return msgspec.structs.replace(trajectory, drops_turns=drops_turns)
 
 
 class BuilderConfig(BaseModel):

@@ -15,7 +15,7 @@ from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.gate import Gate
 from gangline.node.calls.proxy import Proxy
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.pools import Pools, PoolSizes
+from gangline.node.sessions.stages import Pools, PoolSizes
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.journal.log import Journal
 from support.node.proxy import served

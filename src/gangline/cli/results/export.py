@@ -120,7 +120,7 @@ def _rebuilding(text: str) -> Callable[[SessionResult], SessionResult]:
     from pydantic import ValidationError
 
     from gangline.domain.task import BuilderSpec
-    from gangline.rows.builders.building import built
+    from gangline.rows.chains import built
     from gangline.rows.rewards import carry_rewards
     from gangline.settings.plugins import explain, make_builder
 

@@ -46,7 +46,7 @@ from gangline.domain.trajectory import Trajectory
 from gangline.node.calls.session import ModelSession, key_digest
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.external.store import ExternalState, ExternalStore
-from gangline.rows.builders.building import built
+from gangline.rows.chains import built
 from gangline.rows.rewards import apply_reward
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal

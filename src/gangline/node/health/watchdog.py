@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import gangline
 from gangline.domain.lifecycle import Stage
 from gangline.domain.node_views import Stuck
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["Watchdog", "session_task", "where_tasks_wait"]
+__all__ = ["Watchdog", "where_tasks_wait"]
 
 log = logging.getLogger("gangline.node")
 
-_T = TypeVar("_T")
 _MAX_FRAMES = 6
 _PACKAGE = Path(gangline.__file__).parent
 
@@ -79,19 +78,6 @@ def _standing(attempt: Watched, overdue_s: float) -> Stuck:
         overdue_s=round(overdue_s, 1),
         waits_at=where_tasks_wait(f"session.{attempt.key.session_id}"),
     )
-
-
-def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Start a task of a session under a name by which `where_tasks_wait` finds it."""
-    return asyncio.create_task(_contained(work), name=f"session.{session_id} {work_name}")
-
-
-async def _contained(work: Coroutine[Any, Any, _T]) -> _T:
-    """The result. A plug-in's SystemExit would end the node from a task of its own."""
-    try:
-        return await work
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def where_tasks_wait(name: str) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.capture.renderings import Renderings
 from gangline.node.health.metrics import NodeMetrics
 from gangline.node.replay.replay import Replay
-from gangline.node.sessions.pools import Pools
+from gangline.node.sessions.stages import Pools
 from gangline.node.sessions.stock.checkpoints import Checkpoints
 from gangline.node.sessions.stock.turns import TurnSender
 from gangline.node.sessions.stock.warm import WarmPool

@@ -14,7 +14,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed,
 from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
-from gangline.node.health.watchdog import session_task
+from gangline.machine.event_loop import session_task
 from gangline.node.sessions.evaluation import within
 from gangline.node.sessions.parts import NodeParts
 from gangline.settings import plugins

@@ -1,5 +1,5 @@
 """The builders: from a session's calls to its traces.
 
-`per_request`, `prefix_merging`, `message_prefix` and `tree` are the strategies; `building` runs one, and `splicing`
-joins turns by the published rule. Start with `prefix_merging`.
+`per_request`, `prefix_merging`, `message_prefix` and `tree` are the strategies, and `splicing` joins turns by the
+published rule. Start with `prefix_merging`.
 """

@@ -35,14 +35,12 @@ from gangline.domain.views import (
 )
 from gangline.machine.telemetry.logs import FIELDS
 from gangline.server.service.durable_turns import DurableTurns, no_place
-from gangline.server.service.lease_turns import LeaseTurns
 from gangline.server.service.metrics import ServerMetrics
-from gangline.server.service.notifier import Notifier
+from gangline.server.service.notifier import LeaseTurns, Notifier
 from gangline.settings import plugins
 from gangline.settings.machine import read_secret
 from gangline.store.journal.turns import TurnStore
-from gangline.store.results.files import Results
-from gangline.store.results.reports import Reports
+from gangline.store.results.files import Reports, Results
 from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore

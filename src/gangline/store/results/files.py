@@ -2,26 +2,33 @@
 
 A result is either whole or absent: it is written aside and synced (`stage`), then renamed into place (`keep`), so that
 the slow part happens before the transaction that announces it, and the rename inside. Failed attempts are kept.
-Other places for results (`artifacts.py`) do the same as `ResultStore` does: the Protocol `Results`.
+Other places for results (`artifacts.py`) do the same as `ResultStore` does: the Protocol `Results`. Those that nodes
+report come through `Reports`, to disk and database.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from gangline.domain.errors import NotFound, StoreError
+from gangline.domain.errors import Conflict, NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.domain.views import ResultReceipt
 from gangline.machine.durable import disk_full_error, make_folder, sync, write_new
 
-__all__ = ["ResultStore", "Results", "Staged", "StagedResult"]
+__all__ = ["Reports", "ResultStore", "Results", "Staged", "StagedResult"]
+
+_NUM_THREADS = 4
+"""One waits for the database; others decode, and write files."""
 
 _INCOMING = ".incoming"  # no id begins with a dot
 _ABANDONED_S = 24 * 3600.0
@@ -178,3 +185,48 @@ def _no_result(session_id: str, attempt: int) -> NotFound:
 
 def _explained(error: OSError) -> StoreError:
     return disk_full_error(error, "the results") or StoreError(f"a result could not be stored: {error}")
+
+
+class Reports:
+    """Stores results in threads of its own: hundreds of them may wait for the one writer, and nobody else's work is to
+    stand behind these. To be closed."""
+
+    def __init__(
+        self,
+        results: Results,
+        count: Callable[[SessionResult, Callable[[], object], int], ResultReceipt],
+        on_stored: Sequence[Callable[[SessionResult], None]] = (),
+    ) -> None:
+        """
+        count: lets a result of so many bytes count, in the database, and calls what keeps its files; blocks.
+        on_stored: each is called with every result that counts, in its thread. May grow.
+        """
+        self._results = results
+        self._count = count
+        self._on_stored = on_stored
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store-reports")
+
+    async def take(self, session_id: str, data: bytes) -> ResultReceipt:
+        """Store a node's result (MessagePack of a SessionResult), then let it count.
+
+        Raises: msgspec.ValidationError, Conflict, NotFound, LeaseLost, StoreError, DiskFull.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._taken, session_id, data)
+
+    def _taken(self, session_id: str, data: bytes) -> ResultReceipt:
+        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
+        result = decode_msgpack(data, SessionResult)
+        if result.session_id != session_id:
+            raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
+        staged = self._results.stage(result, data)
+        try:
+            receipt = self._count(result, staged.keep, len(data))
+        finally:
+            staged.discard()
+        for hear in self._on_stored:
+            hear(result)
+        return receipt
+
+    def close(self) -> None:
+        """Blocks until no result is being stored. Afterwards none is taken."""
+        self._threads.shutdown()

@@ -27,7 +27,7 @@ from gangline.node.sessions.failures import failure_of, log_failed
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.sandboxes import Sandboxes
 from gangline.node.sessions.stages import StageClock
-from gangline.rows.builders.building import built
+from gangline.rows.chains import built
 from gangline.rows.rewards import apply_reward, lowered_where_unparsed
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey

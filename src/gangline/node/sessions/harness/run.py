@@ -31,8 +31,8 @@ from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.domain.template_told import lacks
 from gangline.domain.usage import Usage
+from gangline.machine.event_loop import session_task
 from gangline.node.calls.session import ModelSession
-from gangline.node.health.watchdog import session_task
 from gangline.node.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
 from gangline.node.sessions.failures import failure_of
 from gangline.node.sessions.sandboxes import describe_end, usage_of
