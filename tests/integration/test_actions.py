@@ -14,7 +14,7 @@ from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import ActionLog, read_actions
 from gangline.wire.client.server import ServerClient
-from gangline.wire.http.audit import Action, who
+from gangline.wire.http.routes import Action, who
 from support.node.node import TOKEN, running_node
 from support.sdk.http_calls import status_of
 from support.service.cli_process import gangline

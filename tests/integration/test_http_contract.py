@@ -28,8 +28,8 @@ from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import read_actions
 from gangline.wire.client.base import error_of
-from gangline.wire.http.audit import Action
 from gangline.wire.http.listening import listening
+from gangline.wire.http.routes import Action
 from support.node.node import TOKEN, running_node
 from support.service.running import any_plugin
 

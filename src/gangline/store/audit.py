@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gangline.machine.private import make_private_folder
-from gangline.wire.http.audit import REFUSED, Action
+from gangline.wire.http.routes import REFUSED, Action
 
 __all__ = ["ActionLog", "read_actions"]
 

@@ -32,10 +32,9 @@ from gangline.interop.polar.records import LogprobForm, polar_result, polar_task
 from gangline.interop.polar.tasks import task_from_polar
 from gangline.interop.polar.views import PolarNode, polar_node
 from gangline.server.service.core import RolloutService
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import JSON, answer_json, path_id, read_record
 from gangline.wire.http.query import Choice, Flag
-from gangline.wire.http.routes import Route, json_route
+from gangline.wire.http.routes import SUBJECT, Route, json_route
 
 __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_callback"]
 

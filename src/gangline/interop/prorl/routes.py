@@ -24,10 +24,9 @@ from gangline.interop.prorl.jobs import JOB_PREFIX, job_result, task_id_of, task
 from gangline.interop.prorl.nodes import NodeEngines
 from gangline.interop.prorl.templates import Templates
 from gangline.server.service.core import RolloutService
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer_json, read_record
 from gangline.wire.http.query import MAX_WAIT_S
-from gangline.wire.http.routes import Route, json_route
+from gangline.wire.http.routes import SUBJECT, Route, json_route
 
 __all__ = ["ProrlRoutes"]
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import ModelCall, SamplingParams
+from gangline.domain.conversation import ModelCall, SamplingParams, Thinking
 from gangline.domain.environment import SessionEnvironment
 from gangline.domain.errors import (
     ContextOverflow,
@@ -151,6 +151,19 @@ def _is_about_the_call(error: GanglineError) -> bool:
 
 def _of_policy(_role: str) -> None:
     """No role has an engine of its own."""
+
+
+def _whole(call: ModelCall, ledger: Ledger, arguments: Mapping[str, Any]) -> ModelCall:
+    """With the earlier replies that it names, and the task's arguments of the template. Raises: InvalidRequest."""
+    call = resolved(call, ledger) if _may_refer(call) else call
+    return with_task_arguments(call, arguments) if arguments else call
+
+
+def _may_refer(call: ModelCall) -> bool:
+    """Whether it may name an earlier reply: see `resolved`."""
+    if call.undeclared or call.previous_reply_id is not None:
+        return True
+    return any(type(part) is Thinking for message in call.messages for part in message.parts)
 
 
 def key_digest(key: str) -> bytes:
@@ -306,7 +319,7 @@ class ModelSession:
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest, NotFound
         of its model, EngineUnavailable where a fork's other engine is gone."""
-        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
+        call = _whole(call, self._ledger, self.spec.capture.template_kwargs)
         if not call.of_environment:
             self._refuse_loop(call)
         recorded = None
@@ -343,7 +356,7 @@ class ModelSession:
         """
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        call = with_task_arguments(resolved(call, self._ledger), self.spec.capture.template_kwargs)
+        call = _whole(call, self._ledger, self.spec.capture.template_kwargs)
         engine = self._parts.of_call(call).engine
         call = in_template_words(call, (await engine.capabilities()).template)
         return await engine.render(call.messages, call.tools, call.template_kwargs)

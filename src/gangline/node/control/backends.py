@@ -18,10 +18,9 @@ from gangline.models.engines.times import engine_times
 from gangline.node.backends.by_role import BackendsByRole
 from gangline.node.backends.engine import BackendSpec
 from gangline.settings.machine import read_secret
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Text
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["BackendRequest", "BackendRoutes"]
 

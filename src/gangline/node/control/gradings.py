@@ -9,10 +9,9 @@ from aiohttp import web
 
 from gangline.domain.session import Grading, GradingRequest
 from gangline.domain.tokens import decode_msgpack
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import MSGPACK, answer
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["GradingRoutes"]
 

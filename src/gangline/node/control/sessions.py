@@ -21,11 +21,10 @@ from gangline.models.engines.json_ids import plain_ids
 from gangline.node.calls.session import key_digest
 from gangline.node.calls.token_call import TokenCall, TokenReply, TokenRequest
 from gangline.node.external.sessions import ClaimRequest, ExternalSessions, SessionRequest
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Number
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
 

@@ -11,10 +11,9 @@ from aiohttp import web
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.views import Annotation, AnnotationPage, Verdict
 from gangline.server.service.core import RolloutService
-from gangline.wire.http.audit import VISITOR, given_token, who
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Choice, Text, Whole
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import VISITOR, Route, given_token, who
 
 __all__ = ["AnnotationRequest", "AnnotationRoutes"]
 

@@ -20,9 +20,8 @@ from gangline.rows.forks.tolerance import Tolerance
 from gangline.server.service.core import RolloutService
 from gangline.server.service.fork_tree import fork_tree
 from gangline.settings import plugins
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer, path_id, read_record
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["ForkRequest", "ForkRoutes"]
 

@@ -18,9 +18,8 @@ from aiohttp import hdrs, web
 from gangline.domain.errors import NotFound
 from gangline.domain.views import PageLink
 from gangline.server.web.files import CONTENT_SECURITY_POLICY, PageFile, page_files
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import accepts_gzip, answer, path_id, read_record
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 from gangline.wire.http.visitors import COOKIE_S, Visitors
 
 __all__ = ["LinkRequest", "PageRoutes", "PageVisitor"]

@@ -34,10 +34,9 @@ from gangline.domain.views import NodeView
 from gangline.server.service.core import RolloutService
 from gangline.server.service.live_nodes import live_nodes
 from gangline.wire.client.node import NodeClient
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Number
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["CallerSessionRoutes", "CallerSessions"]
 

@@ -22,11 +22,10 @@ from gangline.domain.views import (
     TaskView,
 )
 from gangline.server.service.core import RolloutService
-from gangline.wire.http.audit import SUBJECT
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import answer, path_id, prefers_msgpack, read_record
 from gangline.wire.http.query import Choice, Flag, Number, Query, Text, Whole
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import SUBJECT, Route
 
 __all__ = ["TaskResults", "UserRoutes"]
 

@@ -1,4 +1,4 @@
-r"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
+"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
 refused, before anything is sampled.
 
 Clients in JavaScript cut tool output anywhere, also inside an emoji, and the rest of it goes out as a lone escape
@@ -14,6 +14,10 @@ docs/reference/dialect-fields.md is made from them. A field that carries state, 
 is served or refused. Dropped fields are those that change no token an engine here could sample, those that the provider
 itself would act on, and hints. A field that no table has is refused where its name speaks of state, since nobody here
 knows what it would do.
+
+What clients say of thinking becomes one wish in every dialect: a switch or a kind of thinking turns it on or off; a
+word for the effort turns it on, and `none` off; a budget of 0 turns it off, and any other on. Where a client says
+nothing, nothing is sent, and the template decides.
 """
 
 from __future__ import annotations
@@ -24,10 +28,19 @@ from typing import Any, cast
 
 import msgspec
 
-from gangline.domain.conversation import ModelCall
+from gangline.domain.conversation import ModelCall, ThinkingWish
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["LONE_SURROGATES", "DeclaredFields", "decoded", "parse_body", "parse_mended", "role_in"]
+__all__ = [
+    "LONE_SURROGATES",
+    "THINKING_KINDS",
+    "DeclaredFields",
+    "decoded",
+    "parse_body",
+    "parse_mended",
+    "role_in",
+    "wish_of_effort",
+]
 
 LONE_SURROGATES = "lone surrogates"
 """Names in `ModelCall.dropped` that halves of characters were replaced."""
@@ -48,6 +61,17 @@ _STATE = re.compile(
 )
 _UPPER = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _NOTHING = frozenset({"null", "false", "0", '""', "[]", "{}"})
+
+THINKING_KINDS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+"""Word of a `type` -> whether thinking is on. Of other words, such as `auto`, the template decides."""
+_UNSAID = ("", "auto", "default", "thinking_level_unspecified")
+
+
+def wish_of_effort(word: str | None) -> ThinkingWish:
+    word = (word or "").lower()
+    if word in _UNSAID:
+        return ThinkingWish()
+    return ThinkingWish(is_on=False) if word == "none" else ThinkingWish(is_on=True, effort=word)
 
 
 def speaks_of_state(field: str, value: str) -> bool:

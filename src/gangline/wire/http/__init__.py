@@ -1,6 +1,6 @@
 """The HTTP layer that the server and a node's own routes share, so that both answer alike.
 
-`routes` has a route's record and the door in front of it (own names, control token, body type); around it are `audit`
-(log of control actions) and `problems` (errors as RFC 9457). `query` reads query strings, `negotiation` bodies and
+`routes` has a route's record and the door in front of it (own names, control token, body type, log of control actions);
+around it are `problems` (errors as RFC 9457). `query` reads query strings, `negotiation` bodies and
 answers, `openapi` describes routes. Start with `routes.Door`. Model calls do not pass through here.
 """

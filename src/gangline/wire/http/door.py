@@ -7,7 +7,7 @@ import hmac
 from aiohttp import web
 
 from gangline.domain.errors import Unauthorized
-from gangline.wire.http.audit import given_token
+from gangline.wire.http.routes import given_token
 
 __all__ = ["require_key"]
 

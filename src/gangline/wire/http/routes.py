@@ -1,34 +1,147 @@
 """A route, as it is served and described, and the door in front of all routes of a service.
 
 Every request is asked the same, in this order: the host and page that it is for, the control token, a method and path
-that exist, query parameters that the route has, a body of its type.
+that exist, query parameters that the route has, a body of its type. Every request that changes something, and every one
+that was refused at the door, is an action of the log.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
 import hmac
+import time
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import ForeignRequest, MethodNotAllowed, NotFound, ReadOnly, Unauthorized
-from gangline.wire.http.audit import VISITOR, Actions, audited, given_token
 from gangline.wire.http.negotiation import JSON, RECORD_TYPES, answer_json
 from gangline.wire.http.problems import in_problems
 from gangline.wire.http.query import Query, refuse_unknown
 from gangline.wire.http.same_origin import OwnNames, require_json
 from gangline.wire.http.visitors import Visitors
 
-__all__ = ["HEALTH", "Door", "Route", "json_route"]
+__all__ = ["HEALTH", "REFUSED", "SUBJECT", "VISITOR", "Action", "Door", "Route", "given_token", "json_route", "who"]
 
 _READING = ("GET", "HEAD")
 _OWN = "/v1/"
 """Below it unknown query parameters are refused. Other systems' routes, and probes, may send more than is read."""
+
+REFUSED = (401, 403)
+"""Statuses of requests without the token, or from a web page of another site."""
+
+SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
+"""Object of a request, where its path does not name it: set by the handler."""
+
+VISITOR: ContextVar[str | None] = ContextVar("visitor", default=None)
+"""Name of the signed-in browser that sent a request: set at the door."""
+
+_CLIENT_LEFT = 499
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that changed something, or that was refused for want of the token or for where it came from."""
+
+    at: float
+    """Unix time, UTC, seconds."""
+    where: str
+    """`server`, or the node's id."""
+    who: str
+    """`token` and a digest of it, `page` and a digest of a signed-in browser's cookie, or `no token`."""
+    address: str
+    """Address of the other end of the connection."""
+    forwarded_for: str | None = None
+    """The client's address as named by `X-Forwarded-For`, a header that anyone can send."""
+    method: str
+    path: str
+    subject: str | None = None
+    """The object of the action, where the path does not name it."""
+    status: int
+    """Status of the answer; 499 where the client disconnected before it."""
+
+
+class Actions(Protocol):
+    """Storage of actions. `write` blocks, may be called from any thread, and never raises."""
+
+    where: str
+
+    def write(self, action: Action) -> None: ...
+
+
+def who(token: str | None) -> str:
+    """Names a token without disclosing it."""
+    return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
+
+
+def given_token(request: web.Request, *, password_too: bool) -> str:
+    """The bearer token of a request, else the one in the header of Polar's clients; empty when there is none.
+
+    password_too: whether it may be the password of the URL, `http://any:TOKEN@host`.
+    """
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    match scheme.lower():
+        case "":
+            return request.headers.get("X-Polar-Control-Token", "")
+        case "bearer":
+            return token.strip()
+        case "basic" if password_too:
+            return _password(token.strip())
+        case _:
+            return ""
+
+
+def _password(credentials: str) -> str:
+    """Source: RFC 7617. Empty where they cannot be read."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape").partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def audited(handler: Handler, actions: Actions, *, routine: bool, path: str | None = None) -> Handler:
+    """The handler, with its actions written before they are answered; routine requests only when refused.
+
+    An action whose client leaves before the answer is written too. path: written in place of the request's own.
+    """
+
+    def action_of(request: web.Request, status: int) -> Action:
+        return Action(
+            at=time.time(),
+            where=actions.where,
+            who=VISITOR.get() or who(given_token(request, password_too=True)),
+            address=request.remote or "",
+            forwarded_for=request.headers.get("X-Forwarded-For"),
+            method=request.method,
+            path=path or request.path,
+            subject=SUBJECT.get(),
+            status=status,
+        )
+
+    async def write(request: web.Request) -> web.StreamResponse:
+        SUBJECT.set(None)  # a connection's requests share one context
+        VISITOR.set(None)
+        changes = not routine and request.method not in ("GET", "HEAD")
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:
+            if changes:
+                left = action_of(request, _CLIENT_LEFT)
+                asyncio.get_running_loop().run_in_executor(None, actions.write, left)
+            raise
+        if changes or response.status in REFUSED:
+            await asyncio.to_thread(actions.write, action_of(request, response.status))
+        return response
+
+    return write
 
 
 @dataclass(frozen=True)

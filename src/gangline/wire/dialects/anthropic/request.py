@@ -23,8 +23,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.wire.dialects.anthropic.content import assistant_parts, system_parts, user_messages
 from gangline.wire.dialects.anthropic.tools import Toolbox, read_tools, tool_choice
 from gangline.wire.dialects.anthropic.wire import Body, ContextEdit, KeptTurns, MessageParam, ThreadContinue
-from gangline.wire.dialects.bodies import DeclaredFields, decoded
-from gangline.wire.dialects.thinking import KINDS
+from gangline.wire.dialects.bodies import THINKING_KINDS, DeclaredFields, decoded
 
 __all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
 
@@ -203,7 +202,9 @@ def _response_format(request: Body) -> dict[str, Any] | None:
 def _thinking(request: Body) -> ThinkingWish:
     """The effort is that of the whole reply, and switches nothing."""
     effort = None if request.output_config is None else request.output_config.effort
-    return ThinkingWish(is_on=None if request.thinking is None else KINDS.get(request.thinking.type), effort=effort)
+    return ThinkingWish(
+        is_on=None if request.thinking is None else THINKING_KINDS.get(request.thinking.type), effort=effort
+    )
 
 
 def _dropped_settings(request: Body) -> list[str]:

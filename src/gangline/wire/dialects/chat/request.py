@@ -33,9 +33,8 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.template_arguments import why_not_an_argument
-from gangline.wire.dialects.bodies import DeclaredFields, decoded, role_in
+from gangline.wire.dialects.bodies import THINKING_KINDS, DeclaredFields, decoded, role_in, wish_of_effort
 from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
-from gangline.wire.dialects.thinking import KINDS, wish_of_effort
 
 __all__ = ["CHAT_FIELDS", "parse_chat_call", "parse_tokenize"]
 
@@ -352,7 +351,9 @@ def _sampling(request: _Body) -> SamplingParams:
 
 def _template_kwargs(request: _Body) -> dict[str, Any]:
     """Raises: InvalidRequest for an argument that would replace a part of the call."""
-    arguments = request.chat_template_kwargs or {}
+    arguments = request.chat_template_kwargs
+    if not arguments:
+        return {}
     if (why := why_not_an_argument(arguments)) is not None:
         raise InvalidRequest(f"chat_template_kwargs: {why}.", param="chat_template_kwargs")
     return arguments
@@ -362,7 +363,7 @@ def _thinking(request: _Body) -> ThinkingWish:
     reasoning = request.reasoning or _Reasoning()
     wish = wish_of_effort(request.reasoning_effort or reasoning.effort)
     kind = request.thinking
-    kind = KINDS.get(kind.type or "") if isinstance(kind, _Thinking) else kind
+    kind = THINKING_KINDS.get(kind.type or "") if isinstance(kind, _Thinking) else kind
     switches = (request.enable_thinking, kind, reasoning.enabled, wish.is_on)
     is_on = next((one for one in switches if one is not None), None)
     return ThinkingWish(is_on=is_on, effort=None if is_on is False else wish.effort)

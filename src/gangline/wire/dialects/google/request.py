@@ -12,13 +12,12 @@ from typing import Any
 
 from gangline.domain.conversation import ModelCall, SamplingParams, ThinkingWish
 from gangline.domain.errors import InvalidRequest
-from gangline.wire.dialects.bodies import DeclaredFields
+from gangline.wire.dialects.bodies import DeclaredFields, wish_of_effort
 from gangline.wire.dialects.contract import RawRequest
 from gangline.wire.dialects.google.contents import ContentReader
 from gangline.wire.dialects.google.fields import Fields, decode_body, invalid
 from gangline.wire.dialects.google.schema import json_schema
 from gangline.wire.dialects.google.tools import read_tool_choice, read_tools
-from gangline.wire.dialects.thinking import wish_of_effort
 
 __all__ = ["GOOGLE_CONFIG_FIELDS", "GOOGLE_FIELDS", "parse_google_call", "parse_google_count"]
 

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
-from gangline.wire.dialects.bodies import DeclaredFields, role_in
+from gangline.wire.dialects.bodies import DeclaredFields, role_in, wish_of_effort
 from gangline.wire.dialects.responses.fields import (
     Fields,
     decode_body,
@@ -29,7 +29,6 @@ from gangline.wire.dialects.responses.fields import (
 )
 from gangline.wire.dialects.responses.items import read_input
 from gangline.wire.dialects.responses.tools import read_allowed, read_tool_choice, read_tools
-from gangline.wire.dialects.thinking import wish_of_effort
 
 __all__ = ["RESPONSES_FIELDS", "RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
 
