@@ -19,8 +19,8 @@ from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, Too
 from gangline.domain.errors import ForkDiverged, GanglineError
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.node.calls.proxy import DialectRoutes
+from gangline.node.capture.meaning import VolatileText
 from gangline.node.capture.placing import branch_key
-from gangline.node.capture.volatile import VolatileText
 from gangline.node.replay.forms import Forms
 from gangline.node.replay.replay import Replay
 from gangline.rows.forks.calls import REQUEST, request_fields

@@ -9,8 +9,8 @@ import pytest
 from gangline.domain.completion import Lineage
 from gangline.domain.conversation import Message, ToolCall, ToolDefinition
 from gangline.node.capture.ledger import Ledger
+from gangline.node.capture.meaning import VolatileText
 from gangline.node.capture.placing import PlaceIndex
-from gangline.node.capture.volatile import VolatileText
 from support.engines.conversations import Talk, arguments, restored, result, said, system, user
 from support.node.proxy import MemoryJournal
 

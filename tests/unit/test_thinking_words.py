@@ -13,7 +13,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.placement import Allowed, Needs, Offer, needs_of
 from gangline.domain.task import CaptureSpec, TaskRequest
-from gangline.models.engines.templates.words import in_template_words, unmet_wishes, with_task_arguments
+from gangline.models.engines.templates.fitting import in_template_words, unmet_wishes, with_task_arguments
 from gangline.node.capture.placing import branch_key
 from gangline.settings.node import NodeSettings
 from gangline.wire.dialects.anthropic.dialect import AnthropicDialect

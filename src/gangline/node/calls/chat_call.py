@@ -29,16 +29,16 @@ from gangline.models.engines.contract import (
     EngineRequest,
     ReplyAccumulator,
 )
-from gangline.models.engines.templates.words import in_template_words
+from gangline.models.engines.templates.fitting import in_template_words
 from gangline.node.calls.flight import Flight, Progress
 from gangline.node.calls.sampling_policy import NUM_SEEDS
 from gangline.node.capture.capture import parse_status, tool_call_id
 from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import Digests, Place, unknown
+from gangline.node.capture.prompt_tier import Decision
 from gangline.node.capture.prompts import PromptReport
 from gangline.node.capture.recorder import Recorder, Sampled
 from gangline.node.capture.references import INSTRUCTIONS
-from gangline.node.capture.renderings import Decision
 from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
 
 __all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "is_empty", "shown_again"]

@@ -35,7 +35,7 @@ from gangline.domain.open_files import out_of_files
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import Engine
-from gangline.models.engines.templates.words import in_template_words, with_task_arguments
+from gangline.models.engines.templates.fitting import in_template_words, with_task_arguments
 from gangline.node.backends.engine import PooledEngine
 from gangline.node.backends.gate import Gate, GateMeter
 from gangline.node.calls.again.answered import answered_calls
@@ -47,13 +47,12 @@ from gangline.node.calls.sampling_policy import SamplingRules
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.calls.token_call import TokenCall, TokenRequest, token_call
 from gangline.node.capture.ledger import CompletionJournal, Ledger
+from gangline.node.capture.meaning import VolatileText
 from gangline.node.capture.parts import CallParts, PartsByRole
 from gangline.node.capture.placing import Digests, unknown
-from gangline.node.capture.prompt_tier import PromptTier
+from gangline.node.capture.prompt_tier import CheckedStitcher, PromptTier, Renderings
 from gangline.node.capture.references import resolved
-from gangline.node.capture.renderings import CheckedStitcher, Renderings
 from gangline.node.capture.stitch import Stitcher
-from gangline.node.capture.volatile import VolatileText
 from gangline.node.replay.replay import Match, Replay
 from gangline.rows.repetition import is_loop
 from gangline.settings.evidence import asked_kinds

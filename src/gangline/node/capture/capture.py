@@ -26,7 +26,7 @@ from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.domain.unshown import TOOL_RESULTS, TOOLS
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice
 from gangline.models.engines.fields import has_documents, media_in
-from gangline.models.engines.templates.words import unmet_wishes
+from gangline.models.engines.templates.fitting import unmet_wishes
 from gangline.models.language.parsing.marks import lost_calls
 from gangline.models.language.parsing.values import is_object
 from gangline.node.capture.placing import Place

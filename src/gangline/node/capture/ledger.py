@@ -11,9 +11,8 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
 from gangline.node.capture.capture import ENGINE_CALL_IDS
-from gangline.node.capture.lineage_index import HistoryDigest
-from gangline.node.capture.placing import PlaceIndex
-from gangline.node.capture.volatile import VolatileText
+from gangline.node.capture.meaning import VolatileText
+from gangline.node.capture.placing import HistoryDigest, PlaceIndex
 from gangline.rows.forks.calls import REPLAYED
 
 __all__ = ["CompletionJournal", "Ledger"]

@@ -19,7 +19,7 @@ from gangline.node.capture.capture import Prompt
 from gangline.node.capture.divergence import find_cause
 from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import Place
-from gangline.node.capture.renderings import Decision
+from gangline.node.capture.prompt_tier import Decision
 
 __all__ = ["PromptReport"]
 

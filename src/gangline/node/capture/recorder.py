@@ -28,9 +28,8 @@ from gangline.node.capture.capture import (
     engine_call_ids,
     with_own_call_ids,
 )
-from gangline.node.capture.lineage_index import HistoryDigest
 from gangline.node.capture.parts import CallParts
-from gangline.node.capture.placing import Place
+from gangline.node.capture.placing import HistoryDigest, Place
 
 __all__ = ["Recorder", "Sampled", "VersionStamps"]
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gangline.domain.conversation import Document, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
-from gangline.node.capture.meaning import calls_of, is_echo, said_by
-from gangline.node.capture.volatile import VolatileText
+from gangline.node.capture.meaning import VolatileText, calls_of, is_echo, said_by
 from gangline.rows.forks.tolerance import Tolerance
 
 __all__ = ["Forms", "difference", "echoes"]

@@ -25,7 +25,7 @@ from gangline.node.backends.gate import Gate
 from gangline.node.calls.proxy import Proxy
 from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
-from gangline.node.capture.renderings import Renderings
+from gangline.node.capture.prompt_tier import Renderings
 from gangline.node.health.metrics import NodeMetrics
 from gangline.node.replay.replay import Replay
 from gangline.node.sessions.stages import Pools

@@ -18,8 +18,8 @@ from gangline.domain.conversation import Document, ModelCall, ToolResult
 from gangline.domain.errors import InvalidRequest, LimitExceeded, TooMany
 from gangline.domain.ids import RECORD_KEY, ROLE_PATTERN
 from gangline.node.calls.retries import AGENT_ROLE, CallMark, mark_of
+from gangline.node.capture.meaning import VolatileText
 from gangline.node.capture.placing import Digests, meaning_of, unknown
-from gangline.node.capture.volatile import VolatileText
 from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, RawRequest
 

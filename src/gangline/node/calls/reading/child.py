@@ -22,7 +22,7 @@ import msgspec
 from gangline.domain.conversation import Message
 from gangline.domain.errors import GanglineError
 from gangline.node.calls.reading.body import CallRead, read_ahead
-from gangline.node.capture.volatile import VolatileText
+from gangline.node.capture.meaning import VolatileText
 from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, RawRequest
 

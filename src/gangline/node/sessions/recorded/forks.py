@@ -12,7 +12,7 @@ from gangline.domain.errors import Failure, GanglineError, InvalidRequest, NodeE
 from gangline.domain.node_views import BackendView
 from gangline.domain.session import Lease
 from gangline.domain.task import ForkSpec, TaskRequest
-from gangline.node.capture.volatile import VolatileText
+from gangline.node.capture.meaning import VolatileText
 from gangline.node.replay.forms import Forms
 from gangline.node.replay.replay import Replay
 from gangline.node.sessions.parts import NodeParts
