@@ -10,7 +10,7 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.image_names import has_image, located
 from gangline.domain.task import NetworkPolicy, TaskRequest
-from gangline.domain.template_arguments import HARMLESS
+from gangline.domain.task_values import HARMLESS
 
 __all__ = ["Allowed", "Needs", "Offer", "nearest", "needs_of"]
 

@@ -30,8 +30,8 @@ from gangline.domain.task_values import (
     Line,
     Seconds,
     Size,
+    TemplateArguments,
 )
-from gangline.domain.template_arguments import TemplateArguments
 from gangline.domain.vetting import TaskVerdict
 
 __all__ = [

@@ -83,7 +83,7 @@ def _networks(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _template_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    from gangline.domain.template_arguments import why_not_an_argument  # noqa: PLC0415 - as above
+    from gangline.domain.task_values import why_not_an_argument  # noqa: PLC0415 - as above
 
     if (why := why_not_an_argument(_names(given))) is not None:
         raise ValueError(why)

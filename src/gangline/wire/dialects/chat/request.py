@@ -32,7 +32,7 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.template_arguments import why_not_an_argument
+from gangline.domain.task_values import why_not_an_argument
 from gangline.wire.dialects.bodies import THINKING_KINDS, DeclaredFields, decoded, role_in, wish_of_effort
 from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 
