@@ -36,8 +36,7 @@ from gangline.node.capture.capture import parse_status, tool_call_id
 from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import Digests, Place, unknown
 from gangline.node.capture.prompt_tier import Decision
-from gangline.node.capture.prompts import PromptReport
-from gangline.node.capture.recorder import Recorder, Sampled
+from gangline.node.capture.recorder import PromptReport, Recorder, Sampled
 from gangline.node.capture.references import INSTRUCTIONS
 from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
 
