@@ -14,7 +14,7 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.node_views import OpenedSession
-from gangline.models.engines.json_ids import plain_ids
+from gangline.models.engines.replies import plain_ids
 from gangline.rows.audit import audit
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer

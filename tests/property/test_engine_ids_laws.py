@@ -17,8 +17,7 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.models.engines.contract import EngineCapabilities, EngineChoice, ReplyAccumulator, assistant_message
 from gangline.models.engines.generate.wire import SglangGenerate, VllmGenerate
-from gangline.models.engines.json_ids import SentIds, ids_from_json
-from gangline.models.engines.replies import decode
+from gangline.models.engines.replies import SentIds, decode, ids_from_json
 from gangline.models.engines.sglang.wire import SglangReply
 from gangline.models.engines.sglang.wire import engine_reply as sglang_reply
 from gangline.models.engines.vllm.calls import CallsOfChoices

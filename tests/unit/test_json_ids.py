@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import EngineUnavailable
-from gangline.models.engines.json_ids import CUT_OUT, NO_IDS, cut_out_ids, ids_from_json
+from gangline.models.engines.replies import CUT_OUT, NO_IDS, cut_out_ids, ids_from_json
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n ", ":")]))

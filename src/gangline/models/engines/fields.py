@@ -27,7 +27,7 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import Turn
-from gangline.models.engines.json_ids import SentIds
+from gangline.models.engines.replies import SentIds
 from gangline.models.language.tools import tool_fields
 
 __all__ = [

@@ -17,7 +17,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, Unauthorized
 from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import TokenIds, encode_json
-from gangline.models.engines.json_ids import plain_ids
+from gangline.models.engines.replies import plain_ids
 from gangline.node.calls.session import key_digest
 from gangline.node.calls.token_call import TokenCall, TokenReply, TokenRequest
 from gangline.node.external.sessions import ClaimRequest, ExternalSessions, SessionRequest

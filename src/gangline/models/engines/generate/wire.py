@@ -18,8 +18,17 @@ from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import NEUTRAL_SAMPLING
-from gangline.models.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
-from gangline.models.engines.replies import WireSpan, WireUsage, decode, usage_of, version_spans
+from gangline.models.engines.replies import (
+    NO_IDS,
+    SentIds,
+    TokenId,
+    WireSpan,
+    WireUsage,
+    decode,
+    ids_from_json,
+    usage_of,
+    version_spans,
+)
 
 __all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
 

@@ -26,8 +26,7 @@ from gangline.models.engines.contract import EngineCapabilities, EngineReply, En
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
 from gangline.models.engines.http import EngineHttp
-from gangline.models.engines.json_ids import SentIds, ids_from_json
-from gangline.models.engines.replies import decode
+from gangline.models.engines.replies import SentIds, decode, ids_from_json
 from gangline.models.engines.sglang.wire import (
     Detokenized,
     SglangReply,

@@ -16,12 +16,15 @@ from gangline.domain.tokens import logprobs
 from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, messages_fields
-from gangline.models.engines.json_ids import NO_IDS, SentIds, TokenId, ids_from_json
 from gangline.models.engines.replies import (
+    NO_IDS,
+    SentIds,
+    TokenId,
     WireLogprobs,
     WireMessage,
     WireSpan,
     WireUsage,
+    ids_from_json,
     ids_of,
     logprob_values,
     message_of,

@@ -30,7 +30,7 @@ from gangline.models.engines.contract import (
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
 from gangline.models.engines.http import EngineHttp
-from gangline.models.engines.json_ids import SentIds
+from gangline.models.engines.replies import SentIds
 from gangline.models.engines.sight import Sight, with_evidence
 from gangline.models.engines.templates.probe import probe_template
 from gangline.models.engines.vllm.calls import CallsOfChoices

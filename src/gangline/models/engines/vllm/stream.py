@@ -14,9 +14,11 @@ from gangline.domain.conversation import Usage
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import EngineDelta
-from gangline.models.engines.json_ids import NO_IDS, SentIds, ids_from_json
 from gangline.models.engines.replies import (
+    NO_IDS,
+    SentIds,
     WireLogprobs,
+    ids_from_json,
     thinking_of,
     token_logprobs,
     usage_of,

@@ -25,16 +25,21 @@ from gangline.models.engines.fields import (
     message_fields,
     messages_fields,
 )
-from gangline.models.engines.json_ids import CUT_OUT, NO_IDS, SentIds, TokenId, cut_out_ids, ids_from_json
 from gangline.models.engines.replies import (
+    CUT_OUT,
+    NO_IDS,
     ModelCard,
     ModelList,
+    SentIds,
+    TokenId,
     WireLogprobs,
     WireMessage,
     WireSpan,
     WireUsage,
     WireValues,
+    cut_out_ids,
     decode,
+    ids_from_json,
     ids_of,
     logprob_values,
     message_of,
