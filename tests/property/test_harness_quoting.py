@@ -6,8 +6,7 @@ import subprocess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agents.harnesses.shared.environment import PLACEHOLDERS
-from gangline.agents.harnesses.shared.template import fill, shell_text
+from gangline.agents.harnesses.shared.environment import PLACEHOLDERS, fill, shell_text
 
 # A process can be given any text but NUL and lone surrogates.
 INSTRUCTIONS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40) | st.text(

@@ -1,7 +1,6 @@
 import pytest
 
-from gangline.agents.harnesses.shared.environment import PLACEHOLDERS
-from gangline.agents.harnesses.shared.template import fill, mentions, shell_text
+from gangline.agents.harnesses.shared.environment import PLACEHOLDERS, fill, mentions, shell_text
 
 VALUES = dict.fromkeys(PLACEHOLDERS, "x") | {"instruction": "say {model}", "model": "m"}
 

@@ -1,7 +1,7 @@
 """Harness `shell`: any command is an agent program.
 
-The command finds all it needs in its environment (`harnesses/shared/environment.py`) or through placeholders
-(`harnesses/shared/template.py`), and has done its work when it exits with an expected code.
+The command finds all it needs in its environment or through placeholders (both of `harnesses/shared/environment.py`),
+and has done its work when it exits with an expected code.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gangline.agents.harnesses.shared.environment import fits_argument, provider_environment, values_of
+from gangline.agents.harnesses.shared.environment import (
+    fill,
+    fits_argument,
+    mentions,
+    provider_environment,
+    shell_text,
+    values_of,
+)
 from gangline.agents.harnesses.shared.evidence import describe_exit
 from gangline.agents.harnesses.shared.missing_module import advice_on_import
-from gangline.agents.harnesses.shared.template import fill, mentions, shell_text
 from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
 from gangline.domain.sandbox import ExecResult

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from gangline.agents.harnesses.shared.environment import PLACEHOLDERS
-from gangline.agents.harnesses.shared.template import mentions
+from gangline.agents.harnesses.shared.environment import PLACEHOLDERS, mentions
 from gangline.domain.errors import InvalidRequest
 from gangline.interop.polar.commands import added, surrounded
 from gangline.interop.polar.runtimes import given_fields

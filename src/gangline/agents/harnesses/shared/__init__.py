@@ -1,5 +1,5 @@
 """What several harnesses share.
 
-It has prompts, environment variables, configuration files, templates of command lines, and the evidence that a
-program leaves of its end. Start with `environment`.
+It has prompts, environment variables and placeholders, configuration files, and the evidence that a program leaves of
+its end. Start with `environment`.
 """

@@ -2,13 +2,22 @@
 
 The variables of all common SDKs are set together, since a command may well start a program we know nothing of.
 Variables that the task sets in `agent.env` take precedence over them, but not over the `GANGLINE_*` ones.
+
+Placeholders such as `{instruction}` in commands and files have the same values. Only the names of `PLACEHOLDERS` are
+placeholders; all other braces (`${HOME}`, `{a,b}`, JSON) stay as they are, and so does a name after a dollar sign
+(`${model}` is the shell's). In a shell command a value never becomes part of the text: a placeholder turns into an
+expansion of the variable that carries the value, quoted as its place needs. So no content of an instruction can become
+shell code.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from gangline.domain.contracts import HarnessContext
 
-__all__ = ["PLACEHOLDERS", "fits_argument", "provider_environment", "values_of"]
+__all__ = ["PLACEHOLDERS", "fill", "fits_argument", "mentions", "provider_environment", "shell_text", "values_of"]
 
 PLACEHOLDERS = {
     "instruction": "GANGLINE_INSTRUCTION",
@@ -19,6 +28,10 @@ PLACEHOLDERS = {
     "max_turns": "GANGLINE_MAX_TURNS",
 }
 """Name in a template -> the variable that carries the same value."""
+
+_PLACEHOLDER = r"(?<!\$)\{(" + "|".join(PLACEHOLDERS) + r")\}"
+_TEMPLATE = re.compile(_PLACEHOLDER)
+_SHELL = re.compile(rf"(?P<comment>(?:^|(?<=\s))#[^\n]*)|(?P<escaped>\\.)|(?P<quote>['\"])|{_PLACEHOLDER}", re.DOTALL)
 
 _MAX_ARGUMENT_BYTES = 130_000  # Linux takes 131,072 a string, the variable's name and the closing NUL included
 
@@ -63,3 +76,52 @@ def provider_environment(context: HarnessContext) -> dict[str, str]:
         **context.env,
         **{PLACEHOLDERS[name]: value for name, value in values.items()},
     }
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace each placeholder by its value, in one pass: a value that holds a placeholder is not filled again."""
+    return _TEMPLATE.sub(lambda match: values[match[1]], template)
+
+
+def mentions(template: str, name: str) -> bool:
+    return any(match[1] == name for match in _TEMPLATE.finditer(template))
+
+
+def shell_text(command: str) -> str:
+    """A shell command whose placeholders are expansions of variables.
+
+    Raises:
+        ValueError: a placeholder stands between single quotes, where a shell expands nothing.
+    """
+    pieces: list[str] = []
+    position, quote = 0, ""
+    while match := _SHELL.search(command, position):
+        pieces.append(command[position : match.start()])
+        position = match.end()
+        text = match[0]
+        if (match["escaped"] and quote == "'") or (match["comment"] and quote):
+            text = text[0]
+            position = match.start() + 1
+        elif match["quote"]:
+            quote = _after_quote(quote, text)
+        elif match[4]:
+            text = _expansion(match[4], quote)
+        pieces.append(text)
+    return "".join(pieces) + command[position:]
+
+
+def _after_quote(quote: str, mark: str) -> str:
+    """The open quote ("" is none) after a quotation mark was read under `quote`."""
+    if not quote:
+        return mark
+    return "" if mark == quote else quote
+
+
+def _expansion(name: str, quote: str) -> str:
+    if quote == "'":
+        raise ValueError(
+            f"{{{name}}} stands between single quotes, where it cannot be filled: write it outside of quotes (it is "
+            f"quoted for you), or read ${PLACEHOLDERS[name]}"
+        )
+    expansion = f"${{{PLACEHOLDERS[name]}}}"
+    return expansion if quote else f'"{expansion}"'
