@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
-from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.options.settings import COMMANDS, ConfigOption, given_to
 from gangline.cli.terminal.output import JsonOption, console, print_json
+from gangline.cli.terminal.tables import FactTable, prose
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Leaf
 from gangline.settings.service import LEAVES, Resolved, resolve
@@ -80,13 +80,10 @@ def _value(leaf: Leaf, value: Any) -> Any:
 def _print(resolved: Resolved, shown: list[dict[str, Any]]) -> None:
     out = console()
     out.print(f"Config file: {resolved.file or 'none'}", markup=False, soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    table.add_column(overflow="fold", ratio=1)
+    table = FactTable("setting", prose("value"), prose("from"))
     for one in shown:
         origin = Text(one["where"], "bold") if one["where"] else Text("default", "dim")
-        table.add_row(Text(one["key"]), Text(_text(one["value"])), origin)
+        table.add_row(one["key"], _text(one["value"]), origin)
     out.print(table)
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from gangline.cli.machine.checks import Check
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json, printable
+from gangline.cli.terminal.tables import FactTable, prose
 from gangline.domain.errors import GanglineError, OtherVersion
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import ExecResult, RuntimeStart
@@ -168,12 +168,10 @@ async def _look(folder: Path, python: str | None) -> ExecResult:
 
 
 def _print(checks: list[Check]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "state", "found, and what to do"):
-        table.add_column(title, overflow="fold")
+    table = FactTable("", "state", prose("found, and what to do"))
     for check in checks:
-        advice = f"\n[bold]->[/] {escape(check.advice)}" if check.advice else ""
-        table.add_row(check.name, _MARKS[check.state], escape(check.found) + advice)
+        advice = Text.assemble("\n", ("->", "bold"), f" {printable(check.advice)}") if check.advice else ""
+        table.add_row(check.name, Text.from_markup(_MARKS[check.state]), Text.assemble(printable(check.found), advice))
     console().print(table)
 
 

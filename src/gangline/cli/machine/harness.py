@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import JsonOption, console, notes, print_json, printable
+from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def list_(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(lines)
         return
-    table = Table("harness", "program", "version", "installed", "takes", box=None)
+    table = FactTable("harness", Column("program", 1), "version", "installed", prose("takes", 2))
     for line in lines:
         program = line["package"] or "any"
         table.add_row(
@@ -171,14 +172,16 @@ def _chosen(names: list[str], settings: str | None) -> dict[str, dict[str, Any]]
 
 
 def _print(reports: list[CheckReport]) -> None:
-    titles = ("harness", "version", "dialect", "turns", "chains", "first/exact/diverged", "side calls", "wall", "model")
-    table = Table(*titles, "", box=None)
+    table = FactTable(
+        *("harness", Column("version", 3), prose("dialect", 4), "turns#", prose("chains", 2), "first/exact/diverged"),
+        *("side calls#", numbers("wall", 5), numbers("model", 6), ""),
+    )
     for one in reports:
         table.add_row(
             *(one.harness, one.version or "", ", ".join(one.dialects), str(one.num_turns), ", ".join(one.chains)),
             "/".join(str(one.contexts.get(context, 0)) for context in ("first", "exact", "diverged")),
             *(str(one.num_side_calls), f"{one.wall_s:.1f} s", f"{one.model_s:.1f} s"),
-            "[green]ok[/]" if one.ok else "[bold red]failed[/]",
+            Text("ok", "green") if one.ok else Text("failed", "bold red"),
         )
     console().print(table)
     if reports:

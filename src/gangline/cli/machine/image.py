@@ -87,10 +87,12 @@ def list_(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(records)
         return
-    from rich.table import Table
+    from gangline.cli.terminal.tables import Column, FactTable, prose
 
-    table = Table("name", "kind", "cache", "base", "harnesses", "MiB", "built", box=None)
-    table.add_column("image", overflow="fold")
+    table = FactTable(
+        *("name", Column("kind", 2), Column("cache", 4), Column("base", 3), prose("harnesses", 5), "MiB#"),
+        *(Column("built", 1), "image"),
+    )
     for record in records:
         table.add_row(*_row(record))
     console().print(table)

@@ -12,8 +12,7 @@ from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from gangline.cli.terminal.tables import FactTable
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace, Trajectory
     from gangline.rows.audit import AuditReport
@@ -197,16 +196,12 @@ def print_audit(name: str, document: dict[str, Any]) -> None:
         )
 
 
-def _classes_table(document: dict[str, Any]) -> Table:
-    from rich.table import Table
+def _classes_table(document: dict[str, Any]) -> FactTable:
+    from gangline.cli.terminal.tables import FactTable
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("context", "turns", "tokens"):
-        table.add_column(title, justify="left" if title == "context" else "right")
     logprobs = document["logprobs"]
-    if logprobs is not None:
-        for title in ("|Δ log-prob| mean", "p50", "p99", "max"):
-            table.add_column(title, justify="right")
+    differences = () if logprobs is None else ("|Δ log-prob| mean#", "p50#", "p99#", "max#")
+    table = FactTable("context", "turns#", "tokens#", *differences)
     for name, count in sorted(document["report"]["classes"].items()):
         cells = [name, str(count["turns"]), str(count["tokens"])]
         if logprobs is not None and name in logprobs:

@@ -10,9 +10,8 @@ import typer
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gangline.cli.results.records import Records
+    from gangline.cli.terminal.tables import FactTable
     from gangline.domain.session import SessionResult
     from gangline.rows.drift import Break, CallDrift, DriftReport
 
@@ -111,18 +110,25 @@ def _print(document: dict[str, Any], by: By) -> None:
         out.print(f"... and {len(total.breaks) - _SHOWN_BREAKS} more; --json lists all", style="dim")
 
 
-def _groups_table(groups: dict[str, DriftReport], by: By) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _groups_table(groups: dict[str, DriftReport], by: By) -> FactTable:
+    from gangline.cli.terminal.tables import FactTable, numbers, prose
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ("sessions", "calls", "first", "exact", "diverged", "changed", "exact share", "stitched", "repeated ids")
-    for title in (by, *titles, "main cause"):
-        table.add_column(title, justify="right" if title in titles else "left")
+    table = FactTable(
+        *(
+            by,
+            numbers("sessions", 3),
+            "calls#",
+            numbers("first", 4),
+            "exact#",
+            "diverged#",
+        ),
+        *(numbers(title, 2) for title in ("changed", "exact share", "stitched", "repeated ids")),
+        prose("main cause", 1),
+    )
     for name, report in groups.items():
         contexts = [str(report.contexts.get(context, 0)) for context in ("first", "exact", "diverged")]
         table.add_row(
-            escape(name),
+            name,
             *(str(report.num_sessions), str(report.num_completions), *contexts, str(report.num_changed)),
             "" if report.exact_share is None else f"{report.exact_share:.1%}",
             f"{report.prompt_sources.get('stitched', 0) / report.num_completions:.0%}",

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from rich.console import Group, RenderableType
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
+from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
+from gangline.cli.terminal.views import causes_view, coloured
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
 from gangline.domain.sandbox import in_binary_units
 from gangline.domain.unshown import unshown_lines
@@ -76,23 +77,18 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _table(*titles: str) -> Table:
-    """Titles that end with `#` are of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        number = title.endswith("#")
-        table.add_column(title.removesuffix("#"), justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
 def task_view(results: Iterable[SessionResult]) -> RenderableType:
-    """One line for each session; under them, what the model of any was not shown."""
+    """One line for each session; below them each cause of failures, and what the model of any was not shown."""
     unseen: dict[str, str] = {}
-    table = _table("session", "outcome", "reward#", "turns#", "rows#", "sampled#", "exact", "failure")
+    causes: dict[str, str] = {}
+    table = FactTable(
+        *("session", "outcome", "reward#", "turns#", numbers("rows", 2)),
+        *(numbers("sampled", 1), Column("exact", 3)),
+    )
     for result in results:
         completions = result.completions
         for line in unshown_lines(completions):
@@ -100,17 +96,18 @@ def task_view(results: Iterable[SessionResult]) -> RenderableType:
         known = sum(completion.parent_id is not None for completion in completions)
         exact = sum(completion.certificate.context == "exact" for completion in completions)
         table.add_row(
-            Text(result.session_id),
-            result.outcome,
+            result.session_id,
+            coloured(result.outcome),
             _number(result.reward),
             str(len(completions)),
             str(0 if result.trajectory is None else len(result.trajectory.traces)),
             str(sum(len(completion.sampled_ids) for completion in completions)),
             f"{exact} of {known}" if known else "–",
-            Text("" if result.failure is None else f"{result.failure.boundary}: {result.failure.message}"),
         )
+        if result.failure is not None:
+            causes[result.session_id] = f"{result.failure.boundary}: {result.failure.message}"
     notes = [Text(f"{session_id}: {line}", "yellow") for line, session_id in unseen.items()]
-    return Group(table, *notes[:_MOST_NOTES])
+    return Group(table, *causes_view(causes), *notes[:_MOST_NOTES])
 
 
 def session_view(result: SessionResult) -> RenderableType:
@@ -251,14 +248,15 @@ def _messages_of_turns(trace: Trace) -> list[list[Message]]:
 
 
 def _message_view(message: Message, full: bool) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(min_width=9, no_wrap=True, style="dim", justify="right")
-    table.add_column(overflow="fold")
+    table = FactTable("", prose(""))
     for part in message.parts:
         kind, text = _part_text(message, part)
         is_result = isinstance(part, ToolResult)
         shown = printable_lines(text) if full or is_result else printable(text)
-        table.add_row(kind, Text(shown if full else _shortened(shown), "red" if is_result and part.is_error else ""))
+        table.add_row(
+            Text(f"{kind:>9}", "dim"),
+            Text(shown if full else _shortened(shown), "red" if is_result and part.is_error else ""),
+        )
     return table
 
 

@@ -12,8 +12,7 @@ from gangline.cli.terminal.output import DataOption, JsonOption, console, print_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
+    from gangline.cli.terminal.tables import FactTable
     from gangline.store.audit import Action
 
 __all__ = ["register"]
@@ -45,19 +44,15 @@ def actions(
         console().print(f"no {'refusals' if refused else 'actions'} in {folder}", markup=False)
 
 
-def _table(found: Sequence[Action]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _table(found: Sequence[Action]) -> FactTable:
+    from gangline.cli.terminal.tables import Column, FactTable, prose
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("when (UTC)", "where", "who", "from", "what", "status"):
-        table.add_column(heading, overflow="fold")
+    table = FactTable(Column("when (UTC)", 1), "where", "who", prose("from", 2), prose("what"), "status#")
     for action in found:
         when = datetime.fromtimestamp(action.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         what = f"{action.method} {action.path}" + (f" ({action.subject})" if action.subject else "")
         origin = action.address + (f" for {action.forwarded_for}" if action.forwarded_for else "")
-        cells = (when, action.where, action.who, origin, what, str(action.status))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(when, action.where, action.who, origin, what, str(action.status))
     return table
 
 

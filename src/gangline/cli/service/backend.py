@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
+from gangline.cli.terminal.tables import FactTable, prose
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import BackendView
 
@@ -51,13 +51,11 @@ def _ask(
 _STYLES = {"error": "red", "lacks": "yellow"}
 
 
-def _view(one: BackendView) -> Table:
-    """One engine as a few lines that fit 80 columns."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(min_width=10, justify="right", style="bold")
-    table.add_column(overflow="fold")
+def _view(one: BackendView) -> FactTable:
+    """One engine as a few lines."""
+    table = FactTable("#", prose(""))
     state = f"{one.state}, {one.num_sessions} sessions, {one.num_calls} calls"
-    table.add_row(one.backend_id, Text(f"{one.url}  {state}"))
+    table.add_row(Text(one.backend_id, "bold"), f"{one.url}  {state}")
     facts = {
         "role": one.role,
         "engine": one.engine,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
 
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, run
+from gangline.cli.terminal.tables import FactTable
 
 __all__ = ["register"]
 
@@ -22,7 +22,7 @@ def drain(data: DataOption = None, node: NodesOption = None, as_json: JsonOption
     if as_json:
         print_json(answers)
         return
-    table = Table("node", "init", "ready", "run", "postrun", "of callers", box=None)
+    table = FactTable("node", "init#", "ready#", "run#", "postrun#", "of callers#")
     for url, status in answers.items():
         table.add_row(url, *(str(number) for number in status.stages.values()), str(status.num_external_sessions))
     console().print(table)

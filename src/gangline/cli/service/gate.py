@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json, run
+from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.node_views import GateMode, GateState
 from gangline.domain.weight_updates import GateUpdate, told_phases
 
@@ -30,7 +30,7 @@ def _ask(
     if as_json:
         print_json(answers)
         return
-    table = Table("node", "gate", "version", "in flight", "waiting", "opens by itself in", box=None)
+    table = FactTable("node", "gate", "version#", "in flight#", "waiting#", Column("opens by itself in", 1))
     for url, state in answers.items():
         paused = f"paused ({state.mode})" if state.is_paused else "open"
         left = "" if state.lease_left_s is None else f"{state.lease_left_s:.0f} s"
@@ -89,7 +89,7 @@ def updates(data: DataOption = None, node: NodesOption = None, as_json: JsonOpti
     if not any(answers.values()):
         notes().print("No gate has seen a weight update yet.")
         return
-    table = Table("node", "ended", "version", "seconds", "by phase", box=None)
+    table = FactTable("node", Column("ended", 1), "version#", "seconds#", prose("by phase"))
     for url, found in answers.items():
         for one in found:
             table.add_row(url, *_update_cells(one))

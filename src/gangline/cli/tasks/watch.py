@@ -111,6 +111,7 @@ async def _watch(address: Service, task_id: str | None) -> None:
     watched = Watched()
     picture = Picture(watched)
     out = console()
+    out.soft_wrap = False  # the picture has the size of the terminal
     async with _client(address) as client:
         await _find(client, task_id)
         looking = _Looking(client, watched, task_id)

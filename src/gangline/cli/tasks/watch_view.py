@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.tasks.watching import Watched, clock_time
 from gangline.cli.terminal.output import printable
+from gangline.cli.terminal.tables import GAP, Column, columns_that_fit, prose
 from gangline.cli.terminal.views import OUTCOME_COLOURS, counts, node_state, stages_line
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 __all__ = ["Picture", "shared_lines"]
 
-_GAP = 2
 _LEAST_CUT = 16
 _UNBOUNDED = 10_000
 _ROOMY = 30
@@ -32,17 +31,8 @@ _ROOMY = 30
 
 
 @dataclass(frozen=True)
-class _Column:
-    title: str
-    goes: int = 0
-    """The higher, the earlier it goes where there is no room; 0 stays."""
-    is_cut: bool = False
-    """Rather than gone, while `_LEAST_CUT` cells are left for it."""
-
-
-@dataclass(frozen=True)
 class _Section:
-    columns: tuple[_Column, ...]
+    columns: tuple[Column, ...]
     rows: list[tuple[Text, ...]] = field(default_factory=list[tuple[Text, ...]])
 
 
@@ -93,8 +83,8 @@ def _fitted(sections: Sequence[_Section], room: int, width: int, *, apart: bool)
 def _table(section: _Section, num_lines: int, width: int) -> Table:
     num_missing = len(section.rows) - num_lines
     shown = section.rows[: num_lines - 1] if num_missing else section.rows
-    wide = _columns_for(section, shown, width)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True)
+    wide = columns_that_fit(section.columns, shown, width, lambda _: _LEAST_CUT)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", collapse_padding=True)
     for index, cells in wide.items():
         table.add_column(section.columns[index].title, no_wrap=True, overflow="ellipsis", max_width=cells)
     for row in shown:
@@ -102,25 +92,6 @@ def _table(section: _Section, num_lines: int, width: int) -> Table:
     if num_missing:
         table.add_row(Text(f"... {num_missing + 1} more", style="dim"))
     return table
-
-
-def _columns_for(section: _Section, rows: Sequence[tuple[Text, ...]], width: int) -> dict[int, int]:
-    """Index of each column that fits beside the others -> its cells. Columns that always stay may be cut by the
-    table."""
-    wide = {
-        index: max([cell_len(column.title), *(row[index].cell_len for row in rows)])
-        for index, column in enumerate(section.columns)
-    }
-    while (over := sum(wide.values()) + _GAP * (len(wide) - 1) - width) > 0:
-        cut = next((i for i in wide if section.columns[i].is_cut and wide[i] - over >= _LEAST_CUT), None)
-        if cut is not None:
-            wide[cut] -= over
-            break
-        going = max(wide, key=lambda index: section.columns[index].goes)
-        if section.columns[going].goes == 0:
-            break
-        del wide[going]
-    return wide
 
 
 # -- what stands above ------------------------------------------------------------------------------------------------
@@ -188,14 +159,14 @@ def _sections(watched: Watched) -> list[_Section]:
 
 
 _NODE_COLUMNS = (
-    _Column("node"),
-    *(_Column(stage) for stage in ("init", "ready", "run", "postrun")),
-    _Column("outside", 4),
-    _Column("calls", 3),
-    _Column("gate", 2),
-    _Column("version", 6),
-    _Column("heard", 5),
-    _Column("state", 1),
+    Column("node"),
+    *(Column(stage) for stage in ("init", "ready", "run", "postrun")),
+    Column("outside", 4),
+    Column("calls", 3),
+    Column("gate", 2),
+    Column("version", 6),
+    Column("heard", 5),
+    Column("state", 1),
 )
 
 
@@ -230,11 +201,11 @@ def _of(num: int, size: int) -> Text:
 
 
 _GROUP_COLUMNS = (
-    _Column("group"),
-    _Column("ended"),
-    _Column("reward", 1),
-    _Column("state", 4),
-    _Column("outcomes", 3, is_cut=True),
+    Column("group"),
+    Column("ended"),
+    Column("reward", 1),
+    Column("state", 4),
+    prose("outcomes", 3),
 )
 
 
@@ -250,7 +221,12 @@ def _group_row(task: TaskSummary) -> tuple[Text, ...]:
     return Text(printable(task.task_id)), ended, reward, Text(task.status), outcomes
 
 
-_FAILURE_COLUMNS = (_Column("failed", 1), _Column("session"), _Column("what broke"), _Column("", 2, is_cut=True))
+_FAILURE_COLUMNS = (
+    Column("failed", 1),
+    Column("session"),
+    prose("what broke"),
+    prose("", 2),
+)
 
 
 def _failures(watched: Watched) -> _Section:
@@ -271,13 +247,13 @@ def _failure_row(event: Event) -> tuple[Text, ...]:
 
 
 _ENGINE_COLUMNS = (
-    _Column("engine"),
-    _Column("node", 2),
-    _Column("kind", 5),
-    _Column("state"),
-    _Column("calls", 3),
-    _Column("sessions", 4),
-    _Column("error", 1, is_cut=True),
+    Column("engine"),
+    Column("node", 2),
+    Column("kind", 5),
+    Column("state"),
+    Column("calls", 3),
+    Column("sessions", 4),
+    prose("error", 1),
 )
 
 

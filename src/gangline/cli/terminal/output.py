@@ -64,13 +64,13 @@ LogFormatOption = Annotated[
 
 
 def console() -> Console:
-    """For the command's result: stdout."""
-    return Console(highlight=False)
+    """For the command's result: stdout. The terminal wraps its lines, so that they can be copied whole."""
+    return Console(highlight=False, soft_wrap=True)
 
 
 def notes() -> Console:
     """For progress and hints: stderr."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:

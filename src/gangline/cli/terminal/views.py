@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.terminal.output import printable
+from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.sandbox import in_binary_units
 from gangline.domain.views import HEARTBEAT_REFUSED, NodeView, ServiceStatus, SessionView, TaskSummary
 
 __all__ = [
     "OUTCOME_COLOURS",
+    "causes_view",
+    "coloured",
     "counts",
     "groups_table",
     "low_disk",
@@ -28,6 +31,8 @@ __all__ = [
 ]
 
 _SILENT_AFTER_S = 30.0
+_MOST_CAUSE_CHARS = 400
+_NAMED = 3
 _BREAKER = "breaker_open_"
 _SLOW_UPDATE = "slow_update"
 
@@ -45,15 +50,8 @@ OUTCOME_COLOURS = {
 }
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
-
-
-def _coloured(outcome: str | None) -> str:
-    return f"[{OUTCOME_COLOURS.get(outcome, 'default')}]{outcome}[/]" if outcome else ""
+def coloured(outcome: str | None) -> Text:
+    return Text(outcome or "", OUTCOME_COLOURS.get(outcome or "", ""))
 
 
 def counts(numbers: dict[str, int]) -> str:
@@ -66,35 +64,39 @@ def _number(value: float | None) -> str:
 
 
 def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
-    """One line per session: state, outcome, failure."""
-    table = _table("session", "state", "attempt", "outcome", "reward", "node", "failure")
+    """One line for each session; below them why some failed or wait, each cause once."""
+    table = FactTable("session", Column("state", 2), Column("attempt", 4), "outcome", "reward#", Column("node", 3))
+    causes: dict[str, str] = {}
     for one in sessions:
-        state = one.stage or one.state
-        failure = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
-        failure = f"unplaced: {one.unplaced}" if one.unplaced else failure
-        table.add_row(
-            escape(one.session_id),
-            state,
-            f"{one.attempt}/{one.max_attempts}",
-            _coloured(one.outcome),
-            _number(one.reward),
-            escape(one.node_id or ""),
-            escape(printable(failure if one.unplaced else failure[:200])),
-        )
-    return table
+        if one.failure:
+            causes[one.session_id] = f"{one.failure.boundary}: {one.failure.message}"
+        if one.unplaced:
+            causes[one.session_id] = f"unplaced: {one.unplaced}"
+        attempt, outcome = f"{one.attempt}/{one.max_attempts}", coloured(one.outcome)
+        table.add_row(one.session_id, one.stage or one.state, attempt, outcome, _number(one.reward), one.node_id or "")
+    return Group(table, *causes_view(causes))
+
+
+def causes_view(causes: Mapping[str, str]) -> list[RenderableType]:
+    """Nothing, or a paragraph and a line for each cause. causes: session -> why; they are the same but for numbers and
+    the session's own id."""
+    sessions: dict[str, list[str]] = {}
+    for session_id, why in causes.items():
+        sessions.setdefault(re.sub(r"\d+", "0", why.replace(session_id, "")), []).append(session_id)
+    table = FactTable("", prose(""))
+    for first, *others in sessions.values():
+        named = ", ".join([first, *others[: _NAMED - 1]]) + (", ..." if len(others) >= _NAMED else "")
+        why = textwrap.shorten(printable(causes[first]), _MOST_CAUSE_CHARS, placeholder=" ...", break_on_hyphens=False)
+        table.add_row(f"{len(others) + 1} x", f"{why} ({named})")
+    return [Text(), table] if causes else []
 
 
 def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
-    table = _table("task", "state", "sessions ended", "mean reward", "outcomes")
+    table = FactTable("task", Column("state", 1), "sessions ended", "mean reward#", prose("outcomes"))
     for task in tasks:
-        ended = task.num_samples - task.num_open
-        table.add_row(
-            escape(task.task_id),
-            task.status,
-            f"{ended}/{task.num_samples}",
-            _number(task.mean_reward),
-            counts(task.outcomes) if task.outcomes else "",
-        )
+        ended = f"{task.num_samples - task.num_open}/{task.num_samples}"
+        outcomes = counts(task.outcomes) if task.outcomes else ""
+        table.add_row(task.task_id, task.status, ended, _number(task.mean_reward), outcomes)
     return table
 
 
@@ -150,10 +152,10 @@ def low_disk(metrics: Mapping[str, float]) -> str:
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     if not nodes:
         return Text("No node has joined: start one with `gangline node`.", style="yellow")
-    table = _table("node", "url", "sessions", "heard", "state")
+    table = FactTable("node", Column("url", 2), "sessions", Column("heard", 1), prose("state"))
     for node in nodes:
         held = f"{node.num_sessions}/{node.capacity}"
-        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", escape(node_state(node)))
+        table.add_row(node.node_id, node.url, held, f"{node.age_s:.0f} s ago", node_state(node))
     return table
 
 

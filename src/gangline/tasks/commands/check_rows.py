@@ -131,8 +131,9 @@ def _document(path: Path, report: Report) -> dict[str, Any]:
 
 
 def _print(path: Path, report: Report) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
+    from gangline.cli.terminal.tables import FactTable, prose
     from gangline.tasks.check_rows.kinds import KINDS
 
     out = console()
@@ -150,12 +151,10 @@ def _print(path: Path, report: Report) -> None:
     if report.ok:
         out.print("✓ no finding", style="green")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("finding", "times", "meaning", "way out"):
-        table.add_column(title, justify="right" if title == "times" else "left")
+    table = FactTable("finding", "times#", prose("meaning"), prose("way out"))
     for kind, num in report.counts.items():
         style = "red" if KINDS[kind].severity == "error" else "yellow"
-        table.add_row(f"[{style}]{kind}[/]", str(num), KINDS[kind].meaning, KINDS[kind].advice)
+        table.add_row(Text(kind, style), str(num), KINDS[kind].meaning, KINDS[kind].advice)
     out.print(table)
     if report.given_up:
         out.print(f"none of the first {report.num_records} records can be read: the others were not tried")

@@ -26,9 +26,9 @@ def list_(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([{"name": one.name, "purpose": one.purpose, "dataset": one.dataset} for one in PRESETS])
         return
-    from rich.table import Table
+    from gangline.cli.terminal.tables import FactTable, prose
 
-    table = Table("name", "purpose", "dataset", box=None)
+    table = FactTable("name", prose("purpose"), prose("dataset"))
     for one in PRESETS:
         table.add_row(one.name, one.purpose, one.dataset)
     console().print(table)

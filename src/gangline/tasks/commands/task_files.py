@@ -14,6 +14,8 @@ from gangline.tasks.commands.importing import from_source
 
 __all__ = ["register"]
 
+_GOES = {"runtime": 1, "source": 2, "solution": 3, "image": 4}
+
 tasks = typer.Typer(no_args_is_help=True, help="Make tasks of other systems' tasks and datasets, and look at them.")
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")]
@@ -27,12 +29,12 @@ def list_(file: FileArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.markup import escape
-    from rich.table import Column, Table
+    from gangline.cli.terminal.tables import Column, FactTable
 
-    table = Table(Column("name", no_wrap=True, overflow="fold"), *list(rows[0])[1:], box=None)
+    name, *others = rows[0]
+    table = FactTable(name, *(Column(title, _GOES.get(title, 0)) for title in others))
     for row in rows:
-        table.add_row(*(escape(printable(_cell(value))) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console().print(table)
 
 

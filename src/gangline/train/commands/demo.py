@@ -17,12 +17,12 @@ import msgspec
 import typer
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 
 import gangline
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.terminal.tables import FactTable
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
 from gangline.domain.seeds import derived_seed
 from gangline.machine.private import close_files, make_private_folder
@@ -220,7 +220,8 @@ async def _choose_runtime() -> str:
                 "network[/]. Fine for this demo's agent; never for code that you do not trust.",
                 title="[bold]NO SANDBOX[/]",
                 border_style="bold red",
-            )
+            ),
+            soft_wrap=False,
         )
         return "process"
     return "sandbox"
@@ -257,8 +258,8 @@ async def _watch(client: ServerClient, task_ids: list[str]) -> None:
             await asyncio.sleep(0.5)
 
 
-def _progress(views: list[TaskView]) -> Table:
-    table = Table("group", "queued", "init", "ready", "run", "postrun", "ended", "mean reward", box=None)
+def _progress(views: list[TaskView]) -> FactTable:
+    table = FactTable("group", "queued#", "init#", "ready#", "run#", "postrun#", "ended#", "mean reward#")
     for view in views:
         stages = [session.stage for session in view.sessions]
         rewards = [reward for reward in view.rewards if reward is not None]
@@ -328,9 +329,8 @@ def _print_sessions(report: Report) -> None:
     from gangline.cli.results.audit import print_audit
 
     out = console()
-    table = Table("session", "outcome", box=None, header_style="bold", pad_edge=False)
-    for title in ("reward", "turns", "sampled tokens", "chains", "exact contexts"):
-        table.add_column(title, justify="right")
+    titles = ("reward", "turns", "sampled tokens", "chains", "exact contexts")
+    table = FactTable("session", "outcome", *(f"{title}#" for title in titles))
     for line in report.sessions:
         reward = "-" if line.reward is None else f"{line.reward:g}"
         counts = (line.num_turns, line.num_sampled_tokens, line.num_chains, f"{line.num_exact}/{line.num_turns}")

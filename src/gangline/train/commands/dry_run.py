@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Lines
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.terminal.output import notes
+from gangline.cli.terminal.tables import FactTable, prose
 from gangline.train.commands.run import selection_of, stream_of, with_service
 
 if TYPE_CHECKING:
@@ -60,18 +60,14 @@ async def measure_spread(
 
 def spread_view(report: SpreadReport) -> Lines:
     """A line for each group, the least informative first, then the figures over all."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("task", no_wrap=True, overflow="ellipsis", max_width=32)
-    table.add_column("mean", justify="right")
-    table.add_column("deviation", justify="right")
-    table.add_column("rewards", no_wrap=True, overflow="ellipsis")
+    table = FactTable("task", "mean#", "deviation#", prose("rewards"))
     for group in sorted(report.groups, key=lambda one: one.deviation)[:_SHOWN_GROUPS]:
         table.add_row(
             group.task_id,
             "-" if group.reward_mean is None else f"{group.reward_mean:.2f}",
             f"{group.deviation:.2f}",
             " ".join(f"{reward:.3g}" for reward in group.rewards),
-            style=None if group.is_informative else "dim",
+            style="" if group.is_informative else "dim",
         )
     return Lines(table, Text(), *map(Text, _figures(report)))
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 from gangline.domain.weight_updates import told_phases
 from gangline.settings.machine import Settings
 from gangline.train.commands.view import draw_curves, reward_chart
@@ -96,14 +96,11 @@ def _data_dir(data: Path | None) -> Path:
     return (data or Settings.from_environ().data_dir).absolute()
 
 
-def _list_table(found: list[RunSummary]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
-    for title in ("steps", "before", "after", "difference"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("algorithm", min_width=9)
-    table.add_column("updated", no_wrap=True)
+def _list_table(found: list[RunSummary]) -> FactTable:
+    table = FactTable(
+        *("run", "state", "steps#", numbers("before", 3), numbers("after", 3)),
+        *("difference#", prose("algorithm", 2), Column("updated", 1)),
+    )
     for one in found:
         table.add_row(
             one.name,
@@ -151,12 +148,8 @@ def _relative(one: Relative) -> str:
     return f"{one.run}{gone}: {one.by} after step {one.step}, generation {one.generation}"
 
 
-def _comparison_table(comparison: Comparison) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("runs", overflow="fold")
-    for title in ("held out", "seeds", "difference"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("settings", overflow="fold")
+def _comparison_table(comparison: Comparison) -> FactTable:
+    table = FactTable(prose("runs"), "held out#", "seeds#", "difference#", prose("settings"))
     for arm in comparison.arms:
         table.add_row(
             ", ".join(arm.runs),

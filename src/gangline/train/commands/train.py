@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.table import Column, Table
 
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.terminal.tables import FactTable, prose
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings
 from gangline.train.commands.view import reward_chart, shown_reward
@@ -51,8 +51,8 @@ def _document(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
     return {setting: {"base": before, "value": after} for setting, (before, after) in changes.items()}
 
 
-def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> Table:
-    table = Table(Column("algorithm", no_wrap=True), "setting", "base", "value")
+def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> FactTable:
+    table = FactTable("algorithm", "setting", prose("base"), prose("value"))
     for name, differing in changes.items():
         if not differing:
             table.add_row(name, "(the base)", "", "")
@@ -86,7 +86,7 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
         found = {**counts, "warnings": warnings, "template": template, "template_lacks": lacking}
         print_json(resolved_settings(experiment) | found)
         return
-    table = Table("setting", "value", box=None)
+    table = FactTable("setting", prose("value"))
     for name, value in _flat(experiment.model_dump(mode="json", exclude_defaults=True)):
         table.add_row(name, str(value))
     console().print(table)
@@ -194,7 +194,7 @@ def memory(
     if as_json:
         print_json(parts)
         return
-    table = Table("part", "GiB", box=None)
+    table = FactTable("part", "GiB#")
     for name, num_bytes in parts.items():
         table.add_row(name, f"{num_bytes / GIB:.1f}")
     console().print(table)

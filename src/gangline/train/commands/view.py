@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
+from gangline.cli.terminal.tables import FactTable, numbers
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.weight_updates import told_phases
 from gangline.settings.installation import extra_command
@@ -31,7 +31,7 @@ _RECENT = 5
 """Steps that an estimate is made from: the first ones take longer."""
 
 
-def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> Table:
+def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> FactTable:
     """Steps as rows, the mean reward of each as a bar, and evaluations where they were made. A bar is full at the
     largest reward, or at 1.
     """
@@ -39,12 +39,9 @@ def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[Evaluation
 
     largest = max([1.0, *(record.reward_mean for record in (*records, *evaluations))])
     rows = sorted([*records, *evaluations], key=lambda record: record.step)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("step", no_wrap=True)
-    table.add_column("reward", no_wrap=True)
-    table.add_column(min_width=_BAR_CHARS, no_wrap=True)
-    for title in ("groups", "lag", "wait s", "train s", "weights s"):
-        table.add_column(title, justify="right")
+    titles = ("groups", "lag", "wait s", "train s", "weights s")
+    columns = [numbers(title, goes) for goes, title in enumerate(titles, 1)]
+    table = FactTable("step", "reward#", "", *columns)
     for record in rows[-_SHOWN_ROWS:]:
         is_step = isinstance(record, StepRecord)
         name, colour = (str(record.step), "green") if is_step else ("held out", "cyan")
@@ -208,7 +205,8 @@ class LearningView:
         else:
             doing = f"{self._num_steps} steps done"
         self._progress.update(self._bar, completed=num_done, description=doing, left=self._left())
-        notes = [Text(f"step {one.step}: {note}") for one in self._records[-1:] for note in notes_on(one)]
+        told = [f"step {one.step}: {note}" for one in self._records[-1:] for note in notes_on(one)]
+        notes = [Text(line, no_wrap=False, overflow="fold") for line in told]
         return Group(reward_chart(self._records, self._evaluations), *notes, self._progress)
 
 

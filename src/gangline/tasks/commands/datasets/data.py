@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
 from gangline.cli.results.choosing import checked_outcomes, key_and_value
 from gangline.cli.results.export_options import HeldOut, HeldOutOption, VerdictsOption
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.cli.terminal.tables import FactTable
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.tasks.commands.datasets.options import (
     AnnotatedOption,
@@ -213,9 +213,7 @@ def _show(made: Dataset, out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(out), "dataset": made})
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number, column in enumerate((made.by, "instances", "attempts", "accepted", "rate")):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    table = FactTable(made.by, "instances#", "attempts#", "accepted#", "rate#")
     for one in made.strata:
         counts = (one.num_instances, one.num_attempts, one.num_accepted)
         table.add_row(one.name, *map(str, counts), f"{one.rate:.1%}")

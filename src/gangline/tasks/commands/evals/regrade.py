@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from gangline.cli.options.evaluator import EvaluatorOption, checked_evaluator, given_evaluator
 from gangline.cli.results.choosing import Choice
@@ -19,6 +18,7 @@ from gangline.cli.service.through import with_running
 from gangline.cli.tasks.files import read_tasks
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.cli.terminal.tables import FactTable
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.tasks.commands.evals.options import RegradeNameOption, TasksFileOption
 from gangline.wire.client.running import find_service
@@ -144,7 +144,7 @@ def _show(regrades: RegradeRun, path: Path, *, as_json: bool) -> None:
             }
         )
         return
-    table = Table("session", "before", "now", box=None, header_style="bold", pad_edge=False)
+    table = FactTable("session", "before", "now")
     for one in changed[:_MAX_SHOWN]:
         table.add_row(one.session_id, *map(_shown, (one.before, one.verdict)))
     if changed:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
+
+from gangline.cli.terminal.tables import FactTable, numbers
 
 if TYPE_CHECKING:
     from gangline.tasks.evals.report import Report, Slice
@@ -83,11 +84,9 @@ def comparison_lines(first: str, second: str, difference: Difference) -> Iterato
         yield f"{len(tasks)} tasks {name}" + (f": {shown}{more}" if tasks else "")
 
 
-def as_table(rows: Rows) -> RenderableType:
-    title, header, lines = rows
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+def as_table(rows: Rows) -> FactTable:
+    title, (first, *others), lines = rows
+    table = FactTable(first, *map(numbers, others), title=title)
     for line in lines:
         table.add_row(*line)
     return table
