@@ -51,6 +51,24 @@ def test_the_help_of_all_shows_every_line() -> None:
     assert {name: found[name] for name in COMMANDS} == {name: line.help for name, line in COMMANDS.items()}
 
 
+def test_the_help_has_every_command_in_one_panel_of_few() -> None:
+    shown = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "300"}).output
+    panels = re.findall(r"╭─ (\w+) ─.*?╮\n(.*?)╰", shown, flags=re.DOTALL)
+    named = {panel: re.findall(r"^│ ([a-z-]+) ", lines, flags=re.MULTILINE) for panel, lines in panels}
+    assert list(named) == ["Options", "Start", "Run", "Look", "Data", "Train", "Operate"]
+    del named["Options"]
+    assert sorted(name for names in named.values() for name in names) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["up", "server", "node"])
+def test_no_panel_of_options_is_long(command: str) -> None:
+    shown = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "300"}).output
+    panels = dict(re.findall(r"╭─ ([\w ]+?) ─.*?╮\n(.*?)╰", shown, flags=re.DOTALL))
+    options = {panel: re.findall(r"^│ (--[a-z-]+)", lines, flags=re.MULTILINE) for panel, lines in panels.items()}
+    assert "--engine" in options.get("Engines", ()) or command == "server"
+    assert all(0 < len(names) <= 13 for names in options.values()), options
+
+
 def test_the_help_of_all_imports_no_command_and_nothing_heavy() -> None:
     commands = set(map(module_of, COMMANDS))
     wings = {f"gangline.{name}" for name in ("interop", "serving", "tasks", "testing", "train")}

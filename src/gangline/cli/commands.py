@@ -27,7 +27,7 @@ class Command(NamedTuple):
     """The first paragraph of the command's own help; a test compares them."""
 
 
-COMMANDS: dict[str, Command] = {
+_LINES: dict[str, Command] = {
     "demo": Command(
         None,
         "Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.",
@@ -133,6 +133,18 @@ COMMANDS: dict[str, Command] = {
     "gate": Command("service.gate", "Hold model calls while weights are updated, and set the policy version."),
     "backend": Command("service.backend", "Add, remove and list the running engines behind each node."),
 }
+
+_PANELS = {
+    "Start": "demo init doctor up down",
+    "Run": "submit cancel eval compare regrade fork vet tasks preset serve serve-agent",
+    "Look": "status watch list open show logs",
+    "Data": "export data audit check-rows drift",
+    "Train": "train runs",
+    "Operate": "engine server node cluster drain gate backend actions config harness image",
+}
+"""Panel of `gangline --help` -> its commands."""
+
+COMMANDS = {name: _LINES[name] for names in _PANELS.values() for name in names.split()}
 """In the order in which `--help` shows them."""
 
 
@@ -142,7 +154,12 @@ class LazyCommands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands.update(
-            {name: TyperCommand(name, help=line.help) for name, line in COMMANDS.items() if is_installed(name)}
+            {
+                name: TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=panel)
+                for panel, names in _PANELS.items()
+                for name in names.split()
+                if is_installed(name)
+            }
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -24,6 +24,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -31,8 +32,13 @@ def _root(
 ) -> None:
     """Turns any agent program into a reinforcement-learning environment.
 
-    Start with `gangline doctor`, then `gangline demo`, or `gangline init` for an agent of your own.
+    Start with `gangline doctor`, then `gangline demo`, or `gangline init` for an agent of your own. `gangline` alone
+    says what to do next in this folder.
     """
+    if context.invoked_subcommand is None:
+        from gangline.cli.starting.next_steps import print_next_steps
+
+        print_next_steps(is_installed)
 
 
 def build_app() -> typer.Typer:
@@ -40,11 +46,10 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="gangline",
         cls=LazyCommands,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback(invoke_without_command=True)(_root)
     return app
 
 

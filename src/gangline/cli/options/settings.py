@@ -55,6 +55,20 @@ def _table(name: str, *without: str) -> tuple[str, ...]:
     return tuple(key for key, leaf in LEAVES.items() if leaf.table == name and leaf.name not in without)
 
 
+_PANELS = {
+    "Engines": "engines engines_later tokenizer engine_kind engine_options engine_wait_s engine_key_env role_engines "
+    "affinity_slack capture sampling template_kwargs call_limits",
+    "Addresses": "host port public_url allowed_hosts no_token server_url",
+    "Storage": "data_dir database_url results keep_days keep_gb disk_reserve_gib checkpoint_gib checkpoint_hold_s",
+    "Sandboxes": "runtimes networks labels warm_sandboxes warm_memory_gib warm_age_s",
+    "Work at a time": "run_slots ready_slots init_workers prewarm_workers postrun_workers",
+    "Grading and tools": "grader_engines reward_functions search_sources mcp_servers hooks hook_timeout_s",
+    "Faults": "breaker_faults breaker_pause_s stuck_after_s adopt_grace_s",
+    "Cluster": "on_cluster ray_address num_nodes node_cpus node_resources node_data",
+}
+"""Panel of `--help` -> names of settings. The others are under Options."""
+
+
 class ServedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command, the settings that it has options for, and its own defaults."""
 
@@ -67,8 +81,6 @@ class ServedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Where they differ from the models'."""
     help: Mapping[str, str] = {}
     """Where an option means something else than in the commands that its table belongs to."""
-    panels: Mapping[str, str] = {}
-    """Panel of `--help`, by table."""
     is_child: bool = True
     """Whether a parent may hand over tables on stdin."""
     takes_node_options: bool = False
@@ -97,14 +109,13 @@ CLUSTER = ServedCommand(
     name="cluster",
     options=("server_url", "data_dir", *_table("cluster"), "log_format"),
     others=_OF_NODES,
-    panels={"cluster": "Cluster"},
     takes_node_options=True,
 )
 UP = ServedCommand(
     name="up",
     options=(
-        *("data_dir", "server.host", "server.port", "server.public_url", "server.allowed_hosts"),
         *("node.engines", "up.tokenizer"),
+        *("data_dir", "server.host", "server.port", "server.public_url", "server.allowed_hosts"),
         *(key for key in _OF_NODES if key not in ("node.engines", "node.engines_later")),
         *(*_STORAGE, "up.on_cluster", *_table("cluster"), "log_format"),
     ),
@@ -118,7 +129,6 @@ UP = ServedCommand(
         "server.port": "Port of the server; 0 picks a free one. Default: 8700, or any if taken.",
         "node.engines": "URL of a running engine, embedded:MODEL, or scripted:FILE. URLs of more engines may follow.",
     },
-    panels={"cluster": "Cluster", "up.on_cluster": "Cluster"},
     is_child=False,
 )
 COMMANDS = {command.name: command for command in (UP, SERVER, NODE, CLUSTER)}
@@ -156,7 +166,7 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
         help=f"{help_text}{_limits(leaf)}{unset} Environment: {leaf.env[0]}.",
         metavar="|".join(get_args(leaf.kind)) if get_origin(leaf.kind) is Literal else None,
         show_default=shown is not None and leaf.kind is not bool,
-        rich_help_panel=command.panels.get(key) or command.panels.get(leaf.table),
+        rich_help_panel=next((panel for panel, names in _PANELS.items() if leaf.name in names.split()), None),
     )
     kind = _type_of(leaf)
     return _keyword(key.replace(".", "__"), Annotated[kind if shown is not None else kind | None, option], shown)

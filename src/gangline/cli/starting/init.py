@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from gangline.cli.starting.next_steps import print_steps
 from gangline.cli.terminal.output import JsonOption, console, print_json
 from gangline.domain.errors import Conflict, InvalidRequest, UnknownPlugin
 from gangline.settings.installation import extra_command
@@ -95,9 +96,7 @@ def init(
     out = console()
     out.print(f"Made {folder} with {', '.join(written)}: {found.purpose}.\n", markup=False, soft_wrap=True)
     out.print("[bold]Next steps[/]")
-    width = max(len(command) for command, _ in steps)
-    for command, remark in steps:
-        out.print(f"  {command:<{width}}  # {remark}" if remark else f"  {command}", markup=False, soft_wrap=True)
+    print_steps(steps)
     if not _has("torch", "yaml", "peft"):
         out.print(f"\nTraining (experiment.yaml) needs: {extra_command('training')}", markup=False, soft_wrap=True)
 
