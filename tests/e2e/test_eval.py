@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -141,8 +142,11 @@ def test_a_report_is_written_and_a_spent_budget_is_said(up: UpProcess, tmp_path:
     options = [part for kind, file in files.items() for part in (f"--{kind}", file)]
     evaluated(up, path, "written", *options, "--predictions", tmp_path / "predictions.jsonl", "--prices", "1,2")
     assert "| all | 8 | 16 | 16 | 0.375" in files["markdown"].read_text()
-    assert "<script" not in files["html"].read_text()
-    assert "evaluation written" in files["html"].read_text()
+    page = files["html"].read_text()
+    assert "evaluation written" in page
+    links = re.findall(r'href="http://127.0.0.1:\d+/#/sessions/([^"]+)"', page)
+    assert len(links) == 16
+    assert gangline("show", links[0], "--data", up.data).returncode == 0
     assert (tmp_path / "predictions.jsonl").read_text() == "", "no task is of SWE-bench"
     spent = gangline(*arguments(up, path, "spent", "--max-hours", 0))
     assert spent.returncode == 1, "nothing was measured"

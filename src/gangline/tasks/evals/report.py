@@ -10,7 +10,7 @@ import msgspec
 from gangline.tasks.evals.records import SessionRecord
 from gangline.tasks.evals.statistics import Estimate, estimate_of, pass_at_k, pass_hat_k
 
-__all__ = ["Prices", "Report", "Slice", "cost_of", "make_report", "task_means"]
+__all__ = ["Prices", "Report", "Sample", "Slice", "TaskLine", "cost_of", "make_report", "task_means"]
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,36 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over all sessions; None without prices."""
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A session of a task."""
+
+    session_id: str
+    outcome: str
+    reward: float | None
+    """None where it does not count."""
+    cause: str
+    """`boundary: code` of its failure; empty where it has none."""
+    turns: int
+    sampled_tokens: int
+    seconds: float
+
+
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A task and its sessions."""
+
+    task: str
+    mean: float | None
+    """Over the sessions that count; None where none does."""
+    samples: tuple[Sample, ...]
+
+    def always_passes(self, bar: float) -> bool:
+        return all(one.reward is not None and one.reward >= bar for one in self.samples)
+
+    @property
+    def worst(self) -> Sample:
+        return min(self.samples, key=lambda one: (one.reward is not None, one.reward or 0.0))
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What an evaluation found."""
 
@@ -53,6 +83,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the metadata -> a slice for each of its values, by value."""
     tasks: dict[str, float]
     """Task -> mean reward of its sessions that count."""
+    lines: tuple[TaskLine, ...] = ()
+    """Every task with its sessions, the worst first; tasks of which no session counts before all others."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +114,18 @@ def make_report(
         whole=_slice("all", records, ks, bar, prices),
         by={key: [_slice(value, mine, ks, bar, prices) for value, mine in found] for key, found in sliced.items()},
         tasks=task_means(records),
+        lines=_lines(records),
     )
+
+
+def _lines(records: Sequence[SessionRecord]) -> tuple[TaskLine, ...]:
+    means, samples = task_means(records), defaultdict[str, list[Sample]](list)
+    for one in records:
+        cause = "" if one.boundary is None else f"{one.boundary}: {one.code}"
+        shared = {name: getattr(one, name) for name in Sample.__struct_fields__ if name != "cause"}
+        samples[one.task].append(Sample(cause=cause, **shared))
+    lines = [TaskLine(task=task, mean=means.get(task), samples=tuple(mine)) for task, mine in samples.items()]
+    return tuple(sorted(lines, key=lambda line: (line.mean is not None, line.mean or 0.0)))
 
 
 def task_means(records: Iterable[SessionRecord]) -> dict[str, float]:
@@ -121,7 +164,7 @@ def _slice(name: str, records: Sequence[SessionRecord], ks: Sequence[int], bar: 
         num_sessions=len(records),
         num_counted=len(counted),
         reward=estimate_of([sum(mine) / len(mine) for mine in rewards.values()]),
-        passed=estimate_of([good / num for num, good in passed.values()]),
+        passed=estimate_of([good / num for num, good in passed.values()], is_share=True),
         pass_at={k: found for k in ks if (found := _estimated(passed.values(), k, every=False)) is not None},
         pass_hat={k: found for k in ks if (found := _estimated(passed.values(), k, every=True)) is not None},
         outcomes=dict(Counter(record.outcome for record in records)),
@@ -136,7 +179,7 @@ def _slice(name: str, records: Sequence[SessionRecord], ks: Sequence[int], bar: 
 
 def _estimated(passed: Iterable[tuple[int, int]], k: int, *, every: bool) -> Estimate | None:
     estimator = pass_hat_k if every else pass_at_k
-    return estimate_of([estimator(num, good, k) for num, good in passed if num >= k])
+    return estimate_of([estimator(num, good, k) for num, good in passed if num >= k], is_share=True)
 
 
 def cost_of(record: SessionRecord, prices: Prices) -> float:

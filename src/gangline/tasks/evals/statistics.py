@@ -2,7 +2,8 @@
 
 Sessions of one task are no independent draws, so every error is computed over tasks. Sources: Chen et al., Evaluating
 large language models trained on code (arXiv 2107.03374), 2.1, for pass@k; Yao et al., tau-bench (arXiv 2406.12045), 4,
-for pass^k; Miller, Adding error bars to evals (arXiv 2411.00640), for clustered and paired errors.
+for pass^k; Miller, Adding error bars to evals (arXiv 2411.00640), for clustered and paired errors; Wilson, Probable
+inference, the law of succession, and statistical inference (JASA 22, 1927), where all tasks pass or none does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["Difference", "Estimate", "difference_of", "estimate_of", "pass_at_k"
 
 _RESAMPLES = 10_000
 _LEVEL = 0.95
+_QUANTILE = 1.959964
+"""Of the normal distribution, for that level."""
 _DRAWN_AT_ONCE = 1_000_000
 
 
@@ -28,8 +31,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     mean: float
     standard_error: float | None
-    """Over tasks; None for a single one."""
+    """Over tasks; None for a single one, and where all tasks are alike, which says nothing of the next one."""
     num_tasks: int
+    interval: tuple[float, float] | None = None
+    """Wilson's 95 % interval of a share that is 1 for every task, or 0: the spread tells no error there."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +80,20 @@ def _check(num_samples: int, num_passed: int, k: int) -> None:
         raise InvalidRequest(f"k is {k}, and a task has {num_samples} samples that count: it takes at least {k}.")
 
 
-def estimate_of(values: Sequence[float]) -> Estimate | None:
-    """values: one of each task. None where there is none."""
+def estimate_of(values: Sequence[float], *, is_share: bool = False) -> Estimate | None:
+    """values: one of each task. is_share: they lie between 0 and 1. None where there is no value."""
     if not values:
         return None
-    return Estimate(mean=math.fsum(values) / len(values), standard_error=_standard_error(values), num_tasks=len(values))
+    mean, alike = math.fsum(values) / len(values), len(set(values)) == 1
+    error = None if alike else _standard_error(values)
+    interval = _all_or_none(len(values), values[0]) if is_share and alike and values[0] in (0.0, 1.0) else None
+    return Estimate(mean=mean, standard_error=error, num_tasks=len(values), interval=interval)
+
+
+def _all_or_none(num: int, share: float) -> tuple[float, float]:
+    """Bounds for a share of 0 or 1 of `num` draws."""
+    open_end = _QUANTILE**2 / (num + _QUANTILE**2)
+    return (1 - open_end, 1.0) if share else (0.0, open_end)
 
 
 def difference_of(before: Mapping[str, float], after: Mapping[str, float], *, seed: int = 0) -> Difference | None:

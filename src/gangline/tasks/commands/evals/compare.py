@@ -10,7 +10,7 @@ import typer
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.settings.machine import Settings
-from gangline.tasks.commands.evals.view import comparison_lines
+from gangline.tasks.commands.evals.view import comparison_lines, comparison_table
 
 if TYPE_CHECKING:
     from gangline.tasks.evals.report import Report
@@ -33,7 +33,9 @@ def compare(first: NameArgument, second: NameArgument, data: DataOption = None, 
         print_json({"first": first, "second": second, "difference": difference})
         return
     for line in comparison_lines(first, second, difference):
-        console().print(line, markup=False, highlight=False, soft_wrap=True)
+        console().print(line, markup=False)
+    if difference.better or difference.worse:
+        console().print("", comparison_table(one, other, difference), sep="\n")
 
 
 def _read(folder: Path, name: str) -> Report:

@@ -41,7 +41,8 @@ from gangline.tasks.commands.evals.options import (
     PricesOption,
     SamplesOption,
 )
-from gangline.tasks.commands.evals.view import as_table, report_tables, write_html, write_markdown
+from gangline.tasks.commands.evals.page import report_page
+from gangline.tasks.commands.evals.view import as_table, figures, tasks_rows, write_markdown
 from gangline.wire.client.running import find_service
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
 
 __all__ = ["register"]
+
+_SHOWN_TASKS = 20
 
 
 def evaluate(
@@ -103,7 +106,9 @@ def evaluate(
     report = make_report(
         spec.name, done.records, num_samples=samples, ks=_ks(ks, samples), bar=bar, by=keys, prices=priced
     )
-    _write(report, folder, markdown, html)
+    _write(report, folder, markdown)
+    if html is not None:
+        html.write_text(report_page(report, None if given else find_service(data, server).server_url))
     if predictions is not None:
         _write_predictions(predictions, spec.name, read_predictions(folder))
     _show(report, done.num_left, as_json=as_json)
@@ -243,14 +248,12 @@ def _prices(text: str | None) -> Prices | None:
     return Prices(prompt=prompt, sampled=sampled)
 
 
-def _write(report: Report, folder: Path, markdown: Path | None, html: Path | None) -> None:
+def _write(report: Report, folder: Path, markdown: Path | None) -> None:
     from gangline.machine.durable import write_whole
 
     write_whole(folder / "report.json", msgspec.json.format(msgspec.json.encode(report)))
     if markdown is not None:
-        write_markdown(markdown, report_tables(report))
-    if html is not None:
-        write_html(html, report_tables(report))
+        write_markdown(markdown, [*figures(report), tasks_rows(report.lines)])
 
 
 def _write_predictions(path: Path, model: str, patches: dict[str, str]) -> None:
@@ -267,8 +270,18 @@ def _show(report: Report, num_left: int, *, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    for rows in report_tables(report):
-        console().print(as_table(rows), "")
+    out = console()
+    for rows in figures(report):
+        out.print(as_table(rows), "")
+    below = [line for line in report.lines if not line.always_passes(report.bar)]
+    if not below:
+        return
+    out.print(as_table(tasks_rows(below[:_SHOWN_TASKS])), "")
+    if len(below) > _SHOWN_TASKS:
+        out.print(
+            f"... and {len(below) - _SHOWN_TASKS} more tasks with such a session: --html FILE and --json have all"
+        )
+    out.print(f"See a session: gangline show {below[0].worst.session_id}", markup=False)
 
 
 def register(app: typer.Typer) -> None:

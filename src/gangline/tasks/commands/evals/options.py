@@ -47,7 +47,9 @@ ByOption = Annotated[
 MarkdownOption = Annotated[
     Path | None, typer.Option("--markdown", help="Write the report there.", rich_help_panel=_REPORT)
 ]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="The same as HTML.", rich_help_panel=_REPORT)]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", help="Write it as one HTML file, to be sent.", rich_help_panel=_REPORT)
+]
 PredictionsOption = Annotated[
     Path | None,
     typer.Option("--predictions", help="Write patches as SWE-bench's predictions.", rich_help_panel=_REPORT),

@@ -1,48 +1,55 @@
-"""How a report and a comparison look: tables in the terminal, and the same as Markdown or HTML."""
+"""How a report and a comparison look: tables in the terminal, and the same as Markdown."""
 
 from __future__ import annotations
 
-import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from gangline.cli.terminal.tables import FactTable, numbers
+from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 
 if TYPE_CHECKING:
-    from gangline.tasks.evals.report import Report, Slice
+    from gangline.tasks.evals.report import Report, Slice, TaskLine
     from gangline.tasks.evals.statistics import Difference, Estimate
 
-__all__ = ["comparison_lines", "report_tables", "write_html", "write_markdown"]
+__all__ = [
+    "Rows",
+    "as_table",
+    "comparison_lines",
+    "comparison_table",
+    "figures",
+    "outcomes_of",
+    "reward_text",
+    "tasks_rows",
+    "write_markdown",
+]
 
 _SHOWN_TASKS = 10
-_PAGE_WIDTH = 120
 
 Row = tuple[str, ...]
-Rows = tuple[str, Row, list[Row]]
-"""Title, header, lines."""
+Rows = tuple[str, Sequence[str | Column], list[Row]]
+"""Title, columns as `FactTable` takes them, lines."""
 
 
-def report_tables(report: Report) -> list[Rows]:
+def figures(report: Report) -> list[Rows]:
     """The figures over all sessions, by each key, outcomes and failures."""
-    found = [("evaluation " + report.name, *_figures(report, [report.whole]))]
-    found += [(f"by {key}", *_figures(report, slices)) for key, slices in report.by.items()]
+    found = [("evaluation " + report.name, *_figures("", [report.whole]))]
+    found += [(f"by {key}", *_figures(key, slices)) for key, slices in report.by.items()]
     whole = report.whole
     counts = [("outcome", one, str(number)) for one, number in sorted(whole.outcomes.items())]
     counts += [("failure", one, str(number)) for one, number in sorted(whole.failures.items())]
-    return [*found, ("sessions", ("", "", "sessions"), counts)]
+    return [*found, ("sessions", ("", "what", "sessions#"), counts)]
 
 
-def _figures(report: Report, slices: Sequence[Slice]) -> tuple[Row, list[Row]]:
+def _figures(key: str, slices: Sequence[Slice]) -> tuple[list[str | Column], list[Row]]:
     ks = sorted({k for one in slices for k in one.pass_at})
     several = [k for k in ks if k > 1]
     header = [
-        *("", "tasks", "sessions", "counted", "reward", "passed"),
-        *(f"pass@{k}" for k in several),
-        *(f"pass^{k}" for k in several),
-        *("turns", "tokens", "seconds"),
+        *(key, numbers("tasks", 2), numbers("sessions", 3), "counted#", "reward#", "passed#"),
+        *(f"pass@{k}#" for k in several),
+        *(f"pass^{k}#" for k in several),
+        *(numbers("turns", 6), numbers("tokens", 5), numbers("seconds", 4)),
     ]
     has_cost = any(one.cost is not None for one in slices)
     rows = [
@@ -56,18 +63,42 @@ def _figures(report: Report, slices: Sequence[Slice]) -> tuple[Row, list[Row]]:
         )
         for one in slices
     ]
-    return (*header, *(("cost",) if has_cost else ())), rows
+    return [*header, *((numbers("cost", 1),) if has_cost else ())], rows
 
 
 def _estimate(value: Estimate | None) -> str:
     if value is None:
         return "-"
+    if value.interval is not None:
+        low, high = value.interval
+        return f"{value.mean:.3f} ({low:.3f} to {high:.3f})"
     error = "" if value.standard_error is None else f" ± {value.standard_error:.3f}"
     return f"{value.mean:.3f}{error}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def tasks_rows(lines: Sequence[TaskLine]) -> Rows:
+    """A line for each task: its rewards, how its sessions ended, and its worst session."""
+    columns = ("task", prose("rewards"), prose("outcomes"), Column("worst session", 1))
+    rows = [(one.task, _rewards(one), outcomes_of(one), one.worst.session_id) for one in lines]
+    return "tasks, the worst first", columns, rows
+
+
+def _rewards(line: TaskLine | None) -> str:
+    return " ".join(reward_text(one.reward) for one in line.samples) if line is not None else "-"
+
+
+def reward_text(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.3g}"
+
+
+def outcomes_of(line: TaskLine) -> str:
+    """`3 completed, 1 infra_error (node: disk_full)`."""
+    counts = Counter(one.outcome + (f" ({one.cause})" if one.cause else "") for one in line.samples)
+    return ", ".join(f"{number} {what}" for what, number in counts.most_common())
 
 
 def comparison_lines(first: str, second: str, difference: Difference) -> Iterator[str]:
@@ -78,15 +109,24 @@ def comparison_lines(first: str, second: str, difference: Difference) -> Iterato
     )
     if not difference.is_visible:
         yield "No difference can be seen: the interval holds 0."
-    for name, tasks in (("better", difference.better), ("worse", difference.worse)):
-        shown = ", ".join(tasks[:_SHOWN_TASKS])
-        more = f" and {len(tasks) - _SHOWN_TASKS} more" if len(tasks) > _SHOWN_TASKS else ""
-        yield f"{len(tasks)} tasks {name}" + (f": {shown}{more}" if tasks else "")
+    for name, tasks in (("worse", difference.worse), ("better", difference.better)):
+        more = f"; the {_SHOWN_TASKS} that differ most are below" if len(tasks) > _SHOWN_TASKS else ""
+        yield f"{len(tasks)} tasks {name}{more}"
+
+
+def comparison_table(first: Report, second: Report, difference: Difference) -> FactTable:
+    """The tasks that differ, with the rewards of their sessions side by side: losses first, then gains."""
+    table = FactTable("task", prose(first.name), prose(second.name), "difference#")
+    before, after = ({line.task: line for line in one.lines} for one in (first, second))
+    for task in (*difference.worse[:_SHOWN_TASKS], *reversed(difference.better[:_SHOWN_TASKS])):
+        gain = second.tasks[task] - first.tasks[task]
+        table.add_row(task, _rewards(before.get(task)), _rewards(after.get(task)), f"{gain:+.3f}")
+    return table
 
 
 def as_table(rows: Rows) -> FactTable:
-    title, (first, *others), lines = rows
-    table = FactTable(first, *map(numbers, others), title=title)
+    title, columns, lines = rows
+    table = FactTable(*columns, title=title)
     for line in lines:
         table.add_row(*line)
     return table
@@ -94,18 +134,11 @@ def as_table(rows: Rows) -> FactTable:
 
 def write_markdown(path: Path, tables: Sequence[Rows]) -> None:
     lines: list[str] = []
-    for title, header, rows in tables:
+    for title, columns, rows in tables:
+        header = tuple(one.removesuffix("#") if isinstance(one, str) else one.title for one in columns)
         lines += [f"## {title}", "", _line(header), _line(tuple("---" for _ in header)), *map(_line, rows), ""]
     path.write_text("\n".join(lines))
 
 
 def _line(cells: Row) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def write_html(path: Path, tables: Sequence[Rows]) -> None:
-    """As Rich renders the tables, in one file without scripts."""
-    page = Console(record=True, width=_PAGE_WIDTH, file=io.StringIO())
-    for rows in tables:
-        page.print(as_table(rows), "")
-    page.save_html(str(path))
