@@ -107,7 +107,7 @@ async def test_the_probe_says_what_a_route_of_ids_can(make: Make) -> None:
     assert found.streams_ids
     assert found.renders
     assert found.reports_versions
-    assert (found.max_context, found.logprob_kind) == (32768, "raw")
+    assert (found.max_context, found.logprob_kind) == (200_000, "raw")
 
 
 @pytest.mark.parametrize("make", KINDS)

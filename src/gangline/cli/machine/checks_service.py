@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _USUAL_PORT = 8700
+_CHECKED_ALONE = ("sandbox", "apptainer", "docker", "podman")
 _ENOUGH_FILES = 8192
 _PROBE_TIMEOUT_S = 30.0
 _MAX_SKEW_S = 2.0
@@ -38,11 +39,11 @@ _SILENT_S = 30.0
 
 
 def check_runtimes(settings: Settings) -> Check:
-    """The runtimes beside the usual one: no harm where they do not run."""
+    """The runtimes that no other check is about: no harm where they do not run."""
     told: list[str] = []
     broken: list[str] = []
     for name in plugins.usable("runtime"):
-        if name == "sandbox":
+        if name in _CHECKED_ALONE:
             continue
         try:
             asyncio.run(plugins.make_runtime(name).check())

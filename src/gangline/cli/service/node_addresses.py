@@ -40,8 +40,9 @@ class NodeAddress(msgspec.Struct, frozen=True):
     control_token: str | None
 
 
-async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddress]:
-    """Raises: ServerUnavailable when there is none."""
+async def find_nodes(data_dir: Path | None, urls: list[str] | None, server_url: str | None = None) -> list[NodeAddress]:
+    """server_url: of a server whose nodes are meant; None is the data folder's. Raises: ServerUnavailable when there is
+    none."""
     settings = Settings.from_environ()
     folder = data_dir or settings.data_dir
     running = read_running(folder)
@@ -49,10 +50,10 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[Node
     if urls:
         named = [url.rstrip("/") for url in urls]
         return [NodeAddress(url, own.get(url, settings.control_token)) for url in named]
-    if own:
+    if own and server_url is None:
         return [NodeAddress(url, token) for url, token in own.items()]
     try:
-        server = find_service(folder, None)
+        server = find_service(data_dir, server_url)
     except ServerUnavailable:
         raise ServerUnavailable(
             f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
@@ -73,7 +74,10 @@ async def _heard_by(server: Service) -> list[str]:
 
 
 async def ask_nodes(
-    data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[T]]
+    data_dir: Path | None,
+    urls: list[str] | None,
+    question: Callable[[NodeClient], Awaitable[T]],
+    server_url: str | None = None,
 ) -> dict[str, T]:
     """Every node's answer by its url, asked at once. Raises: the error of the first node that failed."""
     from gangline.wire.client.node import NodeClient
@@ -82,6 +86,6 @@ async def ask_nodes(
         async with NodeClient(node.url, node.control_token) as client:
             return await question(client)
 
-    nodes = await find_nodes(data_dir, urls)
+    nodes = await find_nodes(data_dir, urls, server_url)
     answers = await asyncio.gather(*map(ask, nodes))
     return {node.url: found for node, found in zip(nodes, answers, strict=True)}

@@ -71,7 +71,14 @@ def cancel(
     if as_json:
         print_json(cancelled)
     else:
-        console().print(f"{name}: cancelled", markup=False)
+        console().print(f"{name}: {_told(cancelled)}", markup=False)
+
+
+def _told(one: TaskView | SessionView) -> str:
+    """A task or session that had ended before stays as it is."""
+    if "cancelled" in (getattr(one, "status", None), getattr(one, "outcome", None)) or one.ended_at is None:
+        return "cancelled"
+    return "had ended; there was nothing to cancel"
 
 
 async def _cancel(address: Service, name: str) -> TaskView | SessionView:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from gangline.cli.options.settings import UP, with_settings
-from gangline.cli.service.bring_up import Plan, run_service
+from gangline.cli.service.bring_up import DEFAULT_PORT, Plan, run_service
 from gangline.cli.terminal.output import JsonOption, console, log_to_stderr, notes, print_json
 from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
@@ -114,11 +116,14 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
         return
     out = console()
     out.print("[bold green]Gangline is up.[/]  Ctrl-C ends it.")
+    moved = plan.port is None and not live.server_url.endswith(f":{DEFAULT_PORT}")
+    data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {shlex.quote(str(plan.data_dir))}"
     for name, value in (
-        ("server", live.server_url),
+        ("server", live.server_url + (f"  (port {DEFAULT_PORT} is taken)" if moved else "")),
         *(("node", url) for url in live.node_urls or ("on a Ray cluster; `gangline status` shows them",)),
         ("engine", live.engine_url or "none yet: `gangline backend add`, or a trainer"),
         ("data", str(plan.data_dir)),
+        ("page", f"gangline open{data}"),
     ):
         out.print(f"  [bold]{name:<7}[/] {escape(value)}")
     out.print("In another terminal:  gangline status · gangline watch · gangline submit TASK.json --wait")

@@ -77,6 +77,8 @@ def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
     Raises: InvalidRequest.
     """
     document: Any
+    if not text.strip():
+        raise InvalidRequest(f"{where} is empty: it holds no task.")
     try:
         is_json = text.lstrip()[:1] in ("{", "[") and not where.endswith(".toml")
         document = _json(text, where) if is_json else parsed_toml(text, where)

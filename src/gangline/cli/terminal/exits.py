@@ -66,15 +66,23 @@ _BY_TYPE: tuple[tuple[type[GanglineError], Exit], ...] = (
 )
 
 
+_TOKEN = (
+    "the control token is missing or wrong. Set GANGLINE_TOKEN to that of the service, or name the data folder of the "
+    "service with --data, which has it."
+)
+"""In place of what the server says to HTTP clients."""
+
+
 def exit_code(error: GanglineError) -> Exit:
     return next((code for kind, code in _BY_TYPE if isinstance(error, kind)), Exit.FAILED)
 
 
 def report(error: GanglineError, *, as_json: bool) -> Exit:
     """Report the error on stderr, and with `--json` as `{"error": {...}}` on stdout too."""
-    sys.stderr.write(f"gangline: {error.message}\n")
+    message = _TOKEN if isinstance(error, Unauthorized) else error.message
+    sys.stderr.write(f"gangline: {message}\n")
     if as_json:
-        body = {"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}
+        body = {"error": {"code": error.code, "message": message, "retryable": error.retryable}}
         sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
         sys.stdout.flush()
     return exit_code(error)

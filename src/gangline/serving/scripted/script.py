@@ -152,7 +152,7 @@ class Script(_Frozen):
     """The reply where no rule matches."""
     model: str = "scripted"
     """Name under which the model is served."""
-    context_length: PositiveInt = 32768
+    context_length: PositiveInt = 200_000
     """Tokens of prompt and reply together."""
     weight_version: NonNegativeInt = 0
 

@@ -153,7 +153,8 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
             report = await asyncio.to_thread(_report, plan, name, _Ran(results, wall_s, backend))
             if not as_json:
                 _print_sessions(report)
-            await _show_page(client, opens=wanted.opens)
+            if wanted.opens or (wanted.steps and plan.engine.startswith("embedded:")):  # else the service ends at once
+                await _show_page(client, opens=wanted.opens)
             learning = await _learn(live, client, plan, name, wanted, backend)
             if wanted.opens and not as_json:
                 _print_end(report, learning, plan)

@@ -40,6 +40,7 @@ from gangline.tasks.commands.evals.options import (
     PredictionsOption,
     PricesOption,
     SamplesOption,
+    TokenizerOption,
 )
 from gangline.tasks.commands.evals.page import report_page
 from gangline.tasks.commands.evals.view import as_table, figures, tasks_rows, write_markdown
@@ -74,6 +75,7 @@ def evaluate(
     max_hours: MaxHoursOption = None,
     in_flight: InFlightOption = 16,
     engine: EngineOption = None,
+    tokenizer: TokenizerOption = None,
     capture: CaptureOption = None,
     engine_key_env: EngineKeyOption = None,
     data: DataOption = None,
@@ -95,7 +97,8 @@ def evaluate(
     budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     folder = data_dir / "evals" / spec.name
-    service = {"node.engines": engine, "node.capture": capture, "node.engine_key_env": engine_key_env}
+    service = {"node.engines": engine, "up.tokenizer": tokenizer}
+    service |= {"node.capture": capture, "node.engine_key_env": engine_key_env}
     given = {key: value for key, value in service.items() if value is not None}
     try:
         done = _EvaluationCommand(spec, budget, folder, in_flight).through(given, data_dir, data, server)
@@ -126,7 +129,7 @@ class _EvaluationCommand:
         """given: settings of a service to start, by key; empty for the running one. Raises: the service's errors,
         typer.Exit when a signal ended it."""
         if "node.engines" not in given and given:
-            raise InvalidRequest("--capture and --engine-key-env are of a service that --engine starts.")
+            raise InvalidRequest("--tokenizer, --capture and --engine-key-env are of a service that --engine starts.")
         if not given:
             return run(with_running(find_service(data, server), self._run))
         given["node.engines"] = (given["node.engines"],)

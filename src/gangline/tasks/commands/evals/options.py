@@ -26,6 +26,7 @@ __all__ = [
     "RegradeNameOption",
     "SamplesOption",
     "TasksFileOption",
+    "TokenizerOption",
 ]
 
 _REPORT, _BUDGET, _SERVICE = "Report", "Budget", "Service"
@@ -68,6 +69,10 @@ InFlightOption = Annotated[int, typer.Option("--in-flight", min=1, help="Tasks a
 EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="Start a service with it, as `gangline up --engine` does.", rich_help_panel=_SERVICE),
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Of a scripted engine, as for `gangline up`.", rich_help_panel=_SERVICE),
 ]
 CaptureOption = Annotated[
     str | None,
