@@ -17,9 +17,9 @@ from types import TracebackType
 from aiohttp import web
 
 from gangline.agents.tools.search.shipped import shipped_sources
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import EngineMalformed, EngineUnavailable, GanglineError, StoreError
 from gangline.domain.node_views import NodeStatus
+from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import SessionResult
 from gangline.domain.task import RuntimeSpec
 from gangline.grading.untrusted.isolated import ForkServers
@@ -248,7 +248,7 @@ def _hooks(settings: NodeSettings, sizes: PoolSizes) -> Hooks | None:
     return Hooks(settings.hooks, budget_s=settings.hook_timeout_s, at_once=sizes.postrun_workers)
 
 
-def _warm(settings: NodeSettings, start: Callable[[RuntimeSpec, str], Awaitable[RuntimeHandle]]) -> WarmPool | None:
+def _warm(settings: NodeSettings, start: Callable[[RuntimeSpec, str], Awaitable[Sandbox]]) -> WarmPool | None:
     if not settings.warm_sandboxes:
         return None
     memory_bytes = int(settings.warm_memory_gib * _GIB)
