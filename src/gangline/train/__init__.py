@@ -1,7 +1,7 @@
-"""Groups of sessions in, batches out: collecting, judging, crediting, masks, advantages, one loss, packing.
+"""From groups of sessions to batches: collection, selection, credit, masks, advantages, the loss and packing.
 
-`collecting/` fetches groups of sessions, `learning/` turns them into a gradient step, `weights/` brings new weights to
-the engines, and `run/` is a whole experiment. Array code is NumPy; PyTorch is needed by the loss and the learner alone.
-The server is known only as a `RolloutClient` (`collecting/service`), which `gangline.wire.client.ServerClient` is.
-Start with `run/trainer`.
+`collecting/` fetches groups of sessions, `learning/` turns them into a gradient step, `weights/` sends new weights to
+the engines, and `run/` runs a whole experiment. Array code is NumPy; only the loss and the learner need PyTorch. The
+server is reached through a `RolloutClient` (`collecting/service`), such as `gangline.wire.client.ServerClient`. Start
+with `run/trainer`.
 """

@@ -1,4 +1,4 @@
-"""Base of training options, which are strict: frozen, and an unknown field is an error."""
+"""Strict base class of training options: frozen, and unknown fields are errors."""
 
 from __future__ import annotations
 

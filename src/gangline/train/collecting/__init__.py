@@ -1,5 +1,5 @@
-"""From finished sessions to groups worth training on.
+"""Turns finished sessions into groups worth training on.
 
-`collector` keeps the service busy, `groups` is what it yields, and `admission`, `buffer` and `degenerates` decide
-which groups are used. `batches` puts them together for a step. Start with `batches`.
+`collector` keeps the service busy and yields groups (`groups`). `admission`, `buffer` and `degenerates` decide which
+groups are used. `batches` assembles the groups of a step. Start with `batches`.
 """

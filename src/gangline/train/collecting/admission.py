@@ -1,4 +1,4 @@
-"""Staleness: how many policy versions ago a trace was sampled, and whether it may still be trained on."""
+"""Staleness: how many policy versions ago a trace was sampled, and whether it may still be used for training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StalenessSettings(TrainingOptions):
 
 
 def version_spans(versions: Versions) -> tuple[VersionSpan, ...]:
-    """Runs of one version, masked tokens (-1) left out. versions: [T]."""
+    """Runs of tokens with the same version. Masked tokens (-1) are left out. versions: [T]."""
     if len(versions) == 0:
         return ()
     cuts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
@@ -37,9 +37,10 @@ def version_spans(versions: Versions) -> tuple[VersionSpan, ...]:
 def lag_of(
     traces: Iterable[Trace], current_version: int, measured_by: Literal["oldest_token", "start"] = "oldest_token"
 ) -> int | None:
-    """Versions between `current_version` and the traces' trained tokens; None where a trained token's is unknown.
+    """Versions between `current_version` and the traces' trained tokens; None if any trained token has no known
+    version.
 
-    Traces stand in the order in which the session made them. 0 when there is no trained token.
+    Traces must be in the order in which the session made them. Returns 0 if there is no trained token.
     """
     parts = [_trained(trace.response_versions, trace.loss_mask) for trace in traces]
     versions = np.concatenate([*parts, np.empty(0, np.int32)])
@@ -55,13 +56,13 @@ def _trained(versions: Versions, mask: LossMask) -> Versions:
 
 
 def is_fresh(traces: Iterable[Trace], current_version: int, settings: StalenessSettings) -> bool:
-    """Whether the traces may be trained on by the trainer of `current_version`. Of unknown version: they may not."""
+    """Whether the trainer of `current_version` may use the traces. False if their version is unknown."""
     lag = lag_of(traces, current_version, settings.measured_by)
     return lag is not None and lag <= settings.max_lag
 
 
 def lag_histogram(traces: Iterable[Trace], current_version: int) -> dict[int, int]:
-    """lag in versions -> trained tokens, by lag; tokens of unknown version are left out."""
+    """lag in versions -> number of trained tokens, sorted by lag. Tokens of unknown version are left out."""
     counts: Counter[int] = Counter()
     for trace in traces:
         versions, numbers = np.unique(_trained(trace.response_versions, trace.loss_mask), return_counts=True)

@@ -1,9 +1,9 @@
-"""The groups of each step: collected, selected, and buffered until there are enough that are fresh.
+"""Collects, selects and buffers groups until there are enough fresh ones for a step.
 
     sync    the groups of a step are collected when it begins
-    async   collecting goes on while the trainer trains, until the buffer has enough for the next step
+    async   collection continues during training until the buffer has enough for the next step
 
-A group that was trained on, was not admitted or has become too old is settled: a resumed run does not ask for it.
+A group is settled once it was trained on, was not admitted or is too old. A resumed run does not request it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Collected(NamedTuple):
     num_invalid: int
     num_stale: int
     num_sampled_tokens: int
-    """By all groups that came, admitted or not."""
+    """In all groups received, admitted or not."""
 
 
 @dataclass
@@ -55,11 +55,11 @@ class _Tally:
     num_stale: int = 0
     num_sampled_tokens: int = 0
     before: CollectionCounts = field(default_factory=CollectionCounts)
-    """The collector's counts as of the previous step."""
+    """The collector's counts at the previous step."""
 
 
 class Batches:
-    """The batches of one run. Enter it once, after `restore`; groups still in flight are cancelled when it is left."""
+    """The batches of one run. Enter it once, after `restore`; leaving it cancels the groups still in flight."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Batches:
     ) -> None:
         """current_version: the trainer's policy version, which decides whether a group is fresh.
 
-        informative: the groups that teach (dynamic sampling); None admits those of one reward too.
-        beside: None runs nothing beside tasks.
+        informative: selects groups to learn from (dynamic sampling); None also admits groups whose rewards are all
+        equal. beside: runs extra tasks for each task; None runs only the tasks themselves.
         """
         self._schedule = schedule
         self._service = service
@@ -85,12 +85,12 @@ class Batches:
         self._informative = informative
         self._beside = beside
         self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
-        """Enough to begin the next step with; more would only grow old."""
+        """Enough to start the next step; more would only become stale."""
         self._buffer = ReplayBuffer(
             self._num_buffered + schedule.num_in_flight, schedule.staleness, max_uses=schedule.max_uses
         )
         self._changed, self._has_room = asyncio.Event(), asyncio.Event()
-        """Set when a group came; when one may."""
+        """Set when a group was added, and when there is room for one."""
         self._settled = set[str]()
         self._tally = _Tally()
         self._collector = self._make_collector()
@@ -113,7 +113,7 @@ class Batches:
 
     @property
     def settled(self) -> frozenset[str]:
-        """Ids of tasks that are not asked for again."""
+        """Ids of tasks that are not requested again."""
         return frozenset(self._settled)
 
     @property
@@ -138,7 +138,7 @@ class Batches:
         await self._collector.__aexit__(*exc)
 
     async def next(self) -> list[Group]:
-        """The groups of the next step, once there are enough fresh ones.
+        """Waits until there are enough fresh groups for the next step and returns them.
 
         Raises: InvalidGroup, OutOfTasks, the service's errors.
         """
@@ -147,7 +147,7 @@ class Batches:
         return groups
 
     def take_counts(self) -> Collected:
-        """Counts since this was called last."""
+        """Counts since the previous call."""
         tally, now = self._tally, replace(self._collector.counts)
         self._tally = _Tally(before=now)
         return Collected(
@@ -182,7 +182,7 @@ class Batches:
         return groups
 
     async def _grow(self) -> None:
-        """Until the buffer has more groups."""
+        """Waits until the buffer has more groups."""
         if self._feeding is None:
             missing = self._schedule.groups_per_step - len(self._buffer)
             for group in await self._collector.collect(missing):

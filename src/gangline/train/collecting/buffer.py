@@ -1,7 +1,7 @@
-"""The buffer between collector and trainer: whole groups, oldest first, none trained on twice.
+"""The buffer between collector and trainer: whole groups, oldest first, each used at most `max_uses` times.
 
-`state` goes into a checkpoint with the weights; a buffer restored from it refuses the groups that those weights have
-seen, however often the service hands them out again.
+`state` is stored in a checkpoint with the weights. A buffer restored from it refuses groups that those weights were
+trained on, however often the service returns them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class BufferState(msgspec.Struct, frozen=True):
     """The part of a buffer that a checkpoint stores."""
 
     uses: dict[str, int]
-    """task id -> how often the group was trained on, of all that ever were."""
+    """task id -> how often its group was used for training, for all groups ever used."""
 
 
 class ReplayBuffer:
-    """capacity: groups; the oldest goes when one more comes. max_uses: how often a group may be taken."""
+    """capacity: groups; the oldest is evicted when it is exceeded. max_uses: how often a group may be taken."""
 
     def __init__(self, capacity: int, staleness: StalenessSettings, *, max_uses: int = 1) -> None:
         if capacity < 1 or max_uses < 1:
@@ -35,7 +35,7 @@ class ReplayBuffer:
         self._groups: dict[str, Group] = {}
         self._uses: dict[str, int] = {}
         self.num_evicted = 0
-        """Groups that left without having been taken as often as they might."""
+        """Groups evicted before they were taken `max_uses` times."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -50,12 +50,12 @@ class ReplayBuffer:
         return BufferState(dict(self._uses))
 
     def restore(self, state: BufferState) -> None:
-        """Forget the groups held, and refuse those that were trained on as often as they may be."""
+        """Drops the groups held, and refuses those that were used as often as allowed."""
         self._groups.clear()
         self._uses = dict(state.uses)
 
     def add(self, group: Group) -> bool:
-        """False when the group is here, or was trained on as often as it may be."""
+        """False if the group is already held, or was used as often as allowed."""
         if group.task_id in self._groups or self._uses.get(group.task_id, 0) >= self._max_uses:
             return False
         if len(self._groups) >= self._capacity:
@@ -64,13 +64,13 @@ class ReplayBuffer:
         return True
 
     def drop_stale(self, current_version: int) -> int:
-        """Drop groups of which a session is too old for the trainer of `current_version`. Returns how many."""
+        """Drops groups with a session that is too old for the trainer of `current_version`. Returns their number."""
         stale = [task_id for task_id, group in self._groups.items() if not self._fresh(group, current_version)]
         self._evict(stale)
         return len(stale)
 
     def take(self, num_groups: int, current_version: int) -> list[Group] | None:
-        """The oldest `num_groups` fresh groups, each counted as trained on; None, and nothing counted, with too few."""
+        """The oldest `num_groups` fresh groups, each counted as used; None, without counting, if there are too few."""
         self.drop_stale(current_version)
         if len(self._groups) < num_groups:
             return None

@@ -1,13 +1,13 @@
-"""Collectors: tasks in, groups worth training on out.
+"""Collectors: turn tasks into groups worth training on.
 
 `PlainCollector` requests a batch, waits for all of it, and requests replacements for groups that were not admitted.
 `ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
-the next call, or cancels it. Source: ProRL Agent, 3.4.
+the next call or cancels it. Source: ProRL Agent, 3.4.
 
-Laws: a group is handed out once. A group that is not whole is rejected, shrunk or rerun, as the settings say, never
-passed on silently. A failure loses nothing: groups found before it come with the next call. Requests to a server that
-does not answer are retried until it does: every task has an id, so nothing runs twice. Every task still in flight when
-a collector is left is cancelled at the service. It gives up where no task can run: see `giving_up.py`.
+Laws: a group is returned once. An incomplete group is rejected, shrunk or rerun as the settings say, never passed on
+silently. An error loses nothing: groups found before it are returned by the next call. Requests to an unreachable
+server are retried until it answers; every task has an id, so nothing runs twice. Leaving a collector cancels every task
+still in flight. It gives up if no task can run: see `giving_up.py`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[Group], Group | None]
-"""The part of a whole group that is worth training on; None when there is none."""
+"""Returns the part of a whole group that is worth training on, or None."""
 
 
 def informative(group: Group) -> Group | None:
-    """Dynamic sampling: no group of one reward. Source: DAPO, 3.2."""
+    """Dynamic sampling: drops groups whose rewards are all equal. Source: DAPO, 3.2."""
     return group if group.is_informative else None
 
 
@@ -60,18 +60,18 @@ def _everything(group: Group) -> Group:
 
 @dataclass
 class CollectionCounts:
-    """Groups, since the collector was made."""
+    """Groups since the collector was created."""
 
     submitted: int = 0
     handed_out: int = 0
     not_admitted: int = 0
-    """Whole, and not worth training on."""
+    """Whole, but not worth training on."""
     invalid: int = 0
-    """Not whole, and dropped."""
+    """Incomplete, and dropped."""
     cancelled: int = 0
-    """Still in flight when they were no longer wanted."""
+    """Still in flight when they were no longer needed."""
     wasted: int = 0
-    """Worth training on, and one too many."""
+    """Worth training on, but surplus."""
 
 
 _Ended = Group | Literal["not_admitted", "invalid"]
@@ -79,17 +79,17 @@ _Ended = Group | Literal["not_admitted", "invalid"]
 
 @dataclass(eq=False)
 class _Rollout:
-    """One task on its way to be a group."""
+    """One task that is becoming a group."""
 
     task: Task
     task_id: str
-    """Task id of its last run: the service may have work for it."""
+    """Task id of its last run, which the service may still be running."""
     beside: BesideTask
     work: asyncio.Task[_Ended] = field(init=False)
 
 
 class _Rollouts:
-    """Runs tasks at the service, each in an asyncio task that it owns."""
+    """Runs tasks at the service, each in its own asyncio task."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Rollouts:
         return len(self._running)
 
     def start(self) -> bool:
-        """Start the next task; False when there is none. Raises: InvalidRequest of a held-out one."""
+        """Start the next task; False if there is none. Raises: InvalidRequest if the task is held out."""
         task = next(self._tasks, None)
         if task is None:
             return False
@@ -128,16 +128,16 @@ class _Rollouts:
         return True
 
     async def next_groups(self, *, all_of_them: bool = False) -> list[Group]:
-        """The ready groups, as soon as there is one, or when all are ready. Raises: as `ready_groups`."""
+        """Waits for the first ready groups, or for all of them. Raises: as `ready_groups`."""
         if self._running:
             when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
             await asyncio.wait(self._running, return_when=when)
         return self.ready_groups()
 
     def ready_groups(self) -> list[Group]:
-        """Admitted groups of the rollouts that have ended, in the order of their start.
+        """Admitted groups of finished rollouts, in the order they were started.
 
-        Raises: a rollout's error, once the groups started before it were handed over.
+        Raises: a rollout's error, after the groups started before it were returned.
         """
         groups = list[Group]()
         for work in [work for work in self._running if work.done()]:
@@ -152,7 +152,7 @@ class _Rollouts:
         return groups
 
     async def cancel_all(self) -> None:
-        """End every rollout, here and at the service."""
+        """Cancel every rollout, here and at the service."""
         rollouts = list(self._running.values())
         self._running.clear()
         self.counts.cancelled += len(rollouts)
@@ -162,19 +162,19 @@ class _Rollouts:
         await asyncio.gather(*(self._cancel(rollout) for rollout in rollouts))
 
     async def _cancel(self, rollout: _Rollout) -> None:
-        # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
+        # Unknown, already gone, or the server does not answer: the sessions end by their own budgets.
         with contextlib.suppress(GanglineError):
             await self._service.cancel(rollout.task_id)
 
     async def _run(self, rollout: _Rollout) -> _Ended:
-        """Tasks beside it that are not needed any more are cancelled. Raises: InvalidGroup under `refuse`."""
+        """Cancels extra tasks that are no longer needed. Raises: InvalidGroup under `refuse`."""
         try:
             return await self._measured(rollout)
         finally:
             await rollout.beside.cancel()
 
     async def _measured(self, rollout: _Rollout) -> _Ended:
-        """The group that is trained on, with the rewards of what runs beside its task."""
+        """The group to train on, with the rewards of its extra tasks."""
         if (group := await self._whole(rollout)) is None:
             return "invalid"
         if (admitted := self._admit(group)) is None:
@@ -182,9 +182,9 @@ class _Rollouts:
         return await rollout.beside.measure(group, admitted) or "invalid"
 
     async def _whole(self, rollout: _Rollout) -> Group | None:
-        """None when it is to be dropped."""
+        """None if the group is to be dropped."""
         for run in range(1, MOST_RUNS + 1):
-            # Under its own id the service would answer with the group that is not whole.
+            # Under the same id the service would return the incomplete group again.
             task = rollout.task if run == 1 else named(rollout.task, f"{id_of(rollout.task)}.run{run}")
             rollout.task_id = task_id = id_of(task)
             submitted = await answered(self._service.submit, task, self._retry_s)
@@ -207,10 +207,11 @@ class _Rollouts:
 
 
 class _Collector:
-    """Enter it before use: rollouts that are still in flight when it is left are cancelled.
+    """Enter it before use; leaving it cancels the rollouts still in flight.
 
-    tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
-    does not answer. beside: what runs beside every task; None runs nothing. patience: of a run of several collectors.
+    tasks: usually endless; task ids, if given, must be unique. retry_s: delay between requests to an unreachable
+    server. beside: extra tasks run for every task, None for no extra tasks. patience: shared by the collectors of a
+    run.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class _Collector:
 
     @property
     def num_waiting(self) -> int:
-        """Groups that were found and come with the next call."""
+        """Groups that are ready for the next call."""
         return len(self._found)
 
     @property
@@ -256,7 +257,7 @@ class _Collector:
 
 
 class PlainCollector(_Collector):
-    """Batch by batch, for comparison: all of a batch must end before the next begins, and surplus groups are lost."""
+    """Batch by batch, for comparison: a batch must end before the next begins, and surplus groups are discarded."""
 
     async def collect(self, num_groups: int) -> list[Group]:
         """Raises: InvalidGroup, OutOfTasks, the service's errors."""
@@ -273,10 +274,10 @@ class PlainCollector(_Collector):
 
 
 class ReplenishingCollector(_Collector):
-    """num_in_flight: groups that are always under way while it collects.
+    """num_in_flight: groups kept in flight while it collects.
 
-    unfinished: `carry` goes on with them in the next call, `cancel` ends them. Groups that end beyond the number asked
-    for come first in the next call.
+    unfinished: `carry` keeps them for the next call, `cancel` cancels them. Surplus finished groups are returned first
+    by the next call.
     """
 
     def __init__(

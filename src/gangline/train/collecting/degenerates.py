@@ -1,4 +1,4 @@
-"""Degenerates: groups and sessions that teach nothing, or the wrong thing."""
+"""Degenerates: groups and sessions that teach nothing or teach something wrong."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ __all__ = ["DegenerateSettings", "num_sampled", "num_turns", "repetition", "why_
 
 class DegenerateSettings(TrainingOptions):
     loop_turns: int | None = Field(default=20, ge=1)
-    """A loop has more turns than this, no reward, and repeats itself. None: loops stay."""
+    """A session is a loop if it has more turns than this, no reward, and repeats itself. None keeps loops."""
     loop_repetition: float = Field(default=0.5, gt=0, le=1)
-    """Share of actions that the session had done before, from which on it repeats itself."""
+    """A session repeats itself if at least this share of its actions were done before."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Longest session: ids of its longest trace, prompt included."""
+    """Maximum ids of the session's longest trace, including the prompt."""
     drop_unparsed: bool = False
-    """Whether sessions go whose tool calls could not be read. `on_unparsed` of a task's evaluator trains on them as
-    failures instead."""
+    """Whether to drop sessions with tool calls that could not be parsed. `on_unparsed` of a task's evaluator trains on
+    them as failures instead.
+    """
     identical_rewards: bool = False
-    """Whether groups of one reward go, others being collected in their place, as under `dynamic_sampling`."""
+    """Whether to drop groups whose rewards are all equal and collect others instead, as under `dynamic_sampling`."""
 
 
 def num_turns(session: SessionResult) -> int:
@@ -36,14 +37,15 @@ def num_turns(session: SessionResult) -> int:
 
 
 def num_sampled(session: SessionResult) -> int:
-    """Tokens that the session sampled, those that may not be trained on included."""
+    """Tokens that the session sampled, including tokens that may not be trained on."""
     return sum(span.end - span.start for trace in _traces(session) for span in trace.spans)
 
 
 def repetition(session: SessionResult) -> float:
-    """Share of the session's actions (a turn's tool calls, with their arguments) that it had done before. 0.0 of none.
+    """Share of the session's actions (a turn's tool calls with their arguments) that it had done before; 0.0 without
+    actions.
 
-    A cycle of several actions counts as much as one action again and again.
+    Repeating a cycle of several actions counts as much as repeating one action.
     """
     seen: set[tuple[tuple[str, str], ...]] = set()
     num = num_again = 0
@@ -63,7 +65,7 @@ def _action(message: Message) -> tuple[tuple[str, str], ...]:
 
 
 def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str | None:
-    """Why a session should not be trained on, its kind up to the first colon; None when it may."""
+    """Why a session should not be trained on, starting with the kind and a colon; None if it may be."""
     turns = num_turns(session)
     if (
         settings.loop_turns is not None
@@ -81,7 +83,7 @@ def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str 
 
 
 def without_degenerates(group: Group, settings: DegenerateSettings) -> tuple[Group, dict[str, str]]:
-    """The group's other sessions, and session id -> why it was left out. One reward in all is not looked at here."""
+    """The group without degenerate sessions, and session id -> reason. Does not check for equal rewards."""
     reasons = {one.session_id: why for one in group.sessions if (why := why_degenerate(one, settings)) is not None}
     return replace(group, sessions=tuple(one for one in group.sessions if one.session_id not in reasons)), reasons
 

@@ -1,8 +1,8 @@
-"""When to give up: tasks of which nothing can ever be trained on, one after another.
+"""Decides when to give up: too many tasks in a row that produced nothing to train on.
 
-A task came to nothing when each of its sessions ended without an answered model call, or by a fault of the
-infrastructure. One session that ran and failed by itself is ordinary: a weak policy does that, and learns from it.
-Broken tasks between good ones are ordinary too, so that a run that had a good task waits for many more in a row.
+A task produced nothing if each of its sessions ended without an answered model call, or by an infrastructure fault. A
+session that ran and failed is ordinary: a weak policy fails and learns from it. Occasional broken tasks are ordinary
+too, so a run that had a good task tolerates many more in a row.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _NO_CALL = "no model call"
 
 
 class Patience:
-    """The patience of one run, to which every task that ended is noted. Belongs to one event loop."""
+    """The patience of one run, which is notified of every finished task. Bound to one event loop."""
 
     def __init__(self) -> None:
         self._most = _TASKS_AT_FIRST
         self._kind = ""
-        """What the latest tasks in a row have in common; empty where the latest one ran."""
+        """The shared failure of the latest tasks in a row; empty if the latest task ran."""
         self._tasks = set[str]()
         self._causes = Counter[str]()
 
     def note(self, task_id: str, sessions: Sequence[SessionResult]) -> None:
-        """task_id: the same for each run of the task. Raises: InvalidGroup when too many in a row came to nothing."""
+        """task_id: the same for each run of the task. Raises: InvalidGroup if too many in a row produced nothing."""
         ended = [one for one in sessions if one.outcome != "cancelled"]
         if not ended:
             return
@@ -70,7 +70,7 @@ class Patience:
 
 
 def _kind_of(session: SessionResult) -> str:
-    """Empty of a session that ran."""
+    """The kind of failure; empty if the session ran."""
     if made_no_call(session) and (session.reward is None or session.outcome != "completed"):
         return _NO_CALL
     if session.outcome != "infra_error":

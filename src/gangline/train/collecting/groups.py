@@ -1,12 +1,12 @@
 """Groups: the sessions of one task, and whether they may be compared with each other.
 
-A session is valid when it has a reward, at least one trace to train on, and we did not break: a fault of the
-infrastructure is no reward of 0, it is no reward. The treatment of an incomplete group is the trainer's choice, named
-beforehand, and never a silently short group.
+A session is valid if it has a reward, has at least one trace to train on, and did not fail through our fault: an
+infrastructure fault means no reward, not a reward of 0. The treatment of an incomplete group is configured in advance;
+a group is never shortened silently.
 
-Turns whose log-probs are not those of the distribution that was sampled from are masked here, for every trainer: side
-calls of an agent may be of that kind. A session with nothing else is not valid, and a group of such sessions is an
-error, for another try would be like it.
+Turns whose log-probs do not belong to the distribution they were sampled from are masked here for every trainer; an
+agent's side calls may be such turns. A session with only such turns is not valid. A group of such sessions is an error,
+because another run would be the same.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ LOW_DEVIATION = 1e-5
 
 class ValiditySettings(TrainingOptions):
     on_invalid: Literal["refuse", "shrink", "resubmit"] = "refuse"
-    """refuse: an error. shrink: go on with the valid sessions if there are enough. resubmit: run the task again."""
+    """refuse: an error. shrink: continue with the valid sessions if there are enough. resubmit: run the task again."""
     min_valid: int = Field(default=2, ge=2)
-    """Only for `shrink`: with fewer the group is dropped."""
+    """Only for `shrink`: groups with fewer valid sessions are dropped."""
     min_completed_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Only for `shrink`: the share of the task's sessions that must have done their work, with tokens to train on, as
-    `enough_sessions` counts them; with fewer the group is dropped."""
+    """Only for `shrink`: the share of the task's sessions that must have completed with tokens to train on, counted as
+    for `enough_sessions`; otherwise the group is dropped.
+    """
 
     @model_validator(mode="after")
     def _has_a_use_for_its_fraction(self) -> ValiditySettings:
@@ -72,25 +73,25 @@ class ValiditySettings(TrainingOptions):
 
 @dataclass(frozen=True)
 class CoalitionRewards:
-    """The rewards that parts of a task's players get without the others."""
+    """The rewards of subsets of a task's players."""
 
     means: Mapping[frozenset[str], float]
-    """Coalition -> mean reward of its sessions; of nobody and of all players too."""
+    """Coalition -> mean reward of its sessions, including the empty coalition and the one of all players."""
     num_sessions: int
-    """That ran for these means alone."""
+    """Sessions run only for these means."""
 
 
 class Greedy(NamedTuple):
-    """The session of the likeliest tokens that ran beside a group."""
+    """The greedy session run for a group."""
 
     reward: float
     num_tokens: int
-    """That it sampled."""
+    """Tokens that it sampled."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The sessions of one task that are compared with each other, by sample index."""
+    """The sessions of one task that are compared with each other, ordered by sample index."""
 
     task_id: str
     sessions: tuple[SessionResult, ...]
@@ -106,18 +107,18 @@ class Group:
 
     @property
     def deviation(self) -> float:
-        """Population deviation of the rewards; 0.0 of none."""
+        """Population standard deviation of the rewards; 0.0 without rewards."""
         return float(np.std(self.rewards)) if self.rewards else 0.0
 
     @property
     def is_informative(self) -> bool:
-        """Whether comparing the sessions teaches anything."""
+        """Whether the rewards differ enough to learn from."""
         return self.deviation >= LOW_DEVIATION
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on a group. `group` has only its valid sessions; `reasons`: session id -> why it is not valid."""
+    """The decision on a group. `group` has only valid sessions; `reasons`: session id -> why it is not valid."""
 
     action: Literal["keep", "drop", "resubmit"]
     group: Group
@@ -125,7 +126,7 @@ class Verdict:
 
 
 def trainable_traces(session: SessionResult) -> list[Trace]:
-    """Traces with at least one token to train on, prompts written out, turns that must not be trained on masked."""
+    """Traces with at least one token to train on, with full prompts and untrainable turns masked."""
     traces = () if session.trajectory is None else session.trajectory.traces
     whole = with_whole_prompts(traces) if any(one.shared_prefix is not None for one in traces) else traces
     masked = (_only_comparable(trace) for trace in whole if trace.untrainable is None)
@@ -133,7 +134,7 @@ def trainable_traces(session: SessionResult) -> list[Trace]:
 
 
 def require_no_images(trace: Trace) -> None:
-    """For a trainer that gets no pixels. Raises: InvalidGroup."""
+    """For a trainer that does not receive pixels. Raises: InvalidGroup."""
     if placed_images(trace):
         raise InvalidGroup(
             f"{trace.trace_id} has images, and their pixels would be left behind here: train it where they are carried "
@@ -169,14 +170,14 @@ def _only_comparable(trace: Trace) -> Trace:
 
 
 def _not_comparable(trace: Trace) -> Iterator[tuple[TurnSpan, str]]:
-    """Turns with trained tokens that no trainer can weigh, and why."""
+    """Turns with trained tokens whose log-probs cannot be used for training, and why."""
     for span, certificate in zip(trace.spans, trace.certificates, strict=True):
         if trace.loss_mask[span.start : span.end].any() and (why := why_not_trainable(certificate)) is not None:
             yield span, why
 
 
 def early_ends(sessions: Iterable[SessionResult]) -> dict[str, int]:
-    """Outcome other than `completed`, followed by the code of its failure where there is one -> sessions."""
+    """Outcome other than `completed`, with the failure's code if there is one -> number of sessions."""
     found = Counter[str]()
     for one in sessions:
         if one.outcome != "completed":
@@ -185,7 +186,7 @@ def early_ends(sessions: Iterable[SessionResult]) -> dict[str, int]:
 
 
 def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
-    """Why tokens with `loss_mask = 1` must not be trained on -> their number."""
+    """Reason why tokens with `loss_mask = 1` must not be trained on -> number of tokens."""
     found = Counter[str]()
     for trace in (trace for one in sessions if one.trajectory is not None for trace in one.trajectory.traces):
         for span, why in _not_comparable(trace):
@@ -194,7 +195,7 @@ def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
 
 
 def why_invalid(session: SessionResult) -> str | None:
-    """Why a session cannot be compared; None when it can."""
+    """Why a session cannot be compared; None if it can."""
     if session.held_out:
         return "it is held out: it measures, and is not trained on"
     if (why := why_not_measured(session)) is not None or trainable_traces(session):
@@ -212,11 +213,11 @@ def judge_group(
     *,
     enough: int | None = None,
 ) -> Verdict:
-    """Keep, drop or run again. Warns of rewards that hardly differ.
+    """Decides whether to keep, drop or rerun a group. Logs a warning if the rewards hardly differ.
 
-    num_samples: sessions that the task has. enough: how many make its group whole, where not all of them must.
-    Raises: InvalidGroup when the group is not whole and `refuse` is set, and always when its sessions have nothing but
-    tokens that cannot be trained on; the message names every session and why.
+    num_samples: the task's number of sessions. enough: number of sessions that make its group whole, if not all are
+    required. Raises: InvalidGroup if the group is incomplete under `refuse`, and always if its sessions only have
+    tokens that cannot be trained on; the message lists every session with the reason.
     """
     settings, wanted = settings or ValiditySettings(), min(enough or num_samples, num_samples)
     reasons = {session.session_id: why for session in sessions if (why := why_invalid(session)) is not None}
@@ -234,7 +235,7 @@ def judge_group(
 
 
 def _num_completed(task_id: str, num_samples: int, settings: ValiditySettings, enough: int | None) -> int:
-    """How many sessions must have done their work. Raises: InvalidGroup where the task ends with fewer."""
+    """Number of sessions that must have completed. Raises: InvalidGroup if the task ends with fewer."""
     least = math.ceil(num_samples * settings.min_completed_fraction - 1e-9)
     if enough is not None and enough < least:
         raise InvalidGroup(

@@ -1,4 +1,4 @@
-"""Settings of a run's course: its steps, the groups of each, and how old, invalid or often used groups may be."""
+"""Settings of a run's schedule: steps, groups per step, and limits on the age, validity and reuse of groups."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ScheduleSettings(TrainingOptions):
     steps: int = Field(default=100, ge=1)
     groups_per_step: int = Field(default=8, ge=1)
     groups_in_flight: int | None = Field(default=None, ge=1)
-    """Only async: always under way. None: as many as a step takes."""
+    """Only for async: groups always in flight. None: as many as a step uses."""
     staleness: StalenessSettings = StalenessSettings()
     max_uses: int = Field(default=1, ge=1)
-    """How often a group is trained on."""
+    """How often a group is used for training."""
     validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
     checkpoint_every: int = Field(default=1, ge=1)
-    """Steps. One that is evaluated, and the last, have one in any case."""
+    """Steps. Evaluated steps and the last step always have a checkpoint."""
     patience_s: float = Field(default=600.0, ge=0)
-    """How long engines, nodes and server may be down when weights are due."""
+    """How long engines, nodes and server may be unreachable when weights are due."""
 
     @property
     def num_in_flight(self) -> int:
-        """Groups under way, resolved."""
+        """Groups in flight, with the default applied."""
         return self.groups_in_flight or self.groups_per_step

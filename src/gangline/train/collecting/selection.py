@@ -1,8 +1,8 @@
-"""Selection: the part of a whole group that is trained on, and how many sessions were left out of it and why.
+"""Selection: the part of a whole group that is trained on, and counts of left-out sessions by reason.
 
-In this order: rewards of the experiment's own, its changes to the group, sessions left out one by one (by its filter,
-then as degenerates), the control, and the decision on the rest as a whole. Sessions are left out by their true rewards,
-so a control arm trains on the same sessions.
+The order is: the experiment's own rewards, its changes to the group, leaving out single sessions (by its filter, then
+as degenerates), the control, and the decision on the remaining group. Sessions are left out by their true rewards, so a
+control arm trains on the same sessions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gangline.train.collecting.groups import Group
 __all__ = ["FilterSession", "Prepare", "RewardSession", "Selection"]
 
 Prepare = Callable[[Group], Group]
-"""Changes a whole group before it is looked at: other rows, other rewards."""
+"""Changes a whole group before selection: other rows, other rewards."""
 
 RewardSession = Callable[[SessionResult], float]
-"""The reward by which a session is compared, instead of its evaluator's."""
+"""Returns the reward used for a session, instead of its evaluator's."""
 
 FilterSession = Callable[[SessionResult], str | None]
-"""Why a session is left out of its group, its kind up to the first colon; None when it stays."""
+"""Returns why a session is left out of its group, starting with the kind and a colon; None keeps it."""
 
 _FEWEST = 2
 """Sessions; fewer cannot be compared."""
@@ -37,7 +37,7 @@ _FEWEST = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Every part is optional; the default keeps whole groups as they are."""
+    """Every part is optional; the default keeps whole groups unchanged."""
 
     reward: RewardSession | None = None
     prepare: Prepare | None = None
@@ -47,9 +47,9 @@ class Selection:
     admit: Admit | None = None
 
     def select(self, group: Group, left_out: Counter[str]) -> Group | None:
-        """The group to train on; None when nothing of it is worth it.
+        """The group to train on; None if nothing in it is worth training on.
 
-        left_out: kind of reason -> number of sessions; added to. Raises: InvalidGroup of a reward that is not finite.
+        left_out: kind of reason -> number of sessions; updated. Raises: InvalidGroup if a reward is not finite.
         """
         if self.reward is not None:
             group = _rewarded(group, self.reward)
@@ -89,7 +89,7 @@ def _rewarded(group: Group, reward: RewardSession) -> Group:
 
 
 def _with_reward(session: SessionResult, reward: float) -> SessionResult:
-    """Traces that have the session's reward have the new one; an evaluator's own rewards of traces stay."""
+    """Replaces the reward of traces that have the session's reward; traces with an evaluator's own reward keep it."""
     changed = msgspec.structs.replace(session, reward=reward)
     if session.trajectory is None:
         return changed

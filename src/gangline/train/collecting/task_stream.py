@@ -1,5 +1,4 @@
-"""The tasks of a run, each time under an id of its own that a restart gives again: a list of them, again and again, or
-as a sampler chooses."""
+"""The tasks of a run, with ids that stay the same after a restart: a list repeated endlessly, or a sampler's choice."""
 
 from __future__ import annotations
 
@@ -25,7 +24,9 @@ def seeded_task(task: Mapping[str, Any], *path: int) -> dict[str, Any]:
 
 
 class TaskStream:
-    """Task number `i` of a run is always the same task with the same id: the service knows it when it comes again."""
+    """Task number `i` of a run is always the same task with the same id, so the service recognizes it after a
+    restart.
+    """
 
     def __init__(
         self,
@@ -38,13 +39,12 @@ class TaskStream:
         seeded: bool = False,
         sampler: TaskSampler | None = None,
     ) -> None:
-        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. num_samples: sessions of each. sampler: chooses
-        the next task; None takes all of them, pass after pass.
+        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. num_samples: sessions per task. sampler: chooses
+        the next task. Without one, all tasks are used, pass after pass.
 
-        seeded: each task samples by a `capture.seed` of its own, made from `seed` and its number; run again, by the
-        same.
+        seeded: each task has its own `capture.seed`, derived from `seed` and its number; a rerun has the same one.
 
-        Raises: InvalidRequest of no tasks.
+        Raises: InvalidRequest if there are no tasks.
         """
         if not tasks:
             raise InvalidRequest("there are no tasks to train on: the file of tasks is empty.")
@@ -66,24 +66,25 @@ class TaskStream:
         return f"{self._run}-{number:06d}"
 
     def epoch_of(self, task_id: str) -> int:
-        """The pass over the tasks, from 0, that a task of this run belongs to, a retried one too. With a sampler a pass
-        is as many tasks as there are."""
+        """The pass over the tasks, from 0, that a task (or its rerun) belongs to. With a sampler, a pass is as many
+        draws as there are tasks.
+        """
         return self._number_of(task_id) // len(self._tasks)
 
     def measure(self, task_id: str, rewards: Sequence[float]) -> None:
-        """Tell the sampler, where there is one, the rewards of a task's sessions."""
+        """Report the rewards of a task's sessions to the sampler, if there is one."""
         if self._sampler is not None:
             self._sampler.measure(self._number_of(task_id), rewards)
 
     def sampler_metrics(self, task_ids: Iterable[str]) -> SamplerMetrics | None:
-        """task_ids: of a step's groups. None without a sampler."""
+        """task_ids: tasks of a step's groups. None without a sampler."""
         return None if self._sampler is None else self._sampler.metrics(map(self._number_of, task_ids))
 
     def _number_of(self, task_id: str) -> int:
         return int(task_id.partition(".run")[0].removeprefix(f"{self._run}-"))
 
     def tasks(self, settled: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-        """Without end; those whose ids are in `settled` are left out."""
+        """Endless; tasks with ids in `settled` are left out."""
         for number, index in enumerate(self._indices()):
             task_id = self.task_id(number)
             if task_id not in settled:

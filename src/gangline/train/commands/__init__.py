@@ -1,4 +1,4 @@
-"""Commands that train: train and demo.
+"""Commands for training: train and demo.
 
-`run` carries out one experiment, and `view` draws it. Start with `train`.
+`run` runs one experiment, and `view` displays it. Start with `train`.
 """

@@ -1,4 +1,4 @@
-"""`gangline demo`: one command from a task to rows that carry their proof, and to a model that learned from them."""
+"""`gangline demo`: one command from a task to audited rows and a model trained on them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["register"]
 
 
 TYPICAL_SEED = 0
-"""Its two tasks are about as hard as the median of this example's."""
+"""A seed whose two tasks are about as hard as the median of this example's tasks."""
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled_tokens: int
     num_chains: int
     num_exact: int
-    """Turns whose context is exact; a first turn, which has no context to differ from, counts."""
+    """Turns whose context is exact. First turns count, since they have no earlier context to differ from."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +66,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_exact: int
     wall_s: float
     sessions_overlap: float
-    """Sessions in flight on average: the sum of their stage times over the wall time."""
+    """Average number of sessions in flight: the sum of their stage times divided by the wall time."""
     audit: dict[str, Any]
     best_session: str
     rows: str
     picture: str
     runtime: str
     learning: LearningReport | None
-    """None with `--steps 0`, and of an engine without weights."""
+    """None with `--steps 0`, and for engines without trainable weights."""
 
 
 def demo(
@@ -134,7 +134,7 @@ class _Ran(NamedTuple):
 
 
 async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tuple[Report, LearningReport | None]:
-    """The sessions and their results are shown before training begins."""
+    """Prints the sessions and their results before training begins."""
     backend = wanted.runtime or await _choose_runtime()
     tasks = _tasks(name, wanted.groups, wanted.samples, wanted.seed, backend)
     say = notes()
@@ -168,14 +168,14 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
 
 
 async def _show_page(client: ServerClient, *, opens: bool) -> None:
-    """A link to the page, while the service runs."""
+    """Print a link to the page while the service runs, and open it if asked."""
     url = await _print_link(client, "with these sessions, token by token")
     if opens:
         webbrowser.open(url)
 
 
 async def _print_link(client: ServerClient, what: str) -> str:
-    """The link, for one browser."""
+    """Print a one-time link to the page and return it."""
     url = client.url + (await client.page_link()).path
     notes().print(f"[bold]The page[/] {what}; the link works once: {url}", soft_wrap=True)
     return url
@@ -209,7 +209,7 @@ async def _learn(
 
 
 async def _choose_runtime() -> str:
-    """The sandbox where it works; else no isolation, under a warning that nobody can miss."""
+    """`sandbox` if it works here, else `process` with a prominent warning."""
     from gangline.settings import plugins
 
     try:
@@ -229,8 +229,9 @@ async def _choose_runtime() -> str:
 
 
 def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> list[dict[str, Any]]:
-    """The tasks of `examples/read_file`, as anyone would submit them: named for this run of the demo, and the same
-    again for the same seed, including the sampling."""
+    """The tasks of `examples/read_file`, with ids for this run of the demo. The same seed gives the same tasks and
+    sampling.
+    """
     path = Path(gangline.__file__).resolve().parents[2] / "examples" / "read_file" / "tasks.py"
     spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -249,7 +250,7 @@ def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> lis
 
 
 async def _watch(client: ServerClient, task_ids: list[str]) -> None:
-    """Show the groups until all have ended."""
+    """Display the groups until all have ended."""
     with Live(console=notes(), refresh_per_second=4, transient=True) as live:
         while True:
             views = [await client.task(task_id) for task_id in task_ids]
@@ -271,7 +272,7 @@ def _progress(views: list[TaskView]) -> FactTable:
 
 
 def _report(plan: Plan, name: str, ran: _Ran) -> Report:
-    """Audit with the model, write rows and picture."""
+    """Audit the rows with the model and write the rows and the picture."""
     from gangline.cli.results.audit import audit_results
     from gangline.cli.results.picture import draw_trajectory
     from gangline.rows.export import export_rows
@@ -389,7 +390,7 @@ def _print_next(report: Report, plan: Plan) -> None:
 
 
 def _program() -> str:
-    """The command to type for `gangline` here."""
+    """The command that runs `gangline` in this environment."""
     if shutil.which("gangline"):
         return "gangline"
     program = os.path.relpath(sys.argv[0])

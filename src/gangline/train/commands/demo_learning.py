@@ -1,4 +1,4 @@
-"""The second half of `gangline demo`: the small model learns the demo's task, through the same unmodified agent."""
+"""The second half of `gangline demo`: the small model learns the demo's task through the same unmodified agent."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ class LearningReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean reward of each step."""
     first_reward: float
     last_reward: float
-    """Means on files that it never trained on, before the first step and after the last."""
+    """Means on files never trained on, before the first step and after the last."""
     first_error: float | None
     last_error: float | None
-    """Standard errors of these; None where only one task's sessions count."""
+    """Standard errors of these means; None if only one task's sessions count."""
     difference: float | None
     difference_error: float | None
-    """Mean gain file by file, and its standard error; None where no file's sessions, or only one's, count in both."""
+    """Mean gain per file and its standard error. The mean is None if no file's sessions count in both evaluations; the
+    error is None if fewer than two files do.
+    """
     num_held_out_tasks: int
     minutes: float
-    """Both evaluations included."""
+    """Including both evaluations."""
     shuffled: bool
-    """Whether it was the control, with rewards dealt out at random."""
+    """Whether this was the control, with rewards assigned at random."""
     chart: str
     run: str
 
@@ -58,7 +60,7 @@ async def learn(
     seed: int,
     shuffled: bool,
 ) -> Ran:
-    """Train for `num_steps`, and keep the useful part of the run's folder. Raises: the trainer's errors."""
+    """Train for `num_steps` and keep the useful part of the run's folder. Raises: the trainer's errors."""
     from gangline.train.run.experiment import Experiment
 
     experiment = Experiment.model_validate(
@@ -73,7 +75,8 @@ async def learn(
                 "groups_per_step": _GROUPS_PER_STEP,
                 "checkpoint_every": num_steps,
             },
-            # Small batches keep the tree's square mask small; the last layers learn the task as well, in half the time.
+            # Small batches keep the tree's square mask small. Training only the last layers works as well, in half the
+            # time.
             "learner": {"learning_rate": 1e-5, "last_layers": 10, "max_places": 600, "reference_metric": False},
             "control": "shuffled_rewards" if shuffled else "none",
             "seed": seed,

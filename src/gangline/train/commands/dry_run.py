@@ -1,4 +1,4 @@
-"""`gangline train dry-run`: some groups of an experiment, and the spread of their rewards."""
+"""`gangline train dry-run`: samples some groups of an experiment and reports the spread of their rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the reference trainer: the service that it trains through, its folder, its messages."""
+"""One run of the reference trainer: its service, its folder and its messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ran(NamedTuple):
 async def with_service(
     experiment: Experiment, data_dir: Path, body: Callable[[ServerClient, str | None], Awaitable[T]]
 ) -> T:
-    """`body` with the experiment's service and its token. Raises: errors of `body` and of the service."""
+    """Runs `body` with the experiment's service and its token. Raises: errors of `body` and of the service."""
     service = experiment.service
     if service.url is not None:
         return await with_running(find_service(data_dir, service.url), body)
@@ -65,7 +65,7 @@ async def run_experiment(
     data_dir: Path,
     held_out: Sequence[Mapping[str, Any]] = (),
 ) -> Ran:
-    """Through a running service, or one of its own. held_out: of the experiment's `evaluation`.
+    """Trains through a running service, or one started for the run. held_out: tasks of the experiment's `evaluation`.
 
     Raises: errors of the trainer or the service.
     """
@@ -90,10 +90,10 @@ async def train_through(
     data_dir: Path,
     held_out: Sequence[Mapping[str, Any]] = (),
 ) -> Ran:
-    """All steps of an experiment that are not done yet.
+    """Runs all remaining steps of an experiment.
 
-    Raises: DiskFull; Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained
-        on.
+    Raises: DiskFull. Conflict if its folder is in use or belongs to another experiment. InvalidRequest if held-out
+    tasks are among the training tasks.
     """
     from gangline.train.run.evaluation import require_disjoint
     from gangline.train.run.lineage import key_of
@@ -225,7 +225,7 @@ def selection_of(run: str, experiment: Experiment) -> Selection:
 
 
 def _masks(experiment: Experiment, model_folder: Path) -> GroupMasks:
-    """Raises: InvalidRequest when a mark of the thinking is not one token of the model."""
+    """Raises: InvalidRequest if a thinking marker is not a single token of the model."""
     from gangline.models.language.tokenizer import load_tokenizer
     from gangline.train.learning.mask_settings import ActionOnlyMask, GroupMasks
     from gangline.train.run.controls import controlled_mask
@@ -249,9 +249,9 @@ def _evaluation(
 
 
 def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, str | None], model_folder: Path) -> int:
-    """Writes down the inputs of the run. Returns the number of completed steps.
+    """Records the inputs of the run. Returns the number of completed steps.
 
-    digests: of tasks and held-out ones. Raises: Conflict.
+    digests: digests of the tasks and of the held-out tasks. Raises: Conflict.
     """
     from gangline.train.run.checkpoint import Checkpoints, checkpoint_digest
     from gangline.train.run.lineage import begin_life
@@ -299,7 +299,7 @@ def _finish(
 
 @contextlib.contextmanager
 def _full_disk_told(folder: Path) -> Generator[None]:
-    """Raises: DiskFull for whatever the run could not write."""
+    """Raises: DiskFull for any write of the run that failed."""
     try:
         yield
     except Exception as error:
@@ -309,7 +309,7 @@ def _full_disk_told(folder: Path) -> Generator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk is reported once, by the run's own error."""
+    """Skips write errors of a full disk: the run's own error reports it once."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not is_disk_full(sys.exc_info()[1] or Exception()):
@@ -331,7 +331,7 @@ def _held(folder: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Generator[None]:
-    """The trainer's messages about single groups go to a file, not to the terminal."""
+    """Sends the trainer's messages about single groups to a file instead of the terminal."""
     make_private_file(path)
     handler, log = _LogFile(path), logging.getLogger("gangline")
     handler.setFormatter(LineFormatter("text"))
@@ -364,7 +364,7 @@ def _learner(experiment: Experiment, model_folder: Path) -> Learner:
 
 
 def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
-    """The whole trained model: weights, configuration, tokenizer."""
+    """Saves the whole trained model: weights, configuration, tokenizer."""
     learner.save_weights(target)
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
         for path in model_folder.glob(pattern):

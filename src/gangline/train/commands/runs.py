@@ -1,4 +1,4 @@
-"""`gangline runs`: the training runs of a data folder: listed, shown, compared."""
+"""`gangline runs`: lists, shows and compares the training runs of a data folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline train`: which algorithms there are, and experiments: checked without a GPU, tried, run, gone on with."""
+"""`gangline train`: lists algorithms; validates, dry-runs, runs and resumes experiments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
 
 
 def _template_of(experiment: Experiment, tasks: list[dict[str, Any]]) -> tuple[TemplateFacts | None, list[str]]:
-    """Facts of the model's chat template, and what it lacks for these tasks; None where the model is not here."""
+    """Facts of the model's chat template, and features it lacks for these tasks; None if the model is not available
+    here.
+    """
     import asyncio
 
     from gangline.domain.errors import GanglineError
@@ -273,7 +275,7 @@ def _run_verl(spec: Path, data_dir: Path, as_json: bool) -> None:
 
 
 def _outcome(ran: Ran) -> str:
-    """The headline: the paired difference, never that of the first and the last training step."""
+    """The headline: the paired difference on held-out tasks, never a comparison of training steps."""
     if (difference := ran.results.held_out_difference) is None:
         return (
             "What was learned was not measured: there is no evaluation on held-out tasks. The rewards of training "
@@ -287,7 +289,7 @@ def _outcome(ran: Ran) -> str:
 
 
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin: all problems of settings and tasks together."""
+    """Tasks and held-out tasks. Raises: InvalidRequest, UnknownPlugin, with all problems of settings and tasks."""
     from gangline.domain.mistakes import Problems
     from gangline.train.collecting.sampling.choosing import chooser_of
     from gangline.train.run.experiment import examine_experiment, task_files
@@ -307,7 +309,7 @@ def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, 
 
 
 def _tasks_of(experiment: Experiment | VerlExperiment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
+    """Tasks and held-out tasks. Raises: InvalidRequest, UnknownPlugin."""
     from gangline.domain.mistakes import Problems
 
     problems = Problems(experiment.name)
@@ -319,7 +321,7 @@ def _tasks_of(experiment: Experiment | VerlExperiment) -> tuple[list[dict[str, A
 def _examined_tasks(
     experiment: Experiment | VerlExperiment, problems: Problems
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tasks, and held-out ones: those that are right."""
+    """The valid tasks and the valid held-out tasks."""
     from gangline.train.run.evaluation import require_disjoint
     from gangline.train.run.vetted import require_vetted
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check_verl", "train_with_verl"]
 
 _NOT_STARTED = "http://127.0.0.1:8700"
-"""Stands for the server while settings are checked."""
+"""Placeholder address of the server while settings are checked."""
 
 Tasks = Sequence[Mapping[str, Any]]
 
@@ -38,9 +38,9 @@ async def check_verl(experiment: VerlExperiment, tasks: Tasks, held_out: Tasks) 
 async def train_with_verl(
     experiment: VerlExperiment, tasks: Tasks, held_out: Tasks, data_dir: Path
 ) -> list[dict[str, Any]]:
-    """Check the settings, then train through a running service, or through one started for the run.
+    """Check the settings, then train through a running service or one started for the run.
 
-    Returns the lines of verl's metrics. Raises: InvalidRequest, NodeError when verl fails, errors of the service.
+    Returns the lines of verl's metrics. Raises: InvalidRequest, NodeError if verl fails, errors of the service.
     """
     from gangline.train.trainers.verl.experiment import write_data
     from gangline.train.trainers.verl.launch import checked, train
@@ -68,7 +68,7 @@ async def train_with_verl(
 
 
 def _show(metrics: Mapping[str, Any]) -> None:
-    """One line: the step, its mean reward, and validation's."""
+    """Print one line: the step, its mean reward, and validation metrics."""
     shown = {"reward": metrics.get("critic/score/mean"), "probs diff": metrics.get("training/rollout_probs_diff_max")}
     shown |= {name: value for name, value in metrics.items() if name.startswith("val-core/")}
     parts = (f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))

@@ -1,4 +1,4 @@
-"""How a run looks: a bar for each step and each evaluation in the terminal, curves as a PNG."""
+"""Displays a run: a bar for each step and evaluation in the terminal, and curves as a PNG."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["LearningView", "draw_curves", "notes_on", "remaining_s", "reward_cha
 _BAR_CHARS = 20
 _SHOWN_ROWS = 24
 _RECENT = 5
-"""Steps that an estimate is made from: the first ones take longer."""
+"""Latest steps used for an estimate; the first steps take longer."""
 
 
 def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> FactTable:
@@ -61,7 +61,7 @@ def _update_s(record: StepRecord) -> float:
 
 
 def notes_on(record: StepRecord) -> list[str]:
-    """Remarks on a step beside its numbers."""
+    """Remarks on a step, in addition to its numbers."""
     notes = [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
     notes += _early_ends(record, record.num_sessions)
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
@@ -75,7 +75,7 @@ def notes_on(record: StepRecord) -> list[str]:
 
 
 def _early_ends(record: StepRecord | EvaluationRecord, num_sessions: int) -> list[str]:
-    """A remark where sessions did not end as `completed`: a reward of 0 may come from that."""
+    """A remark if sessions did not end as `completed`, since a reward of 0 may come from that."""
     if not record.early_ends:
         return []
     counts = ", ".join(f"{number} {end}" for end, number in sorted(record.early_ends.items()))
@@ -83,7 +83,7 @@ def _early_ends(record: StepRecord | EvaluationRecord, num_sessions: int) -> lis
 
 
 def shown_reward(record: EvaluationRecord) -> str:
-    """The mean, and its standard error where that is known."""
+    """The mean, and its standard error if known."""
     error = "" if record.standard_error is None else f" ± {record.standard_error:.2f}"
     return f"{record.reward_mean:.2f}{error}"
 
@@ -98,7 +98,7 @@ def remaining_s(
 ) -> float | None:
     """Estimated seconds until the run ends, from its latest steps and evaluations; None before the first step.
 
-    num_evaluations: of the whole run.
+    num_evaluations: total for the run.
     """
     if not records:
         return None
@@ -110,9 +110,9 @@ def remaining_s(
 
 
 class LearningView:
-    """On a terminal, the chart as it grows over a progress bar; elsewhere a line for each step and each evaluation.
+    """On a terminal, a growing chart above a progress bar; otherwise one line per step and evaluation.
 
-    Both estimate how long the run will still take.
+    Both show an estimate of the remaining time.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class LearningView:
         before: Sequence[StepRecord] = (),
         evaluations_before: Sequence[EvaluationRecord] = (),
     ) -> None:
-        """num_evaluations: of the whole run. before, evaluations_before: records of earlier lives."""
+        """num_evaluations: total for the run. before, evaluations_before: records from earlier starts of the run."""
         self._console = console
         self._num_steps = num_steps
         self._num_evaluations = num_evaluations
@@ -180,7 +180,7 @@ class LearningView:
             )
 
     def say(self, line: str) -> None:
-        """A line of its own, above the chart."""
+        """Print a line above the chart."""
         self._console.print(line, markup=False, soft_wrap=True)
 
     def _note(self, line: str) -> None:
@@ -198,7 +198,7 @@ class LearningView:
         return f"about {_duration(max(estimate - (time.monotonic() - self._last_record_at), 1.0))} left"
 
     def _renderable(self) -> Group:
-        """Called by the display's own thread, too: reads only."""
+        """Also called by the display's thread, so it only reads."""
         num_done = len(self._records) + len(self._evaluations)
         if len(self._records) < self._num_steps:
             doing = f"step {len(self._records) + 1} of {self._num_steps}"
@@ -224,8 +224,8 @@ def draw_curves(
     title: str,
     evaluations: Mapping[str, Sequence[EvaluationRecord]] | None = None,
 ) -> Path:
-    """Mean reward by step, a line for each run. evaluations: of runs that have some, as a dashed line with diamonds and
-    standard errors, in the run's colour. Raises: InvalidRequest when the extra `plot` is not installed.
+    """Mean reward by step, one line per run. evaluations: drawn as dashed lines with diamonds and standard errors, in
+    the run's colour. Raises: InvalidRequest if the extra `plot` is not installed.
     """
     try:
         from matplotlib.figure import Figure

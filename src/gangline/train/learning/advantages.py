@@ -1,8 +1,8 @@
-"""Advantages: how much better than its group each session did.
+"""Advantages: how much better each session did than its group.
 
-One reward a session, however many traces it has: sessions are compared with each other before anything is spread over
-traces (`gangline.train.learning.credit`). Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO
-(2402.14740, 2.2), OPO (2505.23585), pass@k (2503.19595), REINFORCE++ (2501.03262), GDPO (2601.05242), GPG (2504.02546).
+Each session has one reward, however many traces it has: sessions are compared before credit is spread over traces
+(`gangline.train.learning.credit`). Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO (2402.14740,
+2.2), OPO (2505.23585), pass@k (2503.19595), REINFORCE++ (2501.03262), GDPO (2601.05242), GPG (2504.02546).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ONE_REWARD = 1e-8
-"""Rewards nearer to each other than this are one reward."""
+"""Rewards that differ by less than this count as equal."""
 
 _TINY = 1e-8
 """Added to a variance, as verl does."""
@@ -37,31 +37,35 @@ class AdvantageSettings(TrainingOptions):
     """The default is GRPO's."""
 
     baseline: Literal["mean", "leave_one_out", "length_weighted", "second_best", "greedy", "none"] = "mean"
-    """The subtracted baseline: the mean of the group, that of its other sessions, or the mean weighted by the sessions'
-    sampled tokens (OPO). second_best: only the best session has an advantage, over the second best (pass@k). greedy:
-    the reward of a session of the likeliest tokens, which runs beside each task (ReMax). none: rewards as they are; of
-    both, groups of one reward teach something."""
+    """The subtracted baseline: the group's mean, the mean of its other sessions, or the mean weighted by sampled tokens
+    (OPO). second_best: only the best session has an advantage, over the second best (pass@k). greedy: the reward of an
+    extra greedy session per task (ReMax). none: unchanged rewards. With `greedy` and `none`, groups whose rewards are
+    all equal still teach something.
+    """
     scale: Literal["deviation", "batch", "none"] = "deviation"
-    """The divisor: the standard deviation of the group's rewards, or none. batch: the mean over the trained tokens of
-    the whole step is subtracted, and their deviation divides (REINFORCE++)."""
+    """The divisor: the standard deviation of the group's rewards, or none. batch: subtracts the mean over all trained
+    tokens of the step and divides by their standard deviation (REINFORCE++).
+    """
     deviation: Literal["population", "sample"] = "population"
-    """Divided by G, or by G - 1 as TRL and verl do."""
+    """Divides by G, or by G - 1 as TRL and verl do."""
     epsilon: float = Field(default=1e-6, ge=0)
     """Added to the deviation."""
     clip: float | None = Field(default=None, gt=0)
-    """Largest advantage, either way."""
+    """Largest absolute advantage."""
     rewards: Literal["whole", "parts"] = "whole"
-    """parts: each part of the sessions' rewards (evaluators `composite`, `staged`) is compared by itself, over the
-    deviation of its own, and the advantages are added (GDPO)."""
+    """parts: each part of the sessions' rewards (evaluators `composite`, `staged`) is compared separately and divided
+    by its own deviation, and the advantages are added (GDPO).
+    """
     part_weights: dict[str, float] = Field(default_factory=dict[str, float])
     """Only for `parts`: name of a part -> factor of its advantages. Empty: all parts, each 1."""
     factor: Literal["none", "judged", "rewarded"] = "none"
-    """Multiplied by the step's sessions over those that teach: judged, those with an advantage (GPG); rewarded, those
-    whose reward is not 0, as verl counts them."""
+    """Multiplies advantages by the step's number of sessions over the number that teach. judged: sessions with an
+    advantage (GPG). rewarded: sessions whose reward is not 0, as verl counts them.
+    """
 
     @property
     def is_of_step(self) -> bool:
-        """Whether it takes all groups of a step to know one session's advantage."""
+        """Whether a session's advantage depends on all groups of a step."""
         return self.scale == "batch" or self.factor != "none"
 
     @model_validator(mode="after")
@@ -87,12 +91,12 @@ def group_advantages(
     lengths: ArrayLike | None = None,
     greedy: float | None = None,
 ) -> NDArray[np.float64]:
-    """Advantage of each session of one group; all zero where the group has one reward or one session, unless there is
-    no baseline.
+    """Advantage of each session of one group. All zero if the rewards are all equal or there is one session, unless
+    there is no baseline.
 
-    rewards: [S], one a session. lengths: [S] sampled tokens; all alike when None. greedy: the reward under the baseline
-    `greedy`. Returns: [S].
-    Raises: ValueError when a reward is not finite, or there is no greedy one and the baseline needs it.
+    rewards: [S], one per session. lengths: [S] sampled tokens; None: all equal. greedy: the reward for the baseline
+    `greedy`. Returns: [S]. Raises: ValueError if a reward is not finite, or if the baseline needs a greedy reward and
+    there is none.
     """
     settings = settings or AdvantageSettings()
     rewards_S = np.asarray(rewards, dtype=np.float64)
@@ -115,7 +119,7 @@ def group_advantages(
 
 
 def part_advantages(parts: Mapping[str, ArrayLike], settings: AdvantageSettings) -> NDArray[np.float64]:
-    """Advantage of each session of one group, by the parts of its reward. parts: name -> [S]. Returns: [S]."""
+    """Advantage of each session of one group, from the parts of its reward. parts: name -> [S]. Returns: [S]."""
     each = settings.model_copy(update={"scale": "deviation", "clip": None})
     found = [settings.part_weights.get(name, 1.0) * group_advantages(values, each) for name, values in parts.items()]
     total = np.sum(found, axis=0)
@@ -123,12 +127,14 @@ def part_advantages(parts: Mapping[str, ArrayLike], settings: AdvantageSettings)
 
 
 def batch_advantages(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
-    """Advantages [N] of all trained tokens of a step, by a critic: whitened under `scale: batch`, and clipped."""
+    """A critic's advantages [N] of all trained tokens of a step: whitened under `scale: batch`, and clipped."""
     return whitened(advantages, settings) if settings.scale == "batch" else _clipped(advantages, settings)
 
 
 def whitened(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
-    """Advantages of all trained tokens of a step [N], under `scale: batch`: less their mean, over their deviation."""
+    """Advantages [N] of all trained tokens of a step under `scale: batch`: minus their mean, divided by their
+    deviation.
+    """
     if len(advantages) < 2:
         return np.zeros(len(advantages))
     scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + _TINY)
@@ -159,9 +165,9 @@ def _over_baseline(
 def advantages_by_role(
     values: Sequence[Mapping[str, float]], settings: AdvantageSettings | None = None
 ) -> list[dict[str, float]]:
-    """Each role against the same role in the group's other sessions. Source: M-GRPO.
+    """Compares each role with the same role in the group's other sessions. Source: M-GRPO.
 
-    values: one mapping a session, role -> its share of the reward. A session may lack a role.
+    values: one mapping per session, role -> its share of the reward. A session may lack a role.
     """
     found: list[dict[str, float]] = [{} for _ in values]
     for role in _roles(values):

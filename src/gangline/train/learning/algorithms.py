@@ -1,8 +1,9 @@
-"""Algorithms: names for settings of one loss, its advantages and its reward shaping, each its difference from GRPO.
+"""Algorithms: named settings of the loss, advantages and reward shaping, each defined by its difference from GRPO.
 
 Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO (2503.14476), GSPO (2507.18071), CISPO
 (2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729), `ppo` with a critic, RAFT
-(2304.06767), which is fine-tuning on accepted samples; of the others, the modules of `losses` and `advantages`.
+(2304.06767), which is fine-tuning on accepted samples. For the other algorithms, see the modules of `losses` and
+`advantages`.
 """
 
 from __future__ import annotations
@@ -36,37 +37,36 @@ class Algorithm(TrainingOptions):
     turn_credit: TurnCreditSettings = TurnCreditSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     critic: CriticSettings | None = None
-    """Advantages over a critic's values instead of over the group; None compares sessions."""
+    """Computes advantages from a critic's values instead of the group; None compares sessions."""
     token_baseline: Literal["optimal"] | None = None
-    """A baseline for each token, from the returns and the gradients' sizes of the group's sessions; None: one for the
-    session."""
+    """A baseline per token, from the returns and gradient sizes of the group's sessions; None: one per session."""
     compare: Literal["sessions", "roles"] = "sessions"
     """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
     dynamic_sampling: bool = False
-    """Whether groups of one reward are left out, and others collected in their place."""
+    """Whether to leave out groups whose rewards are all equal and collect others instead."""
     resampling: ResamplingSettings | None = None
-    """Sessions of a step that weigh more or less by their rewards; None: all alike."""
+    """Weighs a step's sessions by their rewards; None: all equal."""
     loss: LossSettings = LossSettings()
     reward_kl: RewardKLSettings = RewardKLSettings()
-    """A penalty in the reward, beside the one of `loss.kl`."""
+    """A penalty in the reward, in addition to `loss.kl`."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a penalty is measured from the reference model."""
+        """Whether a penalty needs the reference model."""
         return self.loss.kl.coefficient > 0 or self.reward_kl.coefficient > 0
 
     @property
     def moves_all_tokens(self) -> bool:
-        """Whether tokens of advantage 0, as of groups of one reward, have a gradient too."""
+        """Whether tokens of advantage 0, as in groups whose rewards are all equal, have a gradient too."""
         return self.loss.moves_all_tokens or self.follows_from_scores
 
     @property
     def follows_from_scores(self) -> bool:
-        """Whether advantages follow from the model's scores of the tokens, in the reference trainer alone."""
+        """Whether advantages depend on the model's scores of the tokens. Only the reference trainer supports this."""
         return self.critic is not None or self.token_baseline is not None
 
     def require_group_advantages(self, trainer: str, *, one_by_one: bool = False) -> None:
-        """Raises: InvalidRequest when `trainer` cannot be given these advantages. one_by_one: it gets single groups."""
+        """Raises: InvalidRequest if `trainer` cannot use these advantages. one_by_one: it receives single groups."""
         if self.follows_from_scores:
             raise InvalidRequest(
                 f"{trainer} gets ready advantages, and those of a critic or a token baseline follow from scores in the "
@@ -131,7 +131,7 @@ class Algorithm(TrainingOptions):
         return self
 
     def _require_whole_rewards(self) -> None:
-        """Raises: ValueError where parts are compared, beside settings that are of whole rewards."""
+        """Raises: ValueError if parts are compared together with settings that need whole rewards."""
         changes = (
             self.shaping != RewardShaping() or self.reward_kl.coefficient > 0 or self.turn_credit.returns is not None
         )
@@ -225,9 +225,9 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
 
 
 def algorithm(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
-    """The settings of that name, with `overrides` (dotted setting -> value) on top.
+    """The settings of that name, with `overrides` (dotted setting -> value) applied.
 
-    Raises: UnknownPlugin for a name that there is not, InvalidRequest for an override that does not fit.
+    Raises: UnknownPlugin if there is no algorithm of that name, InvalidRequest if an override does not fit.
     """
     if name not in OVERRIDES:
         raise UnknownPlugin.named("algorithm", name, OVERRIDES)
@@ -254,7 +254,7 @@ def _set(fields: dict[str, Any], setting: str, value: Any) -> None:
 
 
 def differences(settings: Algorithm, base: Algorithm | None = None) -> dict[str, tuple[Any, Any]]:
-    """dotted setting -> (the base's value, this one's), where they differ. base: GRPO when None."""
+    """dotted setting -> (value in `base`, value here), for settings that differ. base: GRPO if None."""
     before, after = _flat((base or Algorithm()).model_dump()), _flat(settings.model_dump())
     names = [*after, *(name for name in before if name not in after)]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}

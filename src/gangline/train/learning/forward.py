@@ -1,7 +1,7 @@
 """The forward pass: log-probs and entropies of a batch's trained tokens by a Hugging Face causal model.
 
-The tree and packed layouts replace the model's attention (`compute.attention`): it must be plainly causal in every
-layer, without sliding windows, and without state that runs along the row as in Mamba. Padded batches fit every model.
+The tree and packed layouts replace the model's attention (`compute.attention`): it must be plain causal attention in
+every layer, without sliding windows or recurrent state along the row as in Mamba. Padded batches work with every model.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def token_scores(
 ) -> TokenScores:
     """Log-probs, entropies and the critic's values [N] of the batch's trained tokens, on the model's device.
 
-    Of softmax(logits / temperature), with the temperature of each token that its behaviour log-prob is of. The model
-    keeps the attention that packed and tree batches give it. chunk: tokens whose logits exist at a time.
-    Raises: InvalidRequest when the batch's layout does not fit the model.
+    They are of softmax(logits / temperature), with the temperature of each token's behaviour log-prob. Packed and tree
+    batches replace the model's attention for good. chunk: tokens whose logits exist at a time. Raises: InvalidRequest
+    if the batch's layout does not fit the model.
     """
     model = _without_adapter_wrapper(model)
     hidden = _hidden_states(model, batch)
@@ -76,7 +76,7 @@ def _hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def _without_adapter_wrapper(model: PreTrainedModel) -> PreTrainedModel:
-    """The model inside of a `PeftModel`, whose layers have the adapters."""
+    """The model inside a `PeftModel`, whose layers contain the adapters."""
     return cast("Any", model).get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -88,7 +88,7 @@ def loss_inputs(
     old_logprobs: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
 ) -> LossInputs:
-    """The input of the loss, on the device of `logprobs` [N] and of its type. The others: [N]."""
+    """The input of the loss, with the device and dtype of `logprobs` [N]. The others: [N]."""
 
     def like(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)

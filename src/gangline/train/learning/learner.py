@@ -1,7 +1,7 @@
-"""The learner: a Hugging Face causal model, its optimiser, and one update after another from samples.
+"""The learner: a Hugging Face causal model and its optimiser, which make updates from samples.
 
-It knows nothing of services and engines: samples in, metrics out, and its weights as a folder that engines load.
-Weights, gradients and moments are float32, independent of the saved type and the type of computation.
+It does not depend on services or engines: it takes samples, returns metrics, and saves its weights as a folder that
+engines load. Weights, gradients and moments are float32, whatever the saved and computation dtypes.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ T = TypeVar("T")
 
 
 class Abandoned(Exception):
-    """The caller no longer waits for this step; its update was not made."""
+    """The caller no longer waits for this step; its update was not applied."""
 
 
 class _Prepared(NamedTuple):
-    """A batch of an update, and what was found of it before the step's first one."""
+    """A batch of an update, with values computed before the step's first update."""
 
     batch: Batch
     old_logprobs: Tensor | None
-    """[N]; None where they are not needed."""
+    """[N]; None if not needed."""
     targets: ValueTargets | None
     """None without a critic."""
 
 
 class Learner:
-    """Not thread-safe: one call at a time, but for `abandon`."""
+    """Not thread-safe: one call at a time, except `abandon`."""
 
     def __init__(self, model_folder: Path, algorithm: Algorithm, settings: LearnerSettings, *, seed: int = 0) -> None:
-        """seed: of the order of sessions, and of adapters' first weights.
+        """seed: for the order of sessions and the adapters' initial weights.
 
-        Raises: NotFound when the folder holds no model, InvalidRequest when the settings do not fit it.
+        Raises: NotFound if the folder contains no model, InvalidRequest if the settings do not fit it.
         """
         self._algorithm = algorithm
         self._settings = settings
@@ -95,12 +95,12 @@ class Learner:
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on a batch once. Returns metrics: means over its trained tokens, or over its updates.
+        """Train on a batch once. Returns metrics: means over its trained tokens or over its updates.
 
-        Samples of advantage 0 count in the loss's means, and are computed only where a penalty, a bonus or such a mean
-        needs their tokens. With a critic, all are computed once more before the first update: their advantages follow
-        from its values.
-        Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update. Abandoned.
+        Samples of advantage 0 count in the loss's means, but are only computed if a penalty, a bonus or such a mean
+        needs their tokens. With a critic, all samples are computed once more before the first update, because their
+        advantages depend on its values. Raises: FloatingPointError if a gradient is not finite (that update changes
+        nothing), Abandoned.
         """
         self._model.train()
         metrics = StepMetrics()
@@ -118,7 +118,7 @@ class Learner:
         return metrics.means() | own
 
     def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Session id -> the KL penalty of its reward (`reward_kl`), by the weights as they are. Adapts the coefficient.
+        """Session id -> the KL penalty of its reward (`reward_kl`) under the current weights. Adapts the coefficient.
 
         Raises: Abandoned.
         """
@@ -141,7 +141,7 @@ class Learner:
         return pack_all(samples, self._settings.layout, max_places=self._settings.max_places)
 
     def abandon(self) -> None:
-        """End a running step before its next batch, and refuse later ones. Callable from any thread."""
+        """Stop a running step before its next batch, and refuse later ones. Callable from any thread."""
         self._abandoned.set()
 
     def _wanted(self, batches: Iterable[T]) -> Iterator[T]:
@@ -173,7 +173,7 @@ class Learner:
             before = scores.logprobs.detach() if old_logprobs is None else old_logprobs
             metrics.add(len(batch.targets), result.metrics | engine_mismatch(batch, before))
             metrics.sum("loss", float(result.loss.detach()))
-        # Apart: a critic that is far off must not make the policy's step small.
+        # Clipped separately: a bad critic must not shrink the policy's step.
         norms = {"grad_norm": self._clip(self._trained().values())}
         if self._critic is not None:
             norms["value_grad_norm"] = self._clip(self._critic.parameters())
@@ -210,9 +210,9 @@ class Learner:
         return loss
 
     def _prepared(self, batches: Sequence[Batch], num_updates: int, metrics: StepMetrics) -> list[_Prepared]:
-        """The step's batches with what the first update needs to know of the weights before it.
+        """The step's batches with values computed before the first update.
 
-        With one update its own log-probs are the old ones.
+        With a single update, its own log-probs are the old ones.
         """
         is_old = num_updates > 1 and self._settings.old_logprobs == "trainer"
         if not is_old and not self._algorithm.follows_from_scores:
@@ -242,21 +242,21 @@ class Learner:
         return logprobs.detach() if old_logprobs is None else old_logprobs
 
     def _reference_logprobs(self, batch: Batch, *, is_first: bool) -> Tensor | None:
-        """is_first: of the step; only this one is measured where the loss does not need it."""
+        """is_first: whether this is the step's first batch; only that one is measured if the loss does not need it."""
         wanted = self._algorithm.loss.kl.coefficient > 0 or (is_first and self._settings.reference_metric)
         if not wanted:
             return None
         return self._of_reference(batch)
 
     def _of_reference(self, batch: Batch) -> Tensor:
-        """Log-probs [N] by the model as it was at first."""
+        """Log-probs [N] under the initial model."""
         without_adapters = nullcontext() if self._settings.lora is None else cast("Any", self._model).disable_adapter()
         with torch.no_grad(), without_adapters:
             return self._scores(self._reference or self._base, batch).logprobs
 
     def _scores(self, model: PreTrainedModel, batch: Batch, critic: ValueHead | None = None) -> TokenScores:
         is_mixed = self._settings.dtype == "bfloat16"
-        # Not cached: copies of all weights in bfloat16 would live to the end of the forward pass.
+        # Not cached: bfloat16 copies of all weights would live until the end of the forward pass.
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed, cache_enabled=False):
             return token_scores(
                 model,
@@ -268,7 +268,7 @@ class Learner:
             )
 
     def _frozen_copy(self) -> PreTrainedModel:
-        """The model as it is, with trained weights copied and frozen ones shared."""
+        """A copy of the current model, with trained weights copied and frozen ones shared."""
         shared = {id(one): one for one in self._base.parameters() if not one.requires_grad}
         return copy.deepcopy(self._base, shared).requires_grad_(False).eval()
 
@@ -276,19 +276,20 @@ class Learner:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
     def _saved(self) -> dict[str, torch.nn.Parameter]:
-        """All that the optimiser moves, the critic's head included."""
+        """All parameters that the optimiser updates, including the critic's head."""
         head = {} if self._critic is None else dict(self._critic.named_parameters(prefix="critic"))
         return self._trained() | head
 
     def save_weights(self, folder: Path) -> None:
-        """The whole model as safetensors with its configuration, adapters merged: the form that engines load. Without
-        the critic."""
+        """Save the whole model without the critic as safetensors with its configuration and merged adapters, as engines
+        load it.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(whole_weights(self._base)), folder / "model.safetensors", metadata={"format": "pt"})
         self._base.config.save_pretrained(folder)
 
     def save_state(self, folder: Path) -> None:
-        """All that going on needs: trained weights, optimiser, rate, order."""
+        """Save the state needed to resume: trained weights, optimiser, rate, order."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: one.detach().contiguous() for name, one in self._saved().items()}, folder / _WEIGHTS)
         state = {
@@ -300,7 +301,7 @@ class Learner:
         torch.save(state, folder / _OPTIMISER)
 
     def load_state(self, folder: Path) -> None:
-        """Raises: InvalidRequest when it was saved by a learner with other settings."""
+        """Raises: InvalidRequest if it was saved by a learner with other settings."""
         saved, trained = load_file(folder / _WEIGHTS), self._saved()
         if saved.keys() != trained.keys() or any(saved[name].shape != trained[name].shape for name in saved):
             raise InvalidRequest(f"{folder} was saved with other settings of model, lora, last_layers or critic.")
@@ -328,7 +329,7 @@ def _size(parameters: Iterable[torch.nn.Parameter]) -> int:
 
 
 def _parts(samples: Sequence[Sample], num_parts: int, order: np.random.Generator) -> Iterator[list[Sample]]:
-    """Sessions whole, in random order where there are several parts."""
+    """Whole sessions, in random order if there are several parts."""
     sessions = dict[str, list[Sample]]()
     for sample in samples:
         sessions.setdefault(sample.session_id, []).append(sample)
@@ -340,7 +341,7 @@ def _parts(samples: Sequence[Sample], num_parts: int, order: np.random.Generator
 
 
 def _to_compute(samples: Sequence[Sample], algorithm: Algorithm) -> list[Sample]:
-    """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
+    """Samples whose loss has a gradient. Under `session_mean` their sessions stay whole for the means."""
     trained = [one for one in samples if (one.weights != 0).any()]
     if algorithm.moves_all_tokens:
         return trained

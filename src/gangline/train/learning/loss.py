@@ -1,12 +1,11 @@
-"""The one loss: a clipped policy gradient with settings (`LossSettings`), over flat arrays of tokens.
+"""The loss: a clipped policy gradient with settings (`LossSettings`), over flat arrays of tokens.
 
-Tokens of all traces stand in one array [N], so that padded, packed and tree batches share it; `traces` says which trace
-a token is of. Only tokens with a weight take part: other values in the arrays, NaN included, change neither loss nor
-gradient. Equal to TRL's and verl's own functions where they do the same.
+Tokens of all traces are in one array [N], shared by padded, packed and tree batches; `traces` maps each token to its
+trace. Only tokens with a weight take part: other values in the arrays, including NaN, change neither loss nor gradient.
+Matches TRL's and verl's functions where they compute the same.
 
-With pi the policy in training, pi_old the trainer's policy at the start of the update, and mu the policy that sampled,
-as the engine reported it: `ratio = pi / pi_old`, `correction = min(pi_old / mu, cap)`. Where pi_old is not given, it is
-mu.
+With pi the policy in training, pi_old the trainer's policy at the start of the update, and mu the sampling policy as
+the engine reported it: `ratio = pi / pi_old`, `correction = min(pi_old / mu, cap)`. If pi_old is not given, it is mu.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class LossResult:
 
 
 def policy_loss(inputs: LossInputs, settings: LossSettings, totals: LossTotals | None = None) -> LossResult:
-    """Loss to minimise, 0 without trained tokens. totals: of the whole batch when `inputs` is a part of it.
+    """Loss to minimise, 0 without trained tokens. totals: totals of the whole batch if `inputs` is a part of it.
 
-    A trace must not be cut by micro-batches, nor a session under `session_mean`.
-    Raises: ValueError when a KL penalty is set and there are no reference log-probs.
+    Micro-batches must not split a trace, nor a session under `session_mean`. Raises: ValueError if a KL penalty is set
+    and there are no reference log-probs.
     """
     if settings.kl.coefficient > 0 and inputs.reference_logprobs is None:
         raise ValueError("a KL penalty needs reference_logprobs: compute them, or set kl.coefficient to 0.")
@@ -84,7 +83,9 @@ def _only_trained(inputs: LossInputs) -> LossInputs:
 
 
 def _of_sequence(log_ratio: Tensor, inputs: LossInputs) -> Tensor:
-    """Value of the trace's mean, gradient of the token's own: so advantages may differ by token. Source: GSPO, 4.3."""
+    """The trace's mean as value, with the token's own gradient, so advantages may differ by token. Source: GSPO,
+    4.3.
+    """
     return log_ratio - log_ratio.detach() + trace_means(log_ratio, inputs.traces).detach()
 
 
@@ -102,7 +103,7 @@ def _ratio_metrics(ratio: Tensor, correction: Tensor, inputs: LossInputs, settin
         low = (ratio < 1 - settings.clip_low) & (down | both)
         high = (ratio > 1 + settings.clip_high) & (up | both)
         weights = ratio * correction
-        # All weights can be 0: each token outside of the bounds of a correction that masks.
+        # All weights can be 0: a masking correction may put every token outside its bounds.
         share = weights.sum() ** 2 / (weights.square().sum() * len(weights)).clamp(min=torch.finfo(weights.dtype).tiny)
         return {
             "ratio_mean": float(ratio.mean()),
@@ -116,7 +117,7 @@ def _ratio_metrics(ratio: Tensor, correction: Tensor, inputs: LossInputs, settin
 
 
 def _distances(old: Tensor, inputs: LossInputs, settings: LossSettings) -> dict[str, float]:
-    """Divergences of the policy in training from the others, and its entropy, where they are given."""
+    """Divergences of the policy in training from the other policies, and its entropy, if given."""
     with torch.no_grad():
         found = {
             "old_kl": float(kl_estimate(inputs.logprobs, old, "k3").mean()),

@@ -1,4 +1,4 @@
-"""The settings of the one loss (`gangline.train.learning.loss`); read without PyTorch."""
+"""The settings of the loss (`gangline.train.learning.loss`), which can be read without PyTorch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
 ]
 
 Aggregation = Literal["token_mean", "sequence_mean", "session_mean", "fixed_length"]
-"""The average over the loss of tokens.
+"""How the losses of tokens are averaged.
 
-token_mean: all trained tokens alike. sequence_mean: each trace its mean, then all traces alike. session_mean: each
-session its mean, then all sessions alike, however many traces they have; with one trace a session the same as
-`sequence_mean`. fixed_length: the sum over all tokens, by the number of traces times `fixed_length`.
+token_mean: over all trained tokens. sequence_mean: over each trace, then over traces. session_mean: over each session,
+then over sessions, however many traces they have; with one trace per session this equals `sequence_mean`. fixed_length:
+the sum over all tokens, divided by the number of traces times `fixed_length`.
 """
 
 
 class KLSettings(TrainingOptions):
-    """Penalty for going away from the reference model."""
+    """Penalty for moving away from the reference model."""
 
     coefficient: float = Field(default=0.0, ge=0)
     """0 needs no reference model."""
@@ -38,19 +38,22 @@ class KLSettings(TrainingOptions):
 
 
 class CorrectionSettings(TrainingOptions):
-    """Importance sampling for all that differs between the policy that sampled and the trainer's old policy: staleness,
-    and the rounding of another engine."""
+    """Importance sampling for differences between the sampling policy and the trainer's old policy: staleness, and
+    rounding in another engine.
+    """
 
     level: Literal["none", "token", "sequence"] = "token"
-    """A weight for each token, or the product of a trace's for all of them. none takes tokens of older policies for
-    fresh ones."""
+    """A weight per token, or the product over a trace for all of its tokens. none treats tokens of older policies as
+    fresh.
+    """
     mode: Literal["truncate", "mask"] = "truncate"
-    """truncate: weights outside of the bounds are the bound. mask: they are 0, by token as IcePop does, by sequence as
-    masked importance sampling does. Tokens of weight 0 count in the loss's means."""
+    """truncate: clamps weights to the bounds. mask: sets weights outside the bounds to 0, by token as IcePop does, or
+    by sequence as masked importance sampling does. Tokens of weight 0 count in the loss's means.
+    """
     cap: float = Field(default=2.0, gt=0)
     """Largest weight."""
     floor: float | None = Field(default=None, gt=0)
-    """Smallest weight; None: none."""
+    """Smallest weight; None: no lower bound."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> CorrectionSettings:
@@ -60,7 +63,7 @@ class CorrectionSettings(TrainingOptions):
 
 
 class RejectionSettings(TrainingOptions):
-    """Tokens, or whole traces, that are too far from the policy that sampled them have no part in the loss."""
+    """Excludes tokens, or whole traces, that are too far from the policy that sampled them."""
 
     by: Literal[
         "token_k1",
@@ -75,12 +78,13 @@ class RejectionSettings(TrainingOptions):
         "sequence_max_k2",
         "sequence_max_k3",
     ]
-    """Estimator of the divergence, with w the log of the token's weight: -w, w^2 / 2, exp(w) - w - 1. Of the token, or
-    summed, averaged or largest over its trace."""
+    """Estimator of the divergence, with w the log of the token's weight: -w, w^2 / 2, exp(w) - w - 1. Per token, or the
+    sum, mean or maximum over its trace.
+    """
     most: float = Field(gt=0)
     """Largest divergence, in nats."""
     least: float | None = None
-    """Smallest one, for k1, which can be negative; None: -`most`."""
+    """Smallest divergence, for k1, which can be negative; None: -`most`."""
 
     @model_validator(mode="after")
     def _fits(self) -> RejectionSettings:
@@ -93,20 +97,20 @@ class SoftSettings(TrainingOptions):
     """Steepness of the soft gate (SAPO)."""
 
     up: float = Field(default=1.0, gt=0)
-    """Where the advantage is positive."""
+    """If the advantage is positive."""
     down: float = Field(default=1.05, gt=0)
-    """Where it is not."""
+    """Otherwise."""
 
 
 class CovarianceSettings(TrainingOptions):
-    """Tokens whose advantage and log-prob are large together, compared with the micro-batch's means."""
+    """Treats tokens whose advantage and log-prob are large together, relative to the micro-batch's means."""
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """Share of the trained tokens that are treated, at least one."""
+    """Share of the trained tokens that are treated, at least one token."""
     least: float = 1.0
-    """Only `covariance`: tokens of a larger product are candidates."""
+    """Only `covariance`: candidates have a product above this."""
     most: float = 5.0
-    """Only `covariance`: tokens of a smaller product are candidates."""
+    """Only `covariance`: candidates have a product below this."""
     penalty: float = Field(default=1.0, gt=0)
     """Only `covariance_kl`: factor of |log ratio|."""
 
@@ -123,12 +127,13 @@ Clipping = Literal[
     "covariance_kl",
     "quadratic",
 ]
-"""surrogate: PPO's, a clipped token has no gradient. weights: the ratio is a clipped weight without gradient (CISPO),
-so every token keeps one. none: no ratio (GPG, REINFORCE). geometric: the geometric mean of a trace's clipped ratios,
-whose bounds are of logarithms (GMPO). soft: a gate instead of a bound (SAPO). divergence_tv, divergence_kl: tokens
-whose probability has moved too far have no gradient; the bounds are of the divergence (DPPO). covariance: as surrogate,
-without some of the tokens that drive the entropy down (Clip-Cov). covariance_kl: unclipped, with a penalty on such
-tokens (KL-Cov). quadratic: no ratio, a quadratic penalty of its logarithm (DRO)."""
+"""surrogate: PPO's; a clipped token has no gradient. weights: the ratio is a clipped weight without gradient (CISPO),
+so every token keeps a gradient. none: no ratio (GPG, REINFORCE). geometric: the geometric mean of a trace's clipped
+ratios, with bounds on logarithms (GMPO). soft: a gate instead of a bound (SAPO). divergence_tv, divergence_kl: tokens
+whose probability moved too far have no gradient; the bounds apply to the divergence (DPPO). covariance: like surrogate,
+without some of the tokens that reduce the entropy (Clip-Cov). covariance_kl: unclipped, with a penalty on such tokens
+(KL-Cov). quadratic: no ratio, but a quadratic penalty of its logarithm (DRO).
+"""
 
 
 class LossSettings(TrainingOptions):
@@ -143,7 +148,7 @@ class LossSettings(TrainingOptions):
     clip_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped at 1 + `clip_high`."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Where the advantage is negative, the ratio counts as at most this. Only with `surrogate`."""
+    """Upper bound of the ratio if the advantage is negative. Only with `surrogate`."""
     divergence_cap: float = Field(default=20.0, gt=0)
     """Largest ratio, as a weight; only with `divergence_tv` and `divergence_kl`."""
     soft: SoftSettings = SoftSettings()
@@ -153,11 +158,11 @@ class LossSettings(TrainingOptions):
     quadratic: float = Field(default=1.0, gt=0)
     """Factor of half the square of the log ratio; only with `quadratic`."""
     entropy: float = Field(default=0.0, ge=0)
-    """Bonus for each nat of a token's entropy."""
+    """Bonus per nat of a token's entropy."""
     kl: KLSettings = KLSettings()
     correction: CorrectionSettings = CorrectionSettings()
     rejection: RejectionSettings | None = None
-    """None rejects nothing."""
+    """None disables rejection."""
     aggregation: Aggregation = "session_mean"
     fixed_length: int = Field(default=4096, gt=0)
     """Tokens; only for `fixed_length`."""

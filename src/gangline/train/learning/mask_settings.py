@@ -1,6 +1,6 @@
-"""Masks by name: the `mask` of an experiment, and the mask of a group's traces that follows from it.
+"""Masks by name: the `mask` setting of an experiment, and the resulting mask of a group's traces.
 
-A mask may depend on the phase of the training (`progressive`), on the session's reward (`outcome_weighted`) and on the
+A mask may depend on the training phase (`progressive`), on the session's reward (`outcome_weighted`) and on the
 evaluator's scores of turns (`turn_selective`). Source: paper 003, 4.
 """
 
@@ -40,42 +40,42 @@ __all__ = [
 ]
 
 Encode = Callable[[str], Sequence[int]]
-"""Token ids of a text in the model's vocabulary, without ids that the tokenizer adds at its ends."""
+"""Returns the token ids of a text in the model's vocabulary, without special tokens at its ends."""
 
 Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 Mark = Annotated[str, Field(min_length=1)] | Ids
-"""Text that is one token of the model, or ids."""
+"""A text that is a single token of the model, or ids."""
 
 
 class FullMask(TrainingOptions):
-    """Every token that was sampled and may be trained on."""
+    """Every sampled token that may be trained on."""
 
     kind: Literal["full"] = "full"
 
 
 class ActionOnlyMask(TrainingOptions):
-    """Tokens outside of the thinking."""
+    """Tokens outside the thinking."""
 
     kind: Literal["action_only"]
     begin: Mark = "<think>"
-    """Mark that begins the thinking: a text that is one token of the model, or a list of ids."""
+    """Marker that begins the thinking: a text that is a single token of the model, or a list of ids."""
     end: Mark = "</think>"
-    """Mark that ends it."""
+    """Marker that ends the thinking."""
 
 
 class ProgressiveMask(TrainingOptions):
-    """The last turns of a trace: one in the first phase, then evenly more, and from phase `until` on all of them."""
+    """The last turns of a trace: one in the first phase, then linearly more, and all of them from phase `until` on."""
 
     kind: Literal["progressive"]
     max_turns: int = Field(ge=1)
-    """Number that the trained turns grow towards: about the turns of a long trace."""
+    """Number that the trained turns grow towards: roughly the turns of a long trace."""
     unit: Literal["steps", "epochs"] = "epochs"
-    """Phases. An epoch is a pass over the tasks; a group belongs to the epoch of its task."""
+    """What counts as a phase. An epoch is a pass over the tasks; a group belongs to the epoch of its task."""
     until: int = Field(ge=2)
-    """The phase, counted from 1, from which on all turns are trained on."""
+    """The phase, counted from 1, from which on all turns are trained."""
 
     def num_turns(self, phase: Phase) -> int | None:
-        """Last turns that are trained on; None: all of them."""
+        """Number of last turns to train on; None: all of them."""
         number = phase.step if self.unit == "steps" else phase.epoch
         return None if number + 1 >= self.until else num_turns_in_epoch(number, self.until, self.max_turns)
 
@@ -100,7 +100,7 @@ class TurnSelectiveMask(TrainingOptions):
     kind: Literal["turn_selective"]
     threshold: float
     unscored: Literal["leave_out", "train"] = "leave_out"
-    """Treatment of turns without a score. A step in which no turn has one is an error either way."""
+    """Treatment of turns without a score. A step without any scored turn is an error in both cases."""
 
 
 MaskSettings = Annotated[
@@ -109,7 +109,7 @@ MaskSettings = Annotated[
 
 
 class Phase(NamedTuple):
-    """How far the training is when a group is trained on. Both from 0."""
+    """Progress of the training when a group is trained on. Both count from 0."""
 
     step: int
     epoch: int
@@ -126,10 +126,10 @@ class GroupMasks:
         own: Mask | None = None,
         control: Callable[[Mask], Mask] = lambda mask: mask,
     ) -> None:
-        """encode: of the model's tokenizer; needed where a mark of the thinking is a text. own: a mask whose weights
-        are multiplied with those of `settings`. control: changes the mask that results.
+        """encode: the model's tokenizer, needed if a thinking marker is a text. own: a mask whose weights are
+        multiplied with the weights of `settings`. control: changes the resulting mask.
 
-        Raises: InvalidRequest when such a text is not one token.
+        Raises: InvalidRequest if such a text is not a single token.
         """
         self._settings = settings
         self._own = own

@@ -1,7 +1,8 @@
-"""Masks: which sampled tokens of a trace are trained on, and how much. All return weights [T], 0.0 where not.
+"""Masks: the sampled tokens of a trace that are trained on, and their weights. All return weights [T], 0.0 for
+untrained tokens.
 
-T is len(response_ids). A turn is a span of sampled tokens (`Trace.spans`); no mask gives weight to a token that
-`loss_mask` leaves out. Weights of several masks may be multiplied.
+T is len(response_ids). A turn is a span of sampled tokens (`Trace.spans`). No mask gives weight to a token that
+`loss_mask` excludes. Weights of several masks may be multiplied.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ __all__ = [
 ]
 
 Weights = NDArray[np.float32]
-"""[T] 0.0 where not trained on."""
+"""[T] 0.0 for untrained tokens."""
 
 
 class ThinkingIds(TrainingOptions):
-    """How a model family marks its thinking: token ids such as those of `<think>` and `</think>`."""
+    """A model family's thinking markers: token ids, such as the ids of `<think>` and `</think>`."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
 
 
 def all_sampled(trace: Trace) -> Weights:
-    """The default: every token that was sampled and may be trained on."""
+    """The default: every sampled token that may be trained on."""
     return trace.loss_mask.astype(np.float32)
 
 
 def action_only(trace: Trace, thinking: ThinkingIds) -> Weights:
-    """Not the thinking, its marks included. A turn that ends before its thinking does has no action.
+    """Everything except the thinking and its markers. A turn that ends inside its thinking has no action.
 
-    Where the template begins the thinking, in the prompt, a turn's first end mark ends it.
+    If the template begins the thinking in the prompt, a turn's first end marker ends it.
     """
     weights = all_sampled(trace)
     for span in trace.spans:
@@ -54,7 +55,7 @@ def action_only(trace: Trace, thinking: ThinkingIds) -> Weights:
 
 
 def _outside(ids: TokenIds, thinking: ThinkingIds) -> NDArray[np.bool_]:
-    """[len(ids)] True where `ids` is no thinking."""
+    """[len(ids)] True for ids outside the thinking."""
     outside = np.ones(len(ids), dtype=np.bool_)
     begin, end = _find(ids, thinking.begin, 0), _find(ids, thinking.end, 0)
     if end is not None and (begin is None or end < begin):
@@ -79,7 +80,7 @@ def _find(ids: TokenIds, wanted: tuple[int, ...], start: int) -> int | None:
 
 
 def num_turns_in_epoch(epoch: int, num_epochs: int, max_turns: int) -> int:
-    """How many last turns a progressive mask leaves: 1 in the first epoch (0), all `max_turns` in the last."""
+    """Number of last turns kept by a progressive mask: 1 in the first epoch (0), `max_turns` in the last."""
     progress = epoch / max(num_epochs - 1, 1)
     return min(max_turns, 1 + int(progress * (max_turns - 1) + 1e-9))
 
@@ -97,9 +98,9 @@ def _turns_from(trace: Trace, first: int) -> Weights:
 
 
 def selected_turns(trace: Trace, scores: Mapping[str, float], *, threshold: float) -> Weights:
-    """Only turns that score at least `threshold`. scores: by completion id, as a process evaluator gives them.
+    """Only turns that score at least `threshold`. scores: completion id -> score, from a process evaluator.
 
-    Raises: ValueError when a turn has no score.
+    Raises: ValueError if a turn has no score.
     """
     missing = [span.completion_id for span in trace.spans if span.completion_id not in scores]
     if missing:

@@ -1,12 +1,12 @@
-"""Packing: samples as batches for one forward pass. Padded rows, packed rows, or a prefix tree.
+"""Packing: arranges samples in batches for one forward pass, as padded rows, packed rows, or a prefix tree.
 
-    padded   one row a sample, filled up to the longest          [B, L]
-    packed   samples one after the other, blind to each other    [1, N]
-    tree     as packed, but a prefix that several samples share stands there once, and is computed once
+    padded   one row per sample, padded to the longest          [B, L]
+    packed   samples in sequence, not attending to each other    [1, N]
+    tree     as packed, but a prefix shared by several samples is stored and computed once
 
-In every layout a token has the position that it has in its own sample and sees just the tokens before it there, so
-log-probs and gradients are the same; only the work differs. `paths` says where each sample's ids are, `segments` which
-places see which. No layout has a mask of places by places.
+In every layout a token keeps the position of its own sample and attends only to earlier tokens of that sample, so
+log-probs and gradients are the same; only the amount of work differs. `paths` contains the places of each sample's ids,
+`segments` the places that attend to each other. No layout needs a mask over all pairs of places.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     start: int
     end: int
     prefix: NDArray[np.int64]
-    """[P] earlier places that every place of the segment sees too, in order; [0] of a row of its own."""
+    """[P] earlier places that every place of the segment attends to as well, in order; [0] if there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,9 @@ class Batch:
     positions: NDArray[np.int64]
     """[R, L] in the token's own sample."""
     segments: tuple[Segment, ...]
-    """padded: none, each row is causal by itself. Else parts of the one row that cover it in order, causal in
-    themselves, each after the prefix that it names."""
+    """padded: empty, each row is causal by itself. Otherwise consecutive parts that cover the single row, each causal
+    and preceded by its prefix.
+    """
     paths: tuple[NDArray[np.int64], ...]
     """Positions of each sample's ids in `ids.reshape(-1)`."""
     sources: NDArray[np.int64]
@@ -55,24 +56,24 @@ class Batch:
     targets: NDArray[np.int64]
     """[N] the token's id."""
     traces: NDArray[np.int64]
-    """[N] which of `samples` the token is of."""
+    """[N] index of the token's sample in `samples`."""
     sessions: NDArray[np.int64]
-    """[len(samples)] which session a sample is of, 0 to S - 1."""
+    """[len(samples)] each sample's session, 0 to S - 1."""
     advantages: NDArray[np.float64]
     rewards: NDArray[np.float64]
-    """[N] after each token, for a critic; 0 without one."""
+    """[N] after each token, for a critic; 0 without a critic."""
     weights: NDArray[np.float64]
     behaviour_logprobs: NDArray[np.float64]
     temperatures: NDArray[np.float32]
 
     @property
     def num_places(self) -> int:
-        """Tokens that the model computes, padding included."""
+        """Tokens that the model computes, including padding."""
         return self.ids.size
 
 
 def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
-    """One batch. Raises: ValueError of no samples."""
+    """One batch. Raises: ValueError if there are no samples."""
     if not samples:
         raise ValueError("a batch needs at least one sample.")
     streams = [np.concatenate([sample.prompt_ids, sample.response_ids]).astype(np.int64) for sample in samples]
@@ -109,8 +110,7 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
 def pack_all(samples: Iterable[Sample], kind: LayoutKind = "packed", *, max_places: int) -> Iterator[Batch]:
     """Batches of at most `max_places` computed tokens each, in which samples of one session stay together.
 
-    A session that is larger on its own forms its own batch: cutting it would lose its traces' shared prefixes, and its
-    mean.
+    A larger session forms its own batch: splitting it would lose its traces' shared prefixes and its mean.
     """
     chosen: list[Sample] = []
     for session in _by_session(samples):
@@ -150,9 +150,9 @@ def _padded(streams: Sequence[NDArray[np.int64]]) -> _Layout:
 
 
 def _tree_order(streams: Sequence[TokenIds | NDArray[np.int64]]) -> list[tuple[int, int]]:
-    """Streams in the order of their ids, each with how many ids it shares with the one before.
+    """Streams sorted by their ids, each with the number of ids shared with its predecessor.
 
-    That is the longest prefix that it shares with any before it.
+    That is the longest prefix it shares with any earlier stream.
     """
     # Big-endian bytes of ids sort as the ids do.
     order = sorted(range(len(streams)), key=lambda index: streams[index].astype(">i8").tobytes())
@@ -164,7 +164,7 @@ def _tree_order(streams: Sequence[TokenIds | NDArray[np.int64]]) -> list[tuple[i
 
 
 def _laid_out(order: Sequence[tuple[int, int]], streams: Sequence[NDArray[np.int64]]) -> _Layout:
-    """order: index of a stream, and how many ids it takes from the one before it."""
+    """order: index of a stream, and the number of ids it reuses from its predecessor."""
     size = sum(len(streams[index]) - shared for index, shared in order)
     ids, positions = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
     segments: list[Segment] = []

@@ -1,4 +1,4 @@
-"""Shaping of a session's reward: parts, stages, and its length. Sources: learning.md's list; GRPO++; DAPO, 3.4."""
+"""Shaping of a session's reward by parts, stages and length. Sources: learning.md's list; GRPO++; DAPO, 3.4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES: Mapping[str, float] = {"found": 0.1, "changed": 0.3, "compiles": 0.5, "s
 
 
 def composite_reward(parts: Mapping[str, float], weights: Mapping[str, float] = COMPOSITE_WEIGHTS) -> float:
-    """Weighted sum of parts, each 0 to 1. Raises: ValueError when a part is missing, unknown or out of range."""
+    """Weighted sum of parts, each 0 to 1. Raises: ValueError if a part is missing, unknown or out of range."""
     if parts.keys() != weights.keys():
         raise ValueError(f"a composite reward of {sorted(weights)} needs just these parts, got {sorted(parts)}.")
     wrong = {name: part for name, part in parts.items() if not 0 <= part <= 1}
@@ -35,7 +35,7 @@ def composite_reward(parts: Mapping[str, float], weights: Mapping[str, float] = 
 
 
 def staged_reward(reached: Mapping[str, bool], stages: Mapping[str, float] = STAGES) -> float:
-    """Reward of the highest stage that was reached, 0.0 of none. Raises: ValueError when a stage is unknown."""
+    """Reward of the highest stage reached, 0.0 if no stage was. Raises: ValueError if a stage is unknown."""
     unknown = reached.keys() - stages.keys()
     if unknown:
         raise ValueError(f"unknown stages {sorted(unknown)}; known: {', '.join(stages)}.")
@@ -43,7 +43,7 @@ def staged_reward(reached: Mapping[str, bool], stages: Mapping[str, float] = STA
 
 
 class RewardShaping(TrainingOptions):
-    """Transformations of a session's reward before it is compared, in this order; none by default."""
+    """Transformations of a session's reward before sessions are compared, in this order; none by default."""
 
     length_scaling: LengthScaling | None = None
     length_penalty: LengthPenalty | None = None
@@ -51,7 +51,7 @@ class RewardShaping(TrainingOptions):
 
 
 def shape_reward(reward: float, num_tokens: int, shaping: RewardShaping) -> float:
-    """num_tokens: that the session sampled."""
+    """num_tokens: tokens that the session sampled."""
     for step in (shaping.length_scaling, shaping.length_penalty, shaping.overlong_penalty):
         if step is not None:
             reward = step.apply(reward, num_tokens)

@@ -1,4 +1,6 @@
-"""Samples: the unit of training. One trace with its whole prompt, an advantage and a weight for each token."""
+"""Samples: the unit of training. A sample is one trace with its whole prompt, and an advantage and a weight per
+token.
+"""
 
 from __future__ import annotations
 
@@ -35,30 +37,31 @@ Mask = Callable[[Trace], Weights]
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """All arrays but `prompt_ids` are [T], T = len(response_ids)."""
+    """All arrays except `prompt_ids` are [T], T = len(response_ids)."""
 
     trace_id: str
     session_id: str
     task_id: str
     """Samples of one task are a group."""
     score: float
-    """The session's reward, as its evaluator gave it."""
+    """The evaluator's reward of the session."""
     prompt_ids: TokenIds
-    """Whole; never empty."""
+    """The whole prompt; never empty."""
     response_ids: TokenIds
     weights: Weights
-    """0.0 where not trained on."""
+    """0.0 for untrained tokens."""
     advantages: NDArray[np.float64]
     """One value all over, unless turns (`turn_credit`) or roles (`compare`, coalitions) are credited on their own."""
     behaviour_logprobs: Logprobs
-    """As the engine reported them; 0.0 where not sampled."""
+    """As reported by the engine; 0.0 if not sampled."""
     versions: Versions
-    """-1 where not sampled."""
+    """-1 if not sampled."""
     temperatures: NDArray[np.float32]
-    """That the behaviour log-probs are of, as certified: softmax(logits / temperature). 1.0 where not sampled."""
+    """Temperatures of the behaviour log-probs, as certified: softmax(logits / temperature). 1.0 if not sampled."""
     rewards: NDArray[np.float64] | None = None
-    """Under a critic or a token baseline, the reward after each token (`credit.tokens`), and `advantages` are 0: they
-    follow from the model's scores. None where sessions are compared."""
+    """With a critic or a token baseline, the reward after each token (`credit.tokens`); `advantages` are then 0 until
+    the model's scores are known. None if sessions are compared.
+    """
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -75,14 +78,15 @@ def make_samples(
     takes_images: bool = False,
     replays_masks: bool = False,
 ) -> list[Sample]:
-    """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
-    credited by their scores, masked. Under a critic nothing is compared: rewards are put on tokens.
+    """The samples of a group: shapes rewards, compares sessions, distributes advantages over their traces, credits
+    turns by their scores, and applies the mask. With a critic, sessions are not compared; rewards are assigned to
+    tokens.
 
-    Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
+    Sessions must be valid (`judge_group`). Traces that are fully masked or have advantage 0 are kept, because they
     count in means over traces. factors: role -> factor of the sessions' advantages in its turns (`player_factors`).
-    penalties: session id -> subtracted from its shaped reward. takes_images: pixels travel beside the samples.
-    replays_masks: so do sampling masks.
-    Raises: ValueError when a session has no reward, InvalidGroup when a trace has images or masks that would be left.
+    penalties: session id -> penalty subtracted from its shaped reward. takes_images: the trainer receives pixels
+    separately. replays_masks: it receives sampling masks separately. Raises: ValueError if a session has no reward,
+    InvalidGroup if a trace has images or masks that would be lost.
     """
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
@@ -128,14 +132,14 @@ def _samples_for_critic(
 
 
 def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
-    """Samples of all groups of a step, with the part of the advantages that needs all of them (`is_of_step`)."""
+    """Samples of all groups of a step, after the part of the advantages that depends on all of them (`is_of_step`)."""
     samples = _whitened(samples, settings) if settings.scale == "batch" else samples
     factor = _factor(samples, settings)
     return list(samples) if factor == 1.0 else [replace(one, advantages=factor * one.advantages) for one in samples]
 
 
 def resampled(samples: Sequence[Sample], settings: ResamplingSettings | None) -> list[Sample]:
-    """Samples of a step, weighted by how often their sessions are drawn; as they are when None."""
+    """Samples of a step, weighted by how often their sessions are drawn; unchanged if `settings` is None."""
     if settings is None:
         return list(samples)
     factors = drawn_factors({one.session_id: one.score for one in samples}, settings)
@@ -156,7 +160,7 @@ def _whitened(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sa
 
 
 def _factor(samples: Sequence[Sample], settings: AdvantageSettings) -> float:
-    """All sessions, over those that teach."""
+    """Number of all sessions divided by the number that teach."""
     match settings.factor:
         case "none":
             return 1.0
@@ -170,7 +174,7 @@ def _factor(samples: Sequence[Sample], settings: AdvantageSettings) -> float:
 def _session_advantages(
     group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm, penalties: Mapping[str, float]
 ) -> list[NDArray[np.float64]]:
-    """[T] of each trace: its share of its session's advantage."""
+    """[T] for each trace: its share of its session's advantage."""
     advantages = _compared(group, algorithm, penalties)
     own_range = _range_of_own([trace for mine in traces for trace in mine])
     return [
@@ -194,7 +198,7 @@ def _compared(group: Group, algorithm: Algorithm, penalties: Mapping[str, float]
 
 
 def _greedy_reward(group: Group, algorithm: Algorithm) -> float:
-    """Shaped. Raises: InvalidGroup."""
+    """The shaped reward of the greedy session. Raises: InvalidGroup."""
     if group.greedy is None:
         raise InvalidGroup(
             f"advantage.baseline greedy needs a greedy session beside {group.task_id}, and it has none: collect with "
@@ -218,7 +222,7 @@ def _credits(advantage: float, traces: Sequence[Trace], algorithm: Algorithm, ow
 
 
 def _range_of_own(traces: Sequence[Trace]) -> float:
-    """Largest minus smallest of the evaluator's rewards of traces."""
+    """Largest minus smallest evaluator's reward of the traces."""
     rewards = [trace.reward for trace in traces if trace.reward is not None]
     return max(rewards) - min(rewards) if rewards else 0.0
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder a step, whole or not there, of all that a trainer needs to go on after a kill."""
+"""Checkpoints: one folder per step, complete or absent, with everything a trainer needs to resume after a kill."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _log = logging.getLogger("gangline.trainer")
 
 _STATE = "state.json"
 _FILES = "files.json"
-"""name -> SHA-256 of every other file."""
+"""File with the SHA-256 of every other file: name -> digest."""
 _UNFINISHED = ".unfinished"
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a trainer is."""
+    """Progress of a trainer."""
 
     step: int
     """Steps done."""
     version: int
-    """Policy version of the weights after them."""
+    """Policy version of the weights after these steps."""
     settled: frozenset[str]
-    """Tasks that need not be run again: trained on, not worth it, or too old."""
+    """Tasks that need not be run again: trained on, not worth training on, or too old."""
     buffer: BufferState
     wall_s: float
-    """Seconds that the run has taken, over all its lives."""
+    """Seconds that the run has taken, over all its starts."""
 
 
 def _warn(line: str) -> None:
@@ -53,7 +53,7 @@ class Checkpoints:
     def save(self, state: TrainerState, save_learner: Callable[[Path], None]) -> Path:
         """Durable on return. save_learner: writes the learner's state into a folder.
 
-        Raises: DiskFull, OSError; earlier checkpoints are as they were.
+        Raises: DiskFull, OSError; earlier checkpoints are left unchanged.
         """
         make_private_folder(self._folder)
         target = self._folder / f"step-{state.step:06d}"
@@ -74,9 +74,10 @@ class Checkpoints:
         return target
 
     def latest(self, warn: Callable[[str], None] = _warn) -> tuple[Path, TrainerState] | None:
-        """The newest whole one; None where no step was saved. warn: called with a line for each damaged one.
+        """The newest complete checkpoint; None if no step was saved. warn: called with a line for each damaged
+        checkpoint.
 
-        Raises: StoreError when all are damaged.
+        Raises: StoreError if all are damaged.
         """
         damaged: list[str] = []
         for folder in reversed(self._all()):
@@ -99,12 +100,12 @@ class Checkpoints:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Digest of all files of a whole checkpoint, wherever it lies."""
+    """Digest of all files of a complete checkpoint, independent of its location."""
     return _digest(folder / _FILES)
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digests of all files but the list of them."""
+    """Digests of all files except the list itself."""
     return {
         str(path.relative_to(folder)): _digest(path)
         for path in sorted(folder.rglob("*"))
@@ -118,7 +119,7 @@ def _digest(path: Path) -> str:
 
 
 def _damage_of(folder: Path) -> str | None:
-    """None where it is whole."""
+    """Returns why a checkpoint is damaged; None if it is complete."""
     try:
         wanted = msgspec.json.decode((folder / _FILES).read_bytes(), type=dict[str, str])
         found = _digests(folder)

@@ -19,18 +19,18 @@ from gangline.train.learning.samples import Mask
 __all__ = ["Control", "controlled_mask", "shuffled_rewards"]
 
 Control = Literal["none", "shuffled_rewards", "random_mask", "frozen"]
-"""What an experiment does otherwise than it says, to show what its result comes from:
+"""A deliberate change that shows where an experiment's result comes from.
 
-shuffled_rewards deals each group's rewards out to its sessions at random; random_mask trains on as many tokens of each
-row, at random places among sampled and other tokens; frozen trains on none, so that the weights stay.
+shuffled_rewards: assigns each group's rewards to its sessions at random. random_mask: trains on as many tokens of each
+row, at random places among sampled and other tokens. frozen: trains on no tokens, so the weights stay unchanged.
 """
 
 
 def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
-    """Deals each group's rewards out at random, those of sessions to sessions, of traces to traces, and scores of turns
-    to scored turns: the same numbers, of nobody's merit.
+    """Reassigns each group's rewards at random: rewards of sessions among sessions, of traces among traces, and scores
+    of turns among scored turns. The values stay the same but are unrelated to merit.
 
-    The same seed and number of the task give the same order, independent of the run's name.
+    The same seed and task number give the same order, independent of the run's name.
     """
 
     def prepare(group: Group) -> Group:
@@ -48,7 +48,7 @@ def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
 
 
 def controlled_mask(control: Control, seed: int, mask: Mask) -> Mask:
-    """The mask that a trace has under the control. The same seed and row give the same mask."""
+    """A mask changed by the control. The same seed and row give the same mask."""
     if control == "frozen":
         return lambda trace: np.zeros_like(mask(trace))
     if control == "random_mask":
@@ -65,7 +65,7 @@ def _traces(session: SessionResult) -> tuple[Trace, ...]:
 
 
 def _scores(group: Group) -> list[float]:
-    """Scores of turns, in the order in which `_dealt` asks for them."""
+    """Scores of turns, in the order in which `_dealt` consumes them."""
     spans = (span for session in group.sessions for trace in _traces(session) for span in trace.spans)
     return [span.score for span in spans if span.score is not None]
 

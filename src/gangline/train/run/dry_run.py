@@ -1,7 +1,7 @@
-"""A dry run: the spread of rewards under the present weights, before anything is trained.
+"""A dry run: measures the spread of rewards under the current weights before training.
 
-A group whose sessions all earn the same teaches nothing. How many groups differ, and by how much, is known after a few
-groups, and says whether a task set, a reward or a model is worth a run.
+A group whose sessions all have the same reward teaches nothing. A few groups show how many differ and by how much, and
+so whether a task set, a reward or a model is worth a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DryRun", "GroupSpread", "SpreadReport"]
 
 _FEWEST_REWARDS = 2
 _MANY_EQUAL = 0.5
-"""Share of groups of one reward above which most of the sampling is wasted."""
+"""Share of groups with equal rewards above which most of the sampling is wasted."""
 
 
 class GroupSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +34,13 @@ class GroupSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     rewards: tuple[float, ...]
-    """Those of the sessions that could be trained on, by sample index."""
+    """Rewards of sessions that could be trained on, by sample index."""
     reward_mean: float | None
-    """None where there is none."""
+    """None if there are no rewards."""
     deviation: float
-    """Population deviation."""
+    """Population standard deviation."""
     is_informative: bool
-    """Whether comparing the sessions teaches anything."""
+    """Whether the rewards differ enough to learn from."""
     took_s: float
     """From submission to the last result."""
 
@@ -50,41 +50,41 @@ class SpreadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: tuple[GroupSpread, ...]
     num_samples: int
-    """Sessions that each group should have."""
+    """Sessions requested per group."""
     num_valid: int
     """Sessions that could be trained on."""
     invalid: dict[str, int]
-    """Why a session could not -> number of sessions."""
+    """Reason why a session cannot be trained on -> number of sessions."""
     outcomes: dict[str, int]
     degenerate: dict[str, int]
-    """Kind of reason -> sessions that the experiment's filters leave out."""
+    """Kind of reason -> number of sessions that the experiment's filters leave out."""
     reward_mean: float | None
     """Over the valid sessions."""
     deviation_within: float | None
-    """Mean over the groups of each one's deviation: the signal."""
+    """Mean of the groups' deviations: the signal."""
     deviation_between: float | None
-    """Deviation of the groups' means: how much the tasks differ in difficulty."""
+    """Standard deviation of the groups' means: how much the tasks differ in difficulty."""
     share_informative: float
-    """Share of the groups."""
+    """Share of informative groups."""
     compares: bool
-    """Whether the algorithm compares the sessions of a group: those of one reward then teach nothing."""
+    """Whether the algorithm compares the sessions of a group, so that groups with equal rewards teach nothing."""
     num_all_best: int
-    """Groups whose sessions all have the largest reward that was seen."""
+    """Groups whose sessions all have the largest reward observed."""
     num_all_worst: int
     tokens_per_session: float | None
-    """Sampled tokens that would be trained on, mean over valid sessions."""
+    """Sampled tokens that would be trained on, averaged over valid sessions."""
     left_out: dict[str, int]
-    """Reason why tokens must not be trained on -> their number."""
+    """Reason why tokens must not be trained on -> number of tokens."""
     took_s: float
     sessions_per_s: float
 
     def advice(self) -> list[str]:
-        """Problems of the run that this foretells, each with the way out."""
+        """Problems to expect in the run, each with a remedy."""
         return list(_advice(self))
 
 
 class DryRun:
-    """A few groups of an experiment's tasks, through the service, judged as its trainer would."""
+    """Runs a few groups of an experiment's tasks through the service and judges them as its trainer would."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class DryRun:
         self._degenerate = Counter[str]()
 
     async def measure(self) -> SpreadReport:
-        """Tasks that are unfinished when it is cancelled are cancelled at the service.
+        """Cancelling it also cancels unfinished tasks at the service.
 
-        Raises: the service's errors; InvalidGroup of the experiment's reward.
+        Raises: the service's errors; InvalidGroup if the experiment's reward fails.
         """
         began = time.monotonic()
         measured = await self._open.all(self._one(task) for task in self._tasks)

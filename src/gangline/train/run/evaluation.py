@@ -1,11 +1,13 @@
-"""Evaluation: how good the engines' weights are, on held-out tasks that are the same every time.
+"""Evaluation: measures the engines' weights on the same held-out tasks every time.
 
-The means of single steps come from few tasks that differ much; of the same tasks before and after they can be compared.
+Means of single training steps come from a few, very different tasks. Means of the same tasks before and after can be
+compared.
 
 Laws
-- A session counts only if all of its tokens were sampled by the weights that are measured. One that a killed trainer
-  left at the service may have been run by an engine that had not got them yet.
-- Sessions requested before the trainer's restart are used when they are whole, else requested again under another id.
+- A session counts only if all of its tokens were sampled by the measured weights. A session left at the service by a
+  killed trainer may have run on an engine without these weights.
+- Sessions requested before the trainer's restart are used if they are complete, otherwise requested again under another
+  id.
 - A session without a reward, or whose agent failed without an answered model call, is left out of the mean and counted;
   it is never 0.
 
@@ -49,25 +51,26 @@ _ASKED = {"instruction", "runtime", "agent", "evaluator"}
 
 class EvaluationSettings(TrainingOptions):
     tasks: Path
-    """Held out: one that is trained on too is refused. As for `gangline submit`; relative to the experiment's file. Ids
-    are replaced."""
+    """Held-out tasks; a task that is also trained on is refused. Format as for `gangline submit`; relative to the
+    experiment's file. Ids are replaced.
+    """
     num_samples: int = Field(default=1, ge=1)
-    """Sessions of each task."""
+    """Sessions per task."""
     every: int | None = Field(default=None, ge=1)
-    """Steps between; None: only before the first step and after the last, where it is measured in any case."""
+    """Steps between evaluations. None: only before the first step and after the last, which are always evaluated."""
 
 
 class _Judged(NamedTuple):
     """One task's sessions."""
 
     rewards: list[float]
-    """Rewards of sessions that count."""
+    """Rewards of the sessions that count."""
     reasons: dict[str, str]
     """session id -> why it does not count."""
     early_ends: dict[str, int]
     """See `EvaluationRecord`."""
     not_counted: SessionResult | None
-    """One of those that do not count."""
+    """One of the sessions that do not count."""
 
 
 class Evaluation:
@@ -84,11 +87,11 @@ class Evaluation:
         seed: int | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. seed: each task samples by a `capture.seed` made
-        from it and the task's number, the same one every time; None leaves them unchanged. retry_s: seconds between
-        retries to a server that does not answer.
+        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. seed: each task gets a `capture.seed` derived from
+        it and the task's number, the same every time. None leaves tasks unchanged. retry_s: seconds between retries to
+        an unreachable server.
 
-        Raises: InvalidRequest of no tasks.
+        Raises: InvalidRequest if there are no tasks.
         """
         if not tasks:
             raise InvalidRequest("there are no tasks to evaluate on: the file of held-out tasks is empty.")
@@ -104,20 +107,20 @@ class Evaluation:
         return hashlib.sha256(msgspec.json.encode(self._tasks, order="deterministic")).hexdigest()
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """step: steps done, of `num_steps`."""
+        """step: number of completed steps, of `num_steps`."""
         return step == 0 or step >= num_steps or (self._every is not None and step % self._every == 0)
 
     def num_due(self, num_steps: int) -> int:
-        """Evaluations of a whole run."""
+        """Number of evaluations in a whole run."""
         return sum(self.is_due(step, num_steps) for step in range(num_steps + 1))
 
     def task_id(self, step: int, version: int, index: int) -> str:
         return f"{self._run}-evaluation-{step:06d}-v{version:06d}-{index:04d}"
 
     async def measure(self, step: int, version: int, wall_s: float) -> EvaluationRecord:
-        """The weights after `step` steps, which the engines have as policy `version`. All tasks at once.
+        """Measures the weights after `step` steps, which the engines have as policy `version`. Runs all tasks at once.
 
-        wall_s: since the run began. Raises: InvalidGroup when no session counts; the service's errors.
+        wall_s: since the run began. Raises: InvalidGroup if no session counts; the service's errors.
         """
         began = time.monotonic()
         task_ids = [self.task_id(step, version, index) for index in range(len(self._tasks))]
@@ -163,7 +166,9 @@ class Evaluation:
 
 
 def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
-    """Raises: InvalidRequest when a held-out task is also trained on, under any id, or one that says so itself."""
+    """Raises: InvalidRequest if a held-out task is also trained on, under any id, or if a training task is marked held
+    out.
+    """
     for number, task in enumerate(tasks, 1):
         refuse_held_out(named(task, task.get("task_id") or f"{number} of those to train on"))
     ids = {task["task_id"]: number for number, task in enumerate(tasks, 1) if task.get("task_id")}
@@ -183,7 +188,7 @@ def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapp
 
 
 def _content(task: Mapping[str, Any]) -> bytes:
-    """The task's instruction, runtime, agent and evaluator, with defaults written out."""
+    """Digest of the task's instruction, runtime, agent and evaluator, with defaults filled in."""
     found = TaskRequest.model_validate(task).model_dump(mode="json", include=_ASKED)
     return hashlib.sha256(msgspec.json.encode(found, order="deterministic")).digest()
 

@@ -58,28 +58,29 @@ class DataSettings(TrainingOptions):
     num_samples: int = Field(default=8, ge=1)
     """Sessions of each group."""
     shuffle: bool = True
-    """In each pass over the tasks, by the experiment's seed; with a sampler, tasks that were not drawn yet."""
+    """Shuffles each pass over the tasks by the experiment's seed; with a sampler, the tasks not yet drawn."""
     vetted: Vetted = "any"
-    """`required` refuses tasks, held-out ones too, that `gangline vet` did not find sound."""
+    """`required` refuses tasks, including held-out tasks, that `gangline vet` did not find sound."""
     sampler: SamplerSettings | None = None
-    """The choice of the next task, by measured difficulty or in stages; None takes all tasks, pass after pass."""
+    """Chooses the next task, by measured difficulty or in stages; None uses all tasks, pass after pass."""
     seeded: bool = False
-    """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
-    weights. vLLM is slower so."""
+    """Derives sampling from the experiment's seed too: engines that support seeds then give the same tokens for the
+    same weights. This makes vLLM slower.
+    """
 
 
 class Experiment(TrainingOptions):
     name: str
-    """Name of the run, and of its tasks."""
+    """Name of the run and prefix of its task ids."""
     model: str
-    """smollm2, or a folder."""
+    """smollm2, or a model folder."""
     algorithm: AlgorithmChoice = AlgorithmChoice()
     mask: MaskSettings = FullMask()
-    """Which sampled tokens are trained on, and how much."""
+    """Which sampled tokens are trained on, and with which weights."""
     degenerates: DegenerateSettings | None = None
-    """Sessions and groups that are left out; None leaves out none."""
+    """Sessions and groups to leave out; None keeps all."""
     hooks: HookSettings = HookSettings()
-    """Functions of installed distributions, by the names of their entry points."""
+    """Functions of installed distributions, by entry point name."""
     coalitions: CoalitionSettings | None = None
     """The players among whom a session's advantage is shared out, by sessions with only some of them; None: nobody."""
     data: DataSettings
@@ -87,12 +88,12 @@ class Experiment(TrainingOptions):
     schedule: ScheduleSettings = ScheduleSettings()
     learner: LearnerSettings = LearnerSettings()
     evaluation: EvaluationSettings | None = None
-    """None: it is not measured on held-out tasks."""
+    """None disables evaluation on held-out tasks."""
     report_to: tuple[TrackerName, ...] = ("tensorboard",)
-    """Trackers that the run appears in, beside its own records."""
+    """Trackers to report to, in addition to the run's own records."""
     tracking: TrackingSettings = TrackingSettings()
     control: Control = "none"
-    """A control arm: the same experiment, of which one thing is taken away."""
+    """A control arm: the same experiment with one ingredient removed."""
     seed: int = 0
 
     @field_validator("name")
@@ -102,7 +103,7 @@ class Experiment(TrainingOptions):
 
     @property
     def most_coalition_sessions(self) -> int:
-        """The largest number of sessions that coalitions add to a step, if each of its groups is found at once."""
+        """The largest number of sessions that coalitions add to a step, if no group has to be replaced."""
         if self.coalitions is None:
             return 0
         return self.schedule.groups_per_step * self.coalitions.most_coalitions * self.coalitions.samples
@@ -135,7 +136,7 @@ S = TypeVar("S", DataSettings, EvaluationSettings)
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Raises: InvalidRequest, which names every wrong setting; UnknownPlugin of an algorithm or a hook."""
+    """Raises: InvalidRequest, which lists every wrong setting; UnknownPlugin for an unknown algorithm or hook."""
     problems = Problems(str(path))
     found = examine_experiment(path, problems)
     problems.require_none()
@@ -144,9 +145,9 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def examine_experiment(path: Path, problems: Problems) -> Experiment | None:
-    """The experiment, as far as its settings have the right form, and all of its problems.
+    """The experiment, or None if its settings are malformed. Collects all problems.
 
-    Raises: InvalidRequest when the file has no settings at all.
+    Raises: InvalidRequest if the file contains no settings at all.
     """
     document = _document(path)
     try:
@@ -168,7 +169,7 @@ def examine_experiment(path: Path, problems: Problems) -> Experiment | None:
 
 
 def task_files(path: Path) -> list[Path]:
-    """The task files that an experiment names, even one whose settings have no right form. Raises: InvalidRequest."""
+    """The task files that an experiment names, even if other settings are malformed. Raises: InvalidRequest."""
     document = _document(path)
     tables: list[Any] = [document.get("data"), document.get("evaluation")]
     named = [cast("dict[str, Any]", table).get("tasks") for table in tables if isinstance(table, dict)]
@@ -176,7 +177,7 @@ def task_files(path: Path) -> list[Path]:
 
 
 def _examine_algorithm(document: Mapping[str, Any], problems: Problems) -> None:
-    """The algorithm's name and settings are its own, even where other settings have no right form."""
+    """Check the algorithm's name and settings even if other settings are malformed."""
     try:
         choice = AlgorithmChoice.model_validate(document.get("algorithm", {}))
     except ValidationError:
@@ -205,8 +206,9 @@ def _beside(path: Path, settings: S) -> S:
 
 
 def resolved_settings(experiment: Experiment) -> dict[str, Any]:
-    """Every setting as JSON types, also those that follow from others: the algorithm's by name as `algorithm.settings`,
-    groups in flight, those of a service that the run starts. Raises: InvalidRequest."""
+    """Every setting as JSON types, including derived settings: the algorithm's as `algorithm.settings`, groups in
+    flight, and the settings of a service started for the run. Raises: InvalidRequest.
+    """
     found = experiment.model_dump(mode="json")
     found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
     found["schedule"]["groups_in_flight"] = experiment.schedule.num_in_flight
@@ -220,7 +222,7 @@ def resolved_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def warnings_about(experiment: Experiment) -> list[str]:
-    """Settings that are allowed and probably wrong, each with the way out."""
+    """Warnings about settings that are allowed but probably wrong, each with a remedy."""
     schedule, loss = experiment.schedule, experiment.algorithm.resolve().loss
     may_be_stale = schedule.staleness.max_lag > 0 and (schedule.mode == "async" or schedule.max_uses > 1)
     if may_be_stale and loss.correction.level == "none" and experiment.learner.old_logprobs == "trainer":
@@ -234,8 +236,9 @@ def warnings_about(experiment: Experiment) -> list[str]:
 
 
 def digest_of(experiment: Experiment) -> str:
-    """A digest that does not depend on the order of settings, the location of the files, the service, trackers, or the
-    number of steps: a run may be made longer."""
+    """A digest that does not depend on the order of settings, the location of files, the service, trackers, or the
+    number of steps, since a run may be extended.
+    """
     left_out: Any = {
         "schedule": {"steps"},
         "data": {"tasks", "vetted"},

@@ -1,7 +1,7 @@
-"""Hooks: functions of an operator's own distribution that an experiment names, by entry points of `gangline.hooks`.
+"""Hooks: functions of a user's own distribution that an experiment names by entry points of `gangline.hooks`.
 
-A hook is called with what it decides on and returns what it decides; a wrong type or an exception ends the run with the
-hook's name. It runs in the trainer's process. Source: paper 003, 2 (extension points).
+A hook is called with its subject and returns a decision. A wrong type or an exception ends the run with an error that
+names the hook. Hooks run in the trainer's process. Source: paper 003, 2 (extension points).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__ = ["HookSettings", "Hooks", "load_hooks"]
 
 
 class HookSettings(TrainingOptions):
-    """Names of entry points of the group `gangline.hooks`; None is none."""
+    """Names of entry points of the group `gangline.hooks`; None means no hook."""
 
     reward: str | None = None
-    """`(session) -> float`: the reward by which a session is compared, instead of its evaluator's."""
+    """`(session) -> float`: the reward used for a session, instead of its evaluator's."""
     prepare: str | None = None
-    """`(group) -> group`: changes a whole group before it is looked at."""
+    """`(group) -> group`: changes a whole group before selection."""
     filter: str | None = None
-    """`(session) -> str | None`: why a session is left out of its group, its kind up to the first colon."""
+    """`(session) -> str | None`: why a session is left out of its group, starting with the kind and a colon."""
     admit: str | None = None
     """`(group) -> group | None`: the part of a group that is worth training on."""
     mask: str | None = None
-    """`(trace) -> weights`: one weight for each token of the response; multiplied with those of `mask`."""
+    """`(trace) -> weights`: one weight per token of the response, multiplied with the weights of `mask`."""
 
     @property
     def named(self) -> dict[str, str]:
-        """Place -> name of the hooks that there are."""
+        """Place -> name, for configured hooks."""
         return {place: name for place, name in self.model_dump().items() if name is not None}
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """An experiment's hooks, loaded and checked at every call."""
+    """An experiment's hooks, whose results are checked at every call."""
 
     reward: Callable[[SessionResult], float] | None = None
     prepare: Callable[[Group], Group] | None = None
@@ -56,7 +56,7 @@ class Hooks:
 
 
 def load_hooks(settings: HookSettings) -> Hooks:
-    """Raises: UnknownPlugin (names the known ones), InvalidRequest when a package is missing."""
+    """Raises: UnknownPlugin (lists the known names), InvalidRequest if a package is missing."""
     check: dict[str, Callable[[Any, Any], Any]] = {
         "reward": _number,
         "prepare": _group,
@@ -68,7 +68,7 @@ def load_hooks(settings: HookSettings) -> Hooks:
 
 
 def _checked(place: str, name: str, check: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """The hook, whose errors are ours and whose result is of the right type."""
+    """The hook, with its errors turned into InvalidGroup and its result type checked."""
     hook: Callable[[Any], Any] = plugins.load("hook", name)
 
     def call(subject: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One step of learning: samples from groups, their masks and advantages, and the learner's update."""
+"""One learning step: builds samples from groups with masks and advantages, and updates the learner."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ __all__ = ["Learned", "Learning", "Lessons"]
 
 
 class Learning(Protocol):
-    """The object of training, such as `training.learning.learner.Learner`. Called in a thread, once at a time."""
+    """The object that is trained, such as `training.learning.learner.Learner`. Called in a thread, one call at a
+    time.
+    """
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
 
     def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Session id -> the penalty of its reward. Called before a step, where the algorithm has one."""
+        """Session id -> penalty of its reward. Called before a step if the algorithm has such a penalty."""
         ...
 
     def abandon(self) -> None:
-        """End a running step early, by an exception; called from another thread when the run was cancelled."""
+        """End a running step early with an exception. Called from another thread when the run is cancelled."""
         ...
 
     def save_weights(self, folder: Path) -> None: ...
@@ -47,11 +49,13 @@ class Learned(NamedTuple):
     num_one_reward: int
     num_tokens: int
     metrics: dict[str, float] | None
-    """None where there was nothing to learn: the learner was not asked, for its moments alone would move weights."""
+    """None if there was nothing to learn. The learner is then not called, because its moments alone would change
+    weights.
+    """
 
 
 class Lessons:
-    """masks: the tokens that are trained on. coalitions: None shares no advantage out to players."""
+    """masks: select the tokens to train on. coalitions: None distributes no advantage to players."""
 
     def __init__(
         self, learner: Learning, algorithm: Algorithm, masks: GroupMasks, coalitions: CoalitionSettings | None
@@ -63,7 +67,7 @@ class Lessons:
         self._learner_is_used = threading.Lock()
 
     def save_weights(self, folder: Path) -> None:
-        """Write them between two updates. Blocking, in any thread."""
+        """Write the weights between two updates. Blocking, callable from any thread."""
         with self._learner_is_used:
             self.learner.save_weights(folder)
 
@@ -91,7 +95,7 @@ class Lessons:
     def _samples(
         self, groups: Sequence[Group], masks: Sequence[Mask], penalties: Mapping[str, float]
     ) -> list[list[Sample]]:
-        """Samples of each group. penalties: session id -> subtracted from its reward."""
+        """Samples of each group. penalties: session id -> penalty subtracted from its reward."""
         return [
             make_samples(group, self._algorithm, mask, self._factors(group), penalties=penalties)
             for group, mask in zip(groups, masks, strict=True)
@@ -111,7 +115,7 @@ class Lessons:
 
 
 def _is_judged(sample: Sample) -> bool:
-    """Under a critic, rewards that are all alike teach too."""
+    """With a critic, equal rewards teach too."""
     return sample.rewards is not None or bool(sample.advantages.any())
 
 

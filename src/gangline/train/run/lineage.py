@@ -1,8 +1,8 @@
-"""Lineage: the inputs of a run, stored beside its output.
+"""Lineage: the inputs of a run, stored with its output.
 
-`experiment.json` is the resolved specification, `lineage.json` one entry for each start of the run, with digests of its
-inputs and the runs that made these, `results.json` the result. A folder belongs to one experiment on one set of tasks;
-only its number of steps may grow.
+`experiment.json` is the resolved specification, `lineage.json` has one entry per start of the run, with digests of its
+inputs and the runs that produced them, and `results.json` is the result. A folder belongs to one experiment on one set
+of tasks; only its number of steps may grow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
 
 
 def key_of(folder: Path) -> str:
-    """The run's key; a new one where no run has begun."""
+    """The run's key; a new one if the run has not started yet."""
     lives = _lives(folder)
     return lives[0].key if lives else secrets.token_hex(3)
 
@@ -50,7 +50,7 @@ def begin_life(
     first_step: int,
     checkpoint_digest: str = "",
 ) -> None:
-    """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
+    """Write specification and lineage. Raises: Conflict if the folder belongs to another experiment."""
     make_private_folder(folder)
     lives = _lives(folder)
     model_digest = weights_digest(model_folder)
@@ -89,7 +89,7 @@ def write_results(
     last_version: int,
     weights: Path,
 ) -> Results:
-    """records: of all steps, at least one."""
+    """records: records of all steps, at least one."""
     part = max(len(records) // 5, 1)
     results = Results(
         num_steps=len(records),
@@ -123,7 +123,9 @@ def _differs(before: Life, now: Life) -> str:
 
 
 def weights_digest(model_folder: Path) -> str:
-    """Digest of a model's weights and configuration, without its tokenizer. Empty: the folder has none. Blocking."""
+    """Digest of a model's weights and configuration, without its tokenizer. Empty if the folder has no such files.
+    Blocking.
+    """
     digest = hashlib.sha256()
     paths = sorted([*model_folder.glob("*.safetensors"), *model_folder.glob("config.json")])
     if not paths:
@@ -151,7 +153,7 @@ def _commit() -> str | None:
 
 
 def _is_ours(where: Path) -> bool:
-    """An installed package may lie in somebody else's checkout."""
+    """An installed package may be inside an unrelated git checkout."""
     listed = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
     return subprocess.run(listed, cwd=where, capture_output=True, timeout=10, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""The service of an experiment: one that runs, or one that the run starts, with the settings of `gangline up`."""
+"""The service of an experiment: a running one, or one started for the run with the settings of `gangline up`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ _TABLES = ("server", "node", "cluster", "up")
 
 
 class ServiceSettings(TrainingOptions):
-    """Tables `server`, `node`, `cluster` and `up` are those of gangline.toml, and win over it and the environment."""
+    """The tables `server`, `node`, `cluster` and `up` are as in gangline.toml, and take precedence over it and the
+    environment.
+    """
 
     url: str | None = None
     """URL of a running server, whose token is in GANGLINE_TOKEN; None starts a service for the run."""
     server: ServerSettings = ServerSettings()
     node: NodeSettings = NodeSettings()
-    """`engines`, where not given here or elsewhere: the embedded engine with the model."""
+    """`engines` defaults to the embedded engine with the experiment's model, unless set here or elsewhere."""
     cluster: ClusterSettings = ClusterSettings()
     up: UpSettings = UpSettings()
     weights: Path | None = None
-    """Folder that trainer and engines both reach, for new weights. None: in the run's folder."""
+    """Folder for new weights that trainer and engines can both access. None: in the run's folder."""
     update_mode: Literal["drain", "keep"] = "drain"
-    """The treatment of calls in flight when new weights come: they end first, or continue under the new ones."""
+    """Treatment of calls in flight when new weights arrive: they finish first, or continue under the new weights."""
 
     def resolved(self, model: str | None, data_dir: Path | None = None) -> Resolved:
-        """All settings of the service that the run starts, those from gangline.toml and the environment included.
+        """All settings of the service started for the run, including gangline.toml and the environment.
 
-        model: of the experiment, for the embedded engine; None where the trainer brings the engines. data_dir: None is
-        the usual one. Raises: InvalidRequest.
+        model: the experiment's, for the embedded engine; None if the trainer brings the engines. data_dir: None uses
+        the default. Raises: InvalidRequest.
         """
         options = dict(self._given()) | ({} if data_dir is None else {"data_dir": data_dir})
         engines = () if model is None else (f"embedded:{model}",)

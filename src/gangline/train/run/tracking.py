@@ -1,7 +1,7 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, Trackio, MLflow, through accelerate's classes for them.
+"""Experiment trackers: TensorBoard, Weights & Biases, Trackio and MLflow, through accelerate's tracker classes.
 
-A run's own record is `metrics.jsonl`; trackers are copies. One that fails while a run is under way is left out with a
-warning, and the run goes on. A step that is repeated after a kill may appear twice in Trackio and MLflow.
+A run's own record is `metrics.jsonl`; trackers receive copies. A tracker that fails during a run is dropped with a
+warning, and the run continues. A step repeated after a kill may appear twice in Trackio and MLflow.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "tracki
 
 
 class TrackingSettings(TrainingOptions):
-    """How runs appear in trackers. Their own variables (WANDB_MODE, MLFLOW_TRACKING_URI, ...) count as usual."""
+    """Settings of trackers. Their own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, ...) apply as usual."""
 
     project: str = "gangline"
     """Project or experiment that the run belongs to."""
     options: Mapping[TrackerName, Mapping[str, Any]] = {}
-    """Tracker -> more arguments of its `init`, such as {wandb: {entity: my-team}}."""
+    """Tracker -> further arguments of its `init`, such as {wandb: {entity: my-team}}."""
 
 
 class Tracker(Protocol):
-    """One of accelerate's trackers, as far as it is used."""
+    """The used part of accelerate's trackers."""
 
     def start(self) -> None: ...
 
@@ -52,7 +52,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
-    """Raises: InvalidRequest for one whose package is not installed."""
+    """Raises: InvalidRequest if a tracker's package is not installed."""
     for name in names:
         package = _PACKAGES[name]
         if importlib.util.find_spec(package) is None:
@@ -60,7 +60,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 
 class Tracking:
-    """Shows every step and evaluation in all trackers of a run. Use as a context manager."""
+    """Reports every step and evaluation to all trackers of a run. Use as a context manager."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = dict(trackers)
@@ -76,10 +76,10 @@ class Tracking:
         config: Mapping[str, Any],
         last_step: int,
     ) -> Self:
-        """folder: of the run. run: its name and key, which trackers continue under. config: resolved settings.
+        """folder: the run's folder. run: its name and key, used by trackers to continue it. config: resolved settings.
         last_step: step of the checkpoint that the run continues from; 0 for a new run.
 
-        Raises: InvalidRequest when one cannot be started, such as without a login.
+        Raises: InvalidRequest if a tracker cannot be started, for example without a login.
         """
         check_trackers(names)
         started = dict[str, Tracker]()
@@ -120,7 +120,7 @@ class Tracking:
 
 
 def _finish(name: str, tracker: Tracker) -> None:
-    """Trackio would finish its current run again, and print so, when the process ends."""
+    """Avoids that Trackio finishes its run again, with output, when the process ends."""
     if name == "trackio":
         import trackio  # noqa: PLC0415 - its name is in `report_to`
 
@@ -155,7 +155,7 @@ def _run_id(folder: Path) -> str | None:
 
 
 def _keep_run_id(folder: Path, tracker: Any) -> None:
-    """MLflow names runs itself, and a run that is started again continues under that id."""
+    """Store the id that MLflow chose, so that a restarted run continues under it."""
     write_whole(folder / "mlflow.json", msgspec.json.encode(tracker.tracker.info.run_id))
 
 

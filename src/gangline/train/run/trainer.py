@@ -1,18 +1,18 @@
-"""The reference trainer: groups in, one step after another, new weights out. Small enough to be read.
+"""The reference trainer: collects groups, trains step by step, and pushes new weights. Small enough to read.
 
-    sync    collect a batch, train, push the weights, again: every token is of the newest policy
-    async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
+    sync    collect a batch, train, push the weights, repeat: every token is from the newest policy
+    async   collection continues during training; tokens that are too old are dropped, or corrected by the loss
 
-A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
-checkpoint, and where one is due, evaluate. Groups of one reward teach nothing: a step of nothing else has no update, no
-push and no new version. Killed at any moment, it resumes from its last checkpoint: a group that those weights have seen
-is not trained on again, groups that the service collected meanwhile are used, and the weights are pushed again,
-regardless of the engines' current ones. Evaluated weights have a checkpoint, or are the initial ones: the evaluation of
-a step uses the same weights after every restart.
+A step: take groups, make samples, update, push the weights under the next version, record the step, save a checkpoint,
+and evaluate if due. Groups whose rewards are all equal teach nothing: a step with only such groups has no update, no
+push and no new version. Killed at any moment, it resumes from its last checkpoint: a group that those weights were
+trained on is not used again, groups that the service collected meanwhile are used, and the weights are pushed again,
+whatever weights the engines have. Evaluated weights have a checkpoint, or are the initial ones: the evaluation of a
+step uses the same weights after every restart.
 
 Source: learning.md of the design; 003, asynchronous training.
 
-Parts of rewards: what evaluators `composite` and `staged` found, as means over the sessions of a step.
+Parts of rewards, as reported by the evaluators `composite` and `staged`, are averaged over the sessions of a step.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ _log = logging.getLogger("gangline.trainer")
 def mean_reward_parts(sessions: Iterable[SessionResult]) -> dict[str, float]:
     """Name -> mean reward of a part of `composite`, or share of sessions that passed a gate of `staged`.
 
-    Names of nested parts are joined by dots. A gate that was not asked, since an earlier one was not passed, is not
-    passed.
+    Names of nested parts are joined by dots. A gate skipped because an earlier one failed counts as failed.
     """
     sums: dict[str, float] = {}
     num_asked, num_staged, level_of = Counter[str](), Counter[str](), dict[str, str]()
@@ -78,7 +77,7 @@ def mean_reward_parts(sessions: Iterable[SessionResult]) -> dict[str, float]:
 
 
 class Trainer:
-    """One run. `run` once."""
+    """One run. Call `run` once."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Trainer:
         """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
         whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
 
-        evaluation: before the first step, after the last, and when it is due between them.
+        evaluation: runs before the first step, after the last, and when due in between.
         """
         selection = selection or Selection()
         self._folder = folder
@@ -126,14 +125,14 @@ class Trainer:
         self._step = 0
         self._version = 0
         self._started = time.monotonic()
-        """Earlier by the time that earlier lives took."""
+        """Shifted back by the time that earlier starts of the run took."""
 
     @property
     def _wall_s(self) -> float:
         return time.monotonic() - self._started
 
     async def run(self) -> int:
-        """Until all steps are done. Returns the last policy version.
+        """Run until all steps are done. Returns the last policy version.
 
         Raises: errors of the learner or the service; a new trainer resumes from the last checkpoint.
         """
@@ -149,7 +148,7 @@ class Trainer:
         return self._version
 
     async def _take_steps(self, run_log: RunLog) -> None:
-        """All that are left, and the evaluations between them."""
+        """All remaining steps, and the evaluations between them."""
         async with self._batches as batches:
             while True:
                 began = time.monotonic()
@@ -170,7 +169,7 @@ class Trainer:
         return self._evaluation_is_due and self._step not in run_log.evaluated_steps
 
     async def _evaluate(self, run_log: RunLog) -> None:
-        """The weights that the engines have, where it is due and an earlier life has not done it."""
+        """Evaluate the engines' weights, if due and not already done before a restart."""
         if self._evaluation is None or not self._must_evaluate(run_log):
             return
         record = await self._evaluation.measure(self._step, self._version, self._wall_s)
@@ -188,12 +187,14 @@ class Trainer:
         self._step = state.step
         self._started -= state.wall_s
         self._batches.restore(state.settled, state.buffer)
-        # Versions never go back: what engines sampled after this checkpoint keeps numbers of its own.
+        # Versions never decrease, so tokens sampled after this checkpoint keep distinct version numbers.
         self._version = state.version if served is None or served <= state.version else served + 1
         _log.info("trainer.resumed step=%d version=%d", self._step, self._version)
 
     async def _train(self, groups: Sequence[Group], *, waited_s: float) -> StepRecord:
-        """One step; its weights are in the engines when it returns. One without a signal keeps weights and version."""
+        """One step. When it returns, the engines have its weights. A step without a signal keeps weights and
+        version.
+        """
         version, began = self._version, time.monotonic()
         try:
             learned = await asyncio.to_thread(self._lessons.learn, groups, self._phase)
@@ -246,7 +247,7 @@ class Trainer:
         return Phase(self._step, self._stream.epoch_of(group.task_id))
 
     async def _save(self, run_log: RunLog) -> None:
-        """A checkpoint, where one is due, and its record."""
+        """Save a checkpoint, if due, and its record."""
         self._checkpoint_s = 0.0
         is_due = self._step % self._schedule.checkpoint_every == 0 or self._step >= self._schedule.steps
         if not is_due and not self._evaluation_is_due:
@@ -272,7 +273,7 @@ class Trainer:
 
 
 def _informative(algorithm: Algorithm) -> Admit | None:
-    """The rule of dynamic sampling: groups whose rewards differ, or one of the compared parts of them."""
+    """The rule of dynamic sampling: admits groups whose rewards, or one of their compared parts, differ."""
     if not algorithm.dynamic_sampling:
         return None
     if algorithm.advantage.rewards == "whole":

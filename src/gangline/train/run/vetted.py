@@ -1,4 +1,4 @@
-"""Tasks that an audit found sound (`gangline vet`), for runs that train on no others."""
+"""Checks that tasks were found sound by an audit (`gangline vet`), for runs that require it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_SHOWN = 3
 
 
 def require_vetted(tasks: Sequence[Mapping[str, Any]], named: str) -> None:
-    """named: the tasks' name in the message. Raises: InvalidRequest when one is not known to be sound."""
+    """named: how the message calls the tasks. Raises: InvalidRequest if a task is not known to be sound."""
     judged = [(number, _why_not(task)) for number, task in enumerate(tasks, 1)]
     found = [(number, why) for number, why in judged if why is not None]
     if found:

@@ -1,5 +1,5 @@
-"""Training runs as their folders tell them: written by trainers, read by commands and by the page.
+"""Training runs as recorded in their folders: written by trainers, read by commands and the page.
 
-`records` are the lines of a run's files, `log` writes and reads those of steps and evaluations, and `store` reads whole
-runs and compares them. Nothing here trains. Start with `store`.
+`records` defines the lines of a run's files, `log` writes and reads records of steps and evaluations, and `store` reads
+and compares whole runs. Nothing here trains. Start with `store`.
 """

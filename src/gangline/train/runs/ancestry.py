@@ -1,4 +1,4 @@
-"""Which run began from which: found by digests of what a run made and of what it began from, never by paths."""
+"""Finds which run started from which, by digests of their inputs and outputs, never by paths."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Relative(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     generation: int
-    """1 is a parent, or a child."""
+    """1 is a parent or a child."""
     by: Literal["model", "checkpoint"]
-    """What passed from the older to the younger of the two runs."""
+    """What the younger run took from the older one."""
     step: int
-    """Steps that the older one had done."""
+    """Steps that the older run had done."""
     is_here: bool = True
-    """False where its folder is gone, and a record of the younger one names it."""
+    """False if its folder no longer exists, and only the younger run's record names it."""
 
 
 class Ancestry(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs that a run descends from, and those that descend from it, the nearest first."""
+    """The ancestors and descendants of a run, nearest first."""
 
     ancestors: tuple[Relative, ...]
     descendants: tuple[Relative, ...]
 
 
 def readable_runs(data_dir: Path) -> list[Run]:
-    """Every run of a data folder but those that this version cannot read."""
+    """Every run of a data folder, except runs that this version cannot read."""
     found: list[Run] = []
     for folder in run_folders(data_dir):
         with suppress(InvalidRequest):
@@ -48,12 +48,12 @@ def readable_runs(data_dir: Path) -> list[Run]:
 
 
 def parents_of(name: str, digests: Collection[str], runs: Sequence[Run]) -> tuple[Parent, ...]:
-    """The runs but `name` that made a model or a checkpoint with one of these digests."""
+    """The runs other than `name` that produced a model or a checkpoint with one of these digests."""
     return tuple(_known(name, digests, _made_by(runs)))
 
 
 def ancestry_of(run: Run, runs: Sequence[Run]) -> Ancestry:
-    """runs: of its data folder; copies of `run` among them are left out."""
+    """runs: all runs of its data folder; copies of `run` among them are left out."""
     present = [run, *(one for one in runs if one.lives[0] != run.lives[0])]
     made_by = _made_by(present)
     parents = {one.summary.name: _parents(one, made_by) for one in present}
@@ -77,7 +77,7 @@ def _generations(name: str, nearest: Mapping[str, list[Relative]]) -> tuple[Rela
 
 
 def _parents(run: Run, made_by: Mapping[str, list[Parent]]) -> list[Relative]:
-    """Those that are here, by digest, and those that are not any more, by the run's own record."""
+    """Existing parents, found by digest, and removed ones, from the run's own record."""
     began_from = {digest for life in run.lives for digest in (life.model_digest, life.checkpoint_digest)}
     here = _known(run.summary.name, began_from, made_by)
     digests = {parent.digest for parent in here}
@@ -95,7 +95,7 @@ def _known(name: str, digests: Collection[str], made_by: Mapping[str, list[Paren
 
 
 def _made_by(runs: Sequence[Run]) -> dict[str, list[Parent]]:
-    """Digest of a model or a checkpoint -> the runs that made it."""
+    """Digest of a model or a checkpoint -> the runs that produced it."""
     made_by: dict[str, list[Parent]] = defaultdict(list)
     for run in runs:
         for digest, made in _made(run).items():
@@ -104,7 +104,7 @@ def _made_by(runs: Sequence[Run]) -> dict[str, list[Parent]]:
 
 
 def _made(run: Run) -> dict[str, Parent]:
-    """By digest. A model or a checkpoint that the run began from is not its own."""
+    """Digest -> what the run produced. A model or a checkpoint that the run started from is not included."""
     first, name = run.lives[0], run.summary.name
     found = [Parent(run=name, by="checkpoint", step=one.step, digest=one.digest) for one in run.checkpoints]
     found += [Parent(run=name, by="model", step=one.step, digest=one.weights_digest) for one in run.checkpoints]

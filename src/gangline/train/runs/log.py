@@ -1,4 +1,4 @@
-"""A run's own records: a line of JSON per step, and one per evaluation."""
+"""A run's own records: one line of JSON per step, and one per evaluation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class RunLog:
     """`metrics.jsonl`, `evaluations.jsonl` and `checkpoints.jsonl` in the run's folder."""
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated.
-        Those of checkpoints stay: another run may have begun from one."""
+        """last_step: step of the checkpoint. Records of later steps are removed, since those steps are repeated.
+        Records of checkpoints stay: another run may have started from one.
+        """
         make_private_folder(folder)
         self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
         self._checkpoints = folder / "checkpoints.jsonl"
@@ -51,7 +52,7 @@ class RunLog:
 
 
 class GrowingRecords(Generic[R]):
-    """The records of a file to which a trainer appends: what was read is not read again."""
+    """The records of a file to which a trainer appends. Records already read are not read again."""
 
     def __init__(self, path: Path, kind: type[R]) -> None:
         self._path = path
@@ -64,7 +65,7 @@ class GrowingRecords(Generic[R]):
         self._end = 0
 
     def read(self) -> list[R]:
-        """All records; an incomplete last line is left out. Empty where there is no file.
+        """All records, without an incomplete last line. Empty if there is no file.
 
         Raises: OSError, msgspec.MsgspecError.
         """
@@ -76,7 +77,9 @@ class GrowingRecords(Generic[R]):
         return self._records.copy()
 
     def _read_on(self, file: BinaryIO) -> None:
-        """A trainer that goes on from a checkpoint writes the file anew: then the last line is not where it was."""
+        """A trainer that resumes from a checkpoint rewrites the file. Then the last line has moved, and everything is
+        read again.
+        """
         file.seek(self._end - len(self._last_line))
         if file.read(len(self._last_line)) != self._last_line:
             self._begin_anew()
@@ -89,16 +92,16 @@ class GrowingRecords(Generic[R]):
 
 
 def read_records(path: Path) -> list[StepRecord]:
-    """Records of a `metrics.jsonl`; an incomplete last line is left out."""
+    """Records of a `metrics.jsonl`, without an incomplete last line."""
     return GrowingRecords(path, StepRecord).read()
 
 
 def read_evaluations(path: Path) -> list[EvaluationRecord]:
-    """Records of an `evaluations.jsonl`; an incomplete last line is left out."""
+    """Records of an `evaluations.jsonl`, without an incomplete last line."""
     return GrowingRecords(path, EvaluationRecord).read()
 
 
 def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
-    """Reduce a file, where it exists, to these records."""
+    """Reduce a file, if it exists, to these records."""
     if path.exists():
         write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))

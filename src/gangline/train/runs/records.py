@@ -23,12 +23,12 @@ __all__ = [
 
 
 class SamplerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sampler has done, as of one step."""
+    """State of a sampler at one step."""
 
     drawn: dict[str, int]
-    """Pool or label -> groups of the step that were drawn from it."""
+    """Pool or label -> number of the step's groups drawn from it."""
     sizes: dict[str, int]
-    """Pool or label -> its tasks now."""
+    """Pool or label -> current number of its tasks."""
     stage: int | None
     """Stage of the last draw, from 1; None without stages."""
     num_never_drawn: int
@@ -40,30 +40,30 @@ class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     transfer_s: float
-    """Writing the weights; sampling goes on. 0 when they were there."""
+    """Writing the weights while sampling continues. 0 if they were already there."""
     pause_s: float
     """Closing all gates."""
     drain_s: float
     """Until no call was in flight; 0 under `keep`."""
     load_s: float
-    """Holding the engines and loading, all at once."""
+    """Pausing the engines and loading, all at once."""
     resume_s: float
-    """Telling the version, letting the engines go, opening the gates."""
+    """Setting the version, resuming the engines, opening the gates."""
     total_s: float
     num_engines: int
     num_nodes: int
     num_bytes: int
     folder: str = ""
-    """Where the weights were written; empty: unknown."""
+    """Where the weights were written; empty if unknown."""
 
     @property
     def closed_s(self) -> float:
-        """How long model calls waited at most."""
+        """Longest time that model calls waited."""
         return self.pause_s + self.drain_s + self.load_s + self.resume_s
 
     @property
     def phases(self) -> dict[str, float]:
-        """Phase -> seconds, in their order."""
+        """Phase -> seconds, in order."""
         return {
             "transfer": self.transfer_s,
             "pause": self.pause_s,
@@ -81,61 +81,65 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Policy version that was trained, before the update."""
     wall_s: float
-    """Since the run began, over all its lives; without the time between them."""
+    """Since the run began, over all its starts, without the time between them."""
     reward_mean: float
     """Over the sessions that were trained on."""
     reward_deviation: float
-    """Mean over the groups of each one's deviation."""
+    """Mean over the groups of each group's deviation."""
     collected_reward_mean: float | None
-    """Over all whole groups that ended since the step before, those that were not admitted included."""
+    """Over all whole groups that ended since the previous step, including groups that were not admitted."""
     groups: tuple[str, ...] = ()
     """[num_groups] ids of the tasks whose sessions were trained on; empty in records of earlier versions."""
     num_groups: int
     early_ends: dict[str, int] = {}
-    """Outcome other than `completed`, with the code of its failure -> sessions that were trained on."""
+    """Outcome other than `completed`, with its failure code -> number of trained sessions."""
     num_one_reward: int
-    """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
-    learns from these too."""
+    """Groups without any difference between sessions, which teach nothing. 0 with a critic, which learns from them
+    too.
+    """
     num_sessions: int
     num_trained_tokens: int
     num_sampled_tokens: int = 0
-    """That engines sampled since the step before, for groups that were admitted or not; beside them, such as for
-    coalitions, more are sampled."""
+    """Tokens sampled by engines since the previous step for all groups, admitted or not, without extra tasks such as
+    coalitions.
+    """
     left_out: dict[str, int]
-    """Reason why tokens must not be trained on -> their number: their log-probs are of another distribution."""
+    """Reason why tokens must not be trained on -> number of tokens whose log-probs are from another distribution."""
     degenerate: dict[str, int] = {}
-    """Kind of reason -> sessions of whole groups that were left out since the step before, by a filter or as
-    degenerates."""
+    """Kind of reason -> sessions of whole groups that were left out since the previous step, by a filter or as
+    degenerates.
+    """
     turn_score_mean: float | None = None
-    """Mean score of the turns that were trained on; None where the evaluator gives none."""
+    """Mean score of the trained turns; None if the evaluator gives no scores."""
     role_reward_mean: dict[str, float] = {}
-    """Role -> its mean reward over the sessions that were trained on; empty where no client named a role."""
+    """Role -> its mean reward over the trained sessions; empty if no client named a role."""
     shapley: dict[str, float] = {}
-    """Player -> its Shapley value, mean over the groups that were trained on; empty without coalitions."""
+    """Player -> its Shapley value, averaged over the trained groups; empty without coalitions."""
     num_coalition_sessions: int = 0
-    """Sessions that ran for these values alone; not in `num_sessions`."""
+    """Sessions run only for these values; not in `num_sessions`."""
     reward_parts: dict[str, float] = {}
     """Part of evaluator `composite` -> its mean reward; gate of `staged` -> the share of sessions that passed it. Over
-    the sessions that were trained on; names of nested parts are joined by dots."""
+    the trained sessions; names of nested parts are joined by dots.
+    """
     sampler: SamplerMetrics | None = None
-    """What `data.sampler` has done; None where there is none."""
+    """State of `data.sampler`; None without a sampler."""
     lag: dict[int, int]
-    """versions behind -> trained tokens."""
+    """Versions behind -> number of trained tokens."""
     num_not_admitted: int
     num_invalid: int
     num_stale: int
-    """Groups, since the step before."""
+    """Groups since the previous step."""
     waited_s: float
-    """For groups."""
+    """Time spent waiting for groups."""
     trained_s: float
     checkpoint_s: float
     """Seconds that the checkpoint of the previous step took."""
     update: UpdateProfile | None
-    """The weight update that followed; None where there was nothing to learn, and the policy kept its version."""
+    """The weight update that followed; None if there was nothing to learn and the policy kept its version."""
     learner: dict[str, float]
 
     def scalars(self) -> dict[str, float]:
-        """Every number, by its name in trackers."""
+        """Every number, under its name in trackers."""
         found = dict[str, float]()
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -169,30 +173,33 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement on held-out tasks."""
 
     step: int
-    """Steps done; 0 is before the first."""
+    """Steps done; 0 means before the first."""
     version: int
     """Policy version that was measured."""
     wall_s: float
-    """Since the run began, as a step's, when it ended."""
+    """Since the run began, as for steps, at its end."""
     reward_mean: float
-    """Over the tasks, of the mean over each one's sessions."""
+    """Mean over tasks of each task's mean reward."""
     standard_error: float | None
-    """Standard error of that mean, over tasks: sessions of one task are no independent draws. None for a single
-    task."""
+    """Standard error of that mean over tasks, since sessions of one task are not independent draws. None for a single
+    task.
+    """
     task_means: tuple[float | None, ...]
-    """Mean of each task's sessions, in the order of the tasks; None where none counts."""
+    """Mean of each task's sessions, in the order of the tasks; None if no session counts."""
     num_tasks: int
-    """With a session that counts."""
+    """Tasks with a session that counts."""
     num_sessions: int
-    """That count."""
+    """Sessions that count."""
     num_invalid: int
-    """Sessions without a reward, by faults of the infrastructure for example, and of other weights: not in the mean."""
+    """Sessions that are not in the mean: without a reward, for example after an infrastructure fault, or from other
+    weights.
+    """
     early_ends: dict[str, int] = {}
-    """Outcome other than `completed`, with the code of its failure -> sessions, those that count included."""
+    """Outcome other than `completed`, with its failure code -> number of sessions, including sessions that count."""
     took_s: float
 
     def scalars(self) -> dict[str, float]:
-        """Every number, by its name in trackers."""
+        """Every number, under its name in trackers."""
         numbers = msgspec.structs.asdict(self)
         return {
             f"evaluation/{name}": float(value)
@@ -202,15 +209,16 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The improvement of one evaluation over another, task by task, free of the differences between tasks."""
+    """The improvement from one evaluation to another, task by task, unaffected by differences between tasks."""
 
     mean: float
-    """Mean over the tasks of the gain in each one's mean reward."""
+    """Mean over tasks of the gain in each task's mean reward."""
     standard_error: float | None
-    """Standard error of that mean, over tasks: sessions of one task are no independent draws. None for a single
-    task."""
+    """Standard error of that mean over tasks, since sessions of one task are not independent draws. None for a single
+    task.
+    """
     num_tasks: int
-    """With a session that counts in both."""
+    """Tasks with a session that counts in both."""
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2f}"
@@ -218,24 +226,24 @@ class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that a run made."""
+    """One checkpoint made by a run."""
 
     step: int
     """Steps done."""
     version: int
     digest: str
-    """Digest of all of its files."""
+    """Digest of all its files."""
     weights_digest: str
-    """Digest of the model after that step, as engines load it; empty: unknown."""
+    """Digest of the model after that step, as engines load it; empty if unknown."""
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose model or checkpoint another run began from."""
+    """A run whose model or checkpoint another run started from."""
 
     run: str
     by: Literal["model", "checkpoint"]
     step: int
-    """Steps that had been done."""
+    """Steps done at that point."""
     digest: str
     """Digest of that model or checkpoint."""
 
@@ -244,30 +252,31 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a run."""
 
     key: str
-    """Key of the run; in the ids of its tasks. The service may still have the tasks of a run whose folder was removed,
-    and would answer with results of other weights."""
+    """Key of the run, part of its task ids. The service may still have tasks of a run whose folder was removed, and
+    would return results of other weights.
+    """
     started_at: str
     """UTC, ISO 8601."""
     first_step: int
-    """That is done next; above 1 where the run goes on."""
+    """The next step; above 1 if the run resumes."""
     experiment_digest: str
     tasks_digest: str
     held_out_digest: str | None
-    """Digest of the tasks that it is evaluated on."""
+    """Digest of the evaluation tasks."""
     model_digest: str
-    """Digest of the initial weights' files and their configuration."""
+    """Digest of the initial weights' files and configuration."""
     checkpoint_digest: str = ""
-    """Digest of the checkpoint that it goes on from; empty where it begins anew."""
+    """Digest of the checkpoint that it resumes from; empty for a new run."""
     parents: tuple[Parent, ...] = ()
-    """Other runs of the data folder that made its model or its checkpoint."""
+    """Other runs of the data folder that produced its model or its checkpoint."""
     gangline: str
     commit: str | None
-    """Commit of the code's checkout, followed by `+` where files were changed; None: it is no checkout."""
+    """Commit of the code's git checkout, followed by `+` if files were changed; None if it is not a checkout."""
     python: str
     machine: str
     packages: dict[str, str]
     hooks: dict[str, str] = {}
-    """Hook's name -> distribution and version that it came from."""
+    """Hook's name -> distribution and version that provides it."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,19 +289,19 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the first and the last fifth of the steps."""
     first_evaluation: float | None
     last_evaluation: float | None
-    """Mean rewards on held-out tasks; None where there are none."""
+    """Mean rewards on held-out tasks; None without evaluations."""
     held_out_difference: PairedDifference | None
-    """The last evaluation against the first, task by task: the result of the run."""
+    """The last evaluation compared with the first, task by task: the result of the run."""
     wall_s: float
-    """Evaluations included."""
+    """Including evaluations."""
     weights: str
-    """Folder of the last weights."""
+    """Folder of the final weights."""
     weights_digest: str = ""
-    """As `Life.model_digest` of a run that begins from them."""
+    """The same as `Life.model_digest` of a run that starts from them."""
 
 
 def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> PairedDifference | None:
-    """None where no task counts in both. Source: Miller, Adding error bars to evals (arXiv 2411.00640), 4."""
+    """None if no task counts in both. Source: Miller, Adding error bars to evals (arXiv 2411.00640), 4."""
     both = zip(before.task_means, after.task_means, strict=True)
     gains = [last - first for first, last in both if first is not None and last is not None]
     if not gains:

@@ -17,7 +17,7 @@ __all__ = ["RunList", "RunsPart"]
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs, the one that changed last first."""
+    """Runs, most recently changed first."""
 
     runs: tuple[RunSummary, ...]
 

@@ -1,6 +1,6 @@
-"""Training runs of the server's data folder: read when somebody looks at them, and again when their files have changed.
+"""Training runs of the server's data folder, read on request and again after their files change.
 
-A run's trainer writes its folder. One that trains elsewhere, with a data folder of its own, is not seen here.
+A run's folder is written by its trainer. Runs with another data folder are not visible here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_RUNS = 4
 
 
 class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a run over its steps. Of a long run every n-th step is here, and the last one."""
+    """The numbers of a run over its steps. Long runs are reduced to every n-th step and the last one."""
 
     summary: RunSummary
     every: int
@@ -41,23 +41,23 @@ class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """[points] from 1."""
     versions: list[int]
-    """[points] policy version that was trained."""
+    """[points] policy version trained."""
     wall_s: list[float]
-    """[points] since the run began, over all its lives."""
+    """[points] since the run began, over all its starts."""
     curves: dict[str, list[float | None]]
-    """name, as in trackers -> [points]; null where a step has no such number."""
+    """name, as in trackers -> [points]; null if a step has no such number."""
     evaluations: list[EvaluationRecord]
-    """All of them, on held-out tasks."""
+    """All evaluations on held-out tasks."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that a step was trained on, as far as the server still has its task."""
+    """A group used in a step, with details if the server still has its task."""
 
     task_id: str
     is_known: bool
     mean_reward: float | None
     rewards: tuple[float | None, ...]
-    """By sample index; empty where the task is not known."""
+    """By sample index; empty if the task is not known."""
     sessions: tuple[str, ...]
 
 
@@ -67,11 +67,11 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     record: StepRecord
     groups: tuple[TrainedGroup, ...]
-    """Empty where the record is of a version that did not name them."""
+    """Empty if the record was written by a version that did not list them."""
 
 
 class TrainingRuns:
-    """Belongs to one event loop. data_dir: None has no runs."""
+    """Bound to one event loop. data_dir: None means no runs."""
 
     def __init__(self, service: RolloutService, data_dir: Path | None) -> None:
         self._service = service
@@ -80,16 +80,16 @@ class TrainingRuns:
         self._summaries: dict[Path, tuple[object, RunSummary]] = {}
         """folder -> (state of its files, summary)"""
         self._readers: OrderedDict[Path, RunReader] = OrderedDict()
-        """The last used one last: a run that is looked at while it trains is read on, not anew."""
+        """Most recently used last. Lets a run that is being trained be read incrementally."""
 
     async def summaries(self) -> tuple[RunSummary, ...]:
-        """All runs, the latest first. Folders that cannot be read are left out."""
+        """All runs, latest first. Unreadable folders are left out."""
         async with self._reading:
             found = await asyncio.to_thread(self._read_summaries)
         return tuple(sorted(found, key=lambda run: run.updated_at, reverse=True))
 
     async def curves(self, name: str, max_points: int) -> RunCurves:
-        """Raises: NotFound, InvalidRequest where its folder cannot be read."""
+        """Raises: NotFound, InvalidRequest if its folder cannot be read."""
         return await asyncio.to_thread(_curves, await self._find(name), max_points)
 
     async def step(self, name: str, step: int) -> RunStep:
@@ -101,7 +101,7 @@ class TrainingRuns:
         return RunStep(run=name, record=record, groups=tuple([await self._group(one) for one in record.groups]))
 
     async def compared(self, names: Sequence[str]) -> Comparison:
-        """The first run is the one that the others are compared with. Raises: NotFound, InvalidRequest."""
+        """Compares the other runs with the first. Raises: NotFound, InvalidRequest."""
         return compare_runs([await self._find(name) for name in names])
 
     async def _group(self, task_id: str) -> TrainedGroup:

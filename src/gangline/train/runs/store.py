@@ -1,6 +1,6 @@
-"""The runs of a data folder, read from what each wrote: `runs list`, `runs show`, `runs compare`.
+"""Reads the runs of a data folder: `runs list`, `runs show`, `runs compare`.
 
-There is no database of runs: a run's folder is its record, and one that is copied or removed is there, or is not.
+There is no database of runs: a run's folder is its record, so runs can be copied or removed as folders.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 _NOT_COMPARED = {"name", "seed", "report_to"}
-"""Settings that make no difference between arms."""
+"""Settings that do not distinguish arms."""
 _NO_TABLES = ("service.", "tracking.")
-"""The same for whole tables."""
+"""Tables of settings that do not distinguish arms."""
 
 _RECORDS = ("lineage.json", "metrics.jsonl", "evaluations.jsonl", "results.json")
 
@@ -62,13 +62,13 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Steps."""
     num_steps: int
     started_at: str
-    """UTC, ISO 8601; the first start."""
+    """Time of the first start, UTC, ISO 8601."""
     updated_at: str
-    """When its records last changed."""
+    """Time of the last change of its records."""
     num_lives: int
-    """Starts."""
+    """Number of starts."""
     reward_mean: float | None
-    """In the last step, over sessions that were trained on."""
+    """In the last step, over trained sessions."""
     first_evaluation: float | None
     last_evaluation: float | None
     """Mean rewards on held-out tasks."""
@@ -78,54 +78,55 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run wrote about itself."""
+    """All records of a run."""
 
     summary: RunSummary
     settings: dict[str, Any]
-    """Resolved, by dotted names."""
+    """Resolved settings, by dotted names."""
     lives: list[Life]
     records: list[StepRecord]
     evaluations: list[EvaluationRecord]
     results: Results | None
     """None until all steps are done."""
     checkpoints: list[CheckpointRecord] = []
-    """All that it ever made; most are removed again."""
+    """All checkpoints it ever made; most are removed again."""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
     settings: dict[str, Any]
-    """The settings in which arms differ, by dotted names; of one that an arm lacks, None."""
+    """The settings in which arms differ, by dotted names; None for a setting that the arm lacks."""
     reward_mean: float | None
-    """Mean over the runs of their last evaluations."""
+    """Mean of the runs' last evaluations."""
     deviation_of_seeds: float | None
-    """Sample deviation between the runs; None of a single one."""
+    """Sample standard deviation between the runs; None for a single run."""
     difference: PairedDifference | None
-    """Last evaluations against the first arm's, task by task, means over the seeds; None for that arm, and where the
-    held-out tasks are others."""
+    """Last evaluations compared with the first arm's, task by task, averaged over seeds; None for the first arm, and if
+    the held-out tasks differ.
+    """
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[Arm, ...]
-    """In the order in which their runs were named."""
+    """In the order in which their runs were given."""
 
 
 def read_runs(data_dir: Path) -> list[Run]:
-    """Every run of a data folder, the latest first. Raises: InvalidRequest for a folder that cannot be read."""
+    """Every run of a data folder, latest first. Raises: InvalidRequest for a folder that cannot be read."""
     runs = (RunReader(folder).read() for folder in run_folders(data_dir))
     return sorted(runs, key=lambda run: run.summary.updated_at, reverse=True)
 
 
 def run_folders(data_dir: Path) -> list[Path]:
-    """Folders of all runs of a data folder, by name."""
+    """Folders of all runs of a data folder, sorted by name."""
     return sorted(path.parent for path in (data_dir / "runs").glob("*/lineage.json"))
 
 
 def read_run(data_dir: Path, name: str) -> Run:
-    """name: of a run, or the path of its folder. Raises: NotFound, InvalidRequest."""
+    """name: name of a run, or the path of its folder. Raises: NotFound, InvalidRequest."""
     for folder in (data_dir / "runs" / name, Path(name)):
         if (folder / "lineage.json").exists():
             return RunReader(folder).read()
@@ -134,7 +135,7 @@ def read_run(data_dir: Path, name: str) -> Run:
 
 
 def compare_runs(runs: Sequence[Run]) -> Comparison:
-    """The first run's arm is the one that the others are compared with."""
+    """Compares the other arms with the first run's arm."""
     by_settings: dict[bytes, list[Run]] = {}
     for run in runs:
         by_settings.setdefault(_compared(run), []).append(run)
@@ -166,7 +167,7 @@ def _difference(base: Sequence[Run], runs: Sequence[Run]) -> PairedDifference | 
 
 
 def _mean_evaluation(runs: Sequence[Run]) -> EvaluationRecord | None:
-    """The last evaluations as one: each task's mean over the runs."""
+    """The last evaluations combined into one: each task's mean over the runs."""
     last = [run.evaluations[-1] for run in runs if run.evaluations]
     if len(last) < len(runs):
         return None
@@ -194,13 +195,13 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def state_of_files(folder: Path) -> tuple[object, ...]:
-    """Changes whenever a `RunReader` would return another run."""
+    """Changes whenever a `RunReader` would return a different run."""
     found = [folder / name for name in (*_RECORDS, "experiment.json") if (folder / name).exists()]
     return (_is_locked(folder / "run.lock"), *((one.name, one.stat().st_mtime_ns, one.stat().st_size) for one in found))
 
 
 class RunReader:
-    """Reads one run's folder, again and again while its trainer writes: records that were read are kept."""
+    """Reads one run's folder repeatedly while its trainer writes it. Records already read are kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -272,7 +273,9 @@ def _updated_at(folder: Path) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a trainer holds the run. Read from the kernel's list: trying the lock could turn a trainer away."""
+    """Whether a trainer holds the run's lock. Reads the kernel's list, because trying the lock could make a trainer
+    fail.
+    """
     if not path.exists():
         return False
     inode = path.stat().st_ino

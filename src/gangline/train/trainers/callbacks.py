@@ -1,9 +1,9 @@
-"""A trainer that receives callbacks: it submits tasks with an address of its own, and is called when they end.
+"""Receives callbacks for a trainer: submits tasks with its own callback address and is called when they end.
 
-`receiving` listens, and gives a client that collectors take instead of `ServerClient`. A callback counts only when its
-signature does; then the group's results are fetched and stored in a folder, and only then is it acknowledged. One that
-comes twice changes nothing. A callback's content is never used as a result: results come from the server alone. A
-callback that was lost costs time, no group: the server is also asked, seldom.
+`receiving` listens and yields a client that collectors use instead of `ServerClient`. A callback is accepted only with
+a valid signature. The group's results are then fetched and stored in a folder before the callback is acknowledged.
+Duplicate callbacks change nothing. A callback's content is never used as a result: results come only from the server. A
+lost callback costs time but no group, because the server is also polled occasionally.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Callback(msgspec.Struct):
 
 
 class CallbackClient:
-    """A `RolloutClient` that is called back. Made by `receiving`."""
+    """A `RolloutClient` that receives callbacks. Created by `receiving`."""
 
     def __init__(
         self, service: ServerClient, folder: Path, *, key: str | None, secret: str | None, recheck_s: float
@@ -64,27 +64,28 @@ class CallbackClient:
 
     @property
     def url(self) -> str:
-        """Where tasks call back."""
+        """The callback address of tasks."""
         return self._callback["callback_url"]
 
     def listens_at(self, url: str) -> None:
-        """Tasks that are submitted from now on call back there."""
+        """Set the callback address of tasks submitted from now on."""
         self._callback["callback_url"] = url
 
-    # What a collector asks.
+    # Methods for collectors.
 
     async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
-        """Raises: as `ServerClient.submit`; Conflict when the task is there with another callback address."""
+        """Raises: as `ServerClient.submit`; Conflict if the task exists with another callback address."""
         if isinstance(task, TaskRequest):
             return await self._service.submit(task.model_copy(update=self._callback))
         return await self._service.submit({**task, **self._callback})
 
     async def wait(self, task_id: str) -> TaskView:
-        """The task when it has ended. Raises: NotFound."""
+        """The task after it ended. Raises: NotFound."""
         arrived = self._arrived.setdefault(task_id, asyncio.Event())
         try:
             while not self._path(task_id).exists():
-                # Told before, and lost with the folder; or the trainer was away for longer than callbacks are tried.
+                # The callback may have been lost with the folder, or the trainer was away for longer than callbacks are
+                # retried.
                 with contextlib.suppress(ServerUnavailable, StoreError):
                     if (task := await self._service.task(task_id)).ended:
                         return task
@@ -96,7 +97,7 @@ class CallbackClient:
             self._arrived.pop(task_id, None)
 
     async def result(self, task_id: str) -> list[SessionResult]:
-        """The stored result, else the server's. Raises: as `ServerClient.result`."""
+        """The stored result, or the server's. Raises: as `ServerClient.result`."""
         path = self._path(task_id)
         if path.exists():
             return decode_msgpack(await asyncio.to_thread(path.read_bytes), list[SessionResult])
@@ -107,13 +108,15 @@ class CallbackClient:
         return await self._service.cancel(task_id)
 
     def forget(self, task_id: str) -> None:
-        """Remove a task's stored results; the server still has them."""
+        """Remove a task's stored results. The server still has them."""
         self._path(task_id).unlink(missing_ok=True)
 
-    # What the server is answered.
+    # Handlers for the server's callbacks.
 
     async def take(self, request: web.Request) -> web.Response:
-        """A callback: 204 when its group is on this disk, else why not; the server tries again."""
+        """Handles a callback: 204 once its group is stored on disk, otherwise an error, after which the server
+        retries.
+        """
         try:
             body = await read_body(request, _MAX_BODY_BYTES)
             if not self._is_signed(body, request.headers.get("X-Gangline-Signature", "")):
@@ -137,7 +140,7 @@ class CallbackClient:
         return hmac.compare_digest(expected.encode(), given.encode())
 
     async def _store_once(self, task_id: str) -> None:
-        """A sender that gives up and comes again finds the same work under way."""
+        """A sender that gives up and retries joins the work in progress."""
         if self._path(task_id).exists():
             return
         work = self._storing.get(task_id)
@@ -182,10 +185,10 @@ async def receiving(
 ) -> AsyncGenerator[CallbackClient]:
     """Listen for callbacks inside the block.
 
-    folder: where groups are kept until they are forgotten. key: the key that signs callbacks, the control token or the
-    server's secret of the name `secret`; None where the server has no token. port, public_url: give both a fixed value
-    where tasks must be recognised after a restart, for the address is part of the task. recheck_s: seconds between
-    queries about a task whose callback does not come. Raises: PortUnavailable.
+    folder: where groups are kept until `forget`. key: the key that signs callbacks, either the control token or the
+    server's secret named `secret`; None if the server has no token. port, public_url: set both to fixed values if tasks
+    must be recognised after a restart, because the address is part of the task. recheck_s: seconds between queries
+    about a task without a callback. Raises: PortUnavailable.
     """
     client = CallbackClient(service, folder, key=key, secret=secret, recheck_s=recheck_s)
     app = web.Application()

@@ -2,13 +2,13 @@
 
 An adapter (`gangline.train.trainers`) turns groups into the batch type of its trainer. It keeps three promises:
 
-    1. Nothing is lost, changed or put in another order: each trace that may be trained on arrives once, with just its
-       ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are).
-       Content that the trainer's type cannot hold is rejected, not left out. Turns whose log-probs are not those of the
-       distribution that was sampled from (top-p, penalties, grammars, raw ones at a temperature) are masked.
-    2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
-    3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
-       opened with the new version (`updating`). `gangline.train.weights.update` does all of it through a folder.
+    1. Nothing is lost, changed or put in another order: each trainable trace arrives once, with its exact ids, mask,
+       log-probs, versions and reward, ordered by group, session and trace (as returned by `rows_of`). Content that the
+       trainer's type cannot represent is rejected, not dropped. Turns whose log-probs do not belong to the distribution
+       they were sampled from (top-p, penalties, grammars, raw log-probs at a temperature) are masked.
+    2. An incomplete group is refused (`require_whole`) before the trainer receives any of it.
+    3. If the trainer transfers its weights to the engines itself, the gates of all nodes are closed for the transfer
+       and opened with the new version (`updating`). `gangline.train.weights.update` does all of it through a folder.
 
 `gangline.testing.trainer_conformance` checks an adapter. Source: Polar and NeMo RL, the collector's boundary.
 """
@@ -56,42 +56,44 @@ __all__ = [
 ]
 
 CONTRACT_VERSION = 3
-"""Grows when an adapter that kept the contract would no longer keep it."""
+"""Increases when existing adapters no longer fulfil the contract."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainerRow:
-    """The data of one trace that a trainer must receive. Arrays but `prompt_ids` are [T], T = len(response_ids)."""
+    """The data of one trace that a trainer must receive. Arrays except `prompt_ids` are [T], T = len(response_ids)."""
 
     task_id: str
     session_id: str
     trace_id: str
     prompt_ids: TokenIds
-    """Whole, also where the `tree` builder shared its beginning."""
+    """The whole prompt, even if the `tree` builder shared its beginning."""
     response_ids: TokenIds
     loss_mask: LossMask
     logprobs: Logprobs
-    """As the engine reported them; 0.0 where masked."""
+    """As reported by the engine; 0.0 if masked."""
     versions: Versions
-    """-1 where masked."""
+    """-1 if masked."""
     reward: float
-    """The trace's own reward where the evaluator rewards traces separately, else the session's. Unshaped: shaping,
-    credit and advantages are the algorithm's."""
+    """The trace's own reward if the evaluator rewards traces separately, otherwise the session's. Shaping, credit and
+    advantages are not applied; they belong to the algorithm.
+    """
     session_reward: float
-    """The session's, which sessions of a group are compared by."""
+    """The session's reward, by which sessions of a group are compared."""
     outcome: Outcome
     """Outcome of the session."""
     trace: Trace
-    """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
+    """For other fields that a trainer can use. It has the whole prompt and the row's mask."""
     routed_experts: ExpertArray | None = None
-    """[P + T - 1, layers, chosen] of prompt and response but the last token; None where no replay asks for them."""
+    """[P + T - 1, layers, chosen] for prompt and response except the last token; None if no replay needs it."""
     sampling_mask: SamplingMask | None = None
-    """The mask of the response's T tokens, 0 ids where `loss_mask` is 0 or nothing was cut away; `logprobs` are among
-    the kept ids. None where no replay asks for it."""
+    """The mask of the response's T tokens, with 0 ids where `loss_mask` is 0 or nothing was cut off; `logprobs` are
+    relative to the kept ids. None if no replay needs it.
+    """
 
     @classmethod
     def of(cls, trace: Trace, session: SessionResult, task_id: str) -> TrainerRow:
-        """trace: with its whole prompt. session: one that has a reward."""
+        """trace: with its whole prompt. session: must have a reward."""
         assert session.reward is not None
         return cls(
             task_id=task_id,
@@ -116,7 +118,7 @@ class GroupSource(Protocol):
 
 
 def require_whole(group: Group, num_samples: int) -> None:
-    """num_samples: sessions that the task has. Raises: InvalidGroup, with the problem of each session."""
+    """num_samples: the task's number of sessions. Raises: InvalidGroup, with the problem of each session."""
     wrong = {one.session_id: why for one in group.sessions if (why := why_invalid(one)) is not None}
     times = Counter(session.session_id for session in group.sessions)
     wrong |= {session_id: f"it is there {number} times" for session_id, number in times.items() if number > 1}
@@ -140,14 +142,13 @@ def rows_of(
     replays_experts: bool = False,
     replays_masks: bool = False,
 ) -> list[TrainerRow]:
-    """The rows of a whole group: by session, and by trace as the session made them.
+    """The rows of a whole group, ordered by session and by trace as the session made them.
 
-    temperature: the trainer's divisor of logits. takes_images: the adapter hands over the pixels of a row.
-    replays_experts: the trainer routes tokens as they were routed when they were sampled.
-    replays_masks: the trainer's log-probs are among the ids that top-k and top-p kept.
-    Raises: as `require_whole`; InvalidGroup when log-probs are of another temperature, for then the trainer's own would
-    not be of the same distribution, when a row has images or masks that the adapter would leave behind, and when
-    experts or masks are replayed that are not known.
+    temperature: the trainer's divisor of logits. takes_images: the adapter passes on the pixels of a row.
+    replays_experts: the trainer routes tokens as they were routed during sampling. replays_masks: the trainer's
+    log-probs are relative to the ids kept by top-k and top-p. Raises: as `require_whole`; InvalidGroup if log-probs are
+    of another temperature, so that the trainer's would be of another distribution, if a row has images or masks that
+    the adapter would drop, or if experts or masks to replay are not known.
     """
     require_whole(group, num_samples)
     rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
@@ -182,7 +183,7 @@ def _experts(tree: CompletionTree, row: TrainerRow) -> TrainerRow:
 
 
 def _require_temperature(row: TrainerRow, temperature: float) -> None:
-    """Check that its log-probs are of this temperature."""
+    """Check that the row's log-probs are of this temperature."""
     for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
         if not row.loss_mask[span.start : span.end].any():
             continue
@@ -202,7 +203,7 @@ def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
 
 
 class Gate(Protocol):
-    """A node's gate. `gangline.wire.client.NodeClient` is one."""
+    """A node's gate, such as `gangline.wire.client.NodeClient`."""
 
     async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState: ...
 
@@ -212,10 +213,10 @@ class Gate(Protocol):
 
 
 async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
-    """Let new model calls wait, and those in flight end, at all nodes at once.
+    """Hold new model calls and wait until calls in flight end, at all nodes at once.
 
-    lease_s: after which gates open by themselves, should the trainer die. Raises: NodeError when a node does not drain
-    in that time, ServerUnavailable when one does not answer; the gates are open again then.
+    lease_s: after which gates open by themselves if the trainer dies. Raises: NodeError if a node does not drain in
+    that time, ServerUnavailable if a node does not answer; the gates are then open again.
     """
     answers = await asyncio.gather(*(gate.pause("drain", lease_s) for gate in gates), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -229,9 +230,9 @@ async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
 
 
 async def open_gates(gates: Sequence[Gate], *, version: int | None = None) -> None:
-    """Resume model calls; `version`: the policy version of tokens sampled from now on, if it changed.
+    """Resume model calls. version: the policy version of tokens sampled from now on, if it changed.
 
-    Every gate is asked, even if others fail. Raises: the first one's error.
+    Every gate is called, even if others fail. Raises: the first error.
     """
     answers = await asyncio.gather(*(_open(gate, version) for gate in gates), return_exceptions=True)
     for answer in answers:
@@ -247,7 +248,8 @@ async def _open(gate: Gate, version: int | None) -> None:
 
 @asynccontextmanager
 async def updating(gates: Sequence[Gate], version: int, *, lease_s: float = 600.0) -> AsyncGenerator[None]:
-    """Load weights in here: the gates are closed, and opened with the new version; with the old one if loading fails.
+    """Load weights inside the block: the gates are closed, and opened with the new version, or with the old one if
+    loading fails.
 
     Raises: as `close_gates` and `open_gates`.
     """

@@ -1,13 +1,13 @@
-"""miles: a rollout class over what slime's adapter has, for its newer interface.
+"""miles: a rollout class for its newer interface, based on slime's adapter.
 
     # my_rollout.py, for miles's --rollout-function-path my_rollout.Rollout
     class Rollout(MilesRollout):
         def groups(self) -> GroupRollouts:
             return GroupRollouts(server_url, task_of, folder)
 
-miles grew out of slime: samples, engines, router and loops are the same. It makes one object of the class, and tells
-it at each call which version its engines have. It compares rewards by group and session itself, and refuses traces of
-one session with different rewards.
+miles is derived from slime: samples, engines, router and loops are the same. It creates one object of the class and
+passes the engines' version to each call. It compares rewards by group and session itself, and refuses traces of one
+session with different rewards.
 
 Source: miles, github.com/radixark/miles at 31f1ca9 (2026-08-21): `miles/rollout/base_types.py`,
 `miles/rollout/inference_rollout/compatibility.py`, `miles/ray/rollout/`.
@@ -37,14 +37,14 @@ REFUSED = {
 
 
 class MilesRollout(ABC):
-    """Derive from it, and name your class in --rollout-function-path."""
+    """Derive from it, and pass your class as --rollout-function-path."""
 
     sample_type: ClassVar[Any] = None
-    """miles's `Sample`, which is imported where None."""
+    """miles's `Sample`, imported if None."""
     output_type: ClassVar[Any] = None
-    """miles's `RolloutFnTrainOutput`, likewise."""
+    """miles's `RolloutFnTrainOutput`, imported if None."""
     reader: ClassVar[ImageReader | None] = None
-    """Image processor of the model in training, without which rows with images are refused."""
+    """Image processor of the trained model. Without it, rows with images are refused."""
 
     def __init__(self, given: Any) -> None:
         """given: miles's `RolloutFnConstructorInput`. Raises: ImportError without miles."""
@@ -59,13 +59,13 @@ class MilesRollout(ABC):
 
     @abstractmethod
     def groups(self) -> GroupRollouts:
-        """Where tasks are run; called once."""
+        """Returns where tasks are run. Called once."""
 
     def __call__(self, given: Any) -> Any:
         """`RolloutFnTrainOutput` of `rollout_batch_size` groups: samples as [group][session][trace].
 
-        given: miles's `RolloutFnTrainInput`. Raises: as `GroupRollouts.collect`; WeightsNotLoaded when the engines have
-        another version than miles says.
+        given: miles's `RolloutFnTrainInput`. Raises: as `GroupRollouts.collect`; WeightsNotLoaded if the engines have
+        another version than miles expects.
         """
         if given.evaluation:
             raise InvalidRequest("this rollout class is for training: give miles another --eval-function-path.")
@@ -90,12 +90,12 @@ class MilesRollout(ABC):
         return self.output_type(samples=samples)
 
     def stop(self) -> None:
-        """Cancel groups in flight, and end the thread; idempotent."""
+        """Cancel groups in flight and end the thread; idempotent."""
         self._rollouts.stop()
 
 
 def require_comparable(args: Any, samples: Sequence[Sequence[Sequence[Any]]]) -> None:
-    """Raises: InvalidRequest when miles would refuse rewards, or split what belongs together."""
+    """Raises: InvalidRequest if miles would refuse the rewards, or split samples of one session."""
     sessions = [session for group in samples for session in group]
     is_compared = compares_rewards(args) and getattr(args, "custom_reward_post_process_path", None) is None
     if is_compared and any(len({sample.reward for sample in session}) > 1 for session in sessions):

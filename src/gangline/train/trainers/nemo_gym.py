@@ -1,19 +1,20 @@
-"""NeMo Gym: the model calls of a session as its token capture, for the builders and trainers that read that.
+"""NeMo Gym: exposes a session's model calls as its token capture, for builders and trainers that read it.
 
     async with NodeClient(url, control_token) as node:
         await finalize_rollout_token_capture(result, SessionTokens(node))
 
-A rollout is a session that the agent's owner opened on a node, under the rollout's id. Our proxy is the capture, so
-there is no `TokenSink`: a call is in the node's journal before the last byte of its answer. To freeze a rollout is to
-finalize its session, which ends the calls in flight and refuses later ones.
+A rollout is a session that the agent's owner opened on a node under the rollout's id. Our proxy is the capture, so
+there is no `TokenSink`: a call is in the node's journal before the last byte of its answer. Freezing a rollout
+finalizes its session, which ends calls in flight and refuses later ones.
 
 Laws
-- A rollout is incomplete when one of the policy's calls was cut off, or may not be trained on: NeMo Gym masks it whole.
-- A call whose prompt does not go on from its parent's exact tokens has no proven parent, so NeMo Gym masks it too.
-- Nothing is retired: the node keeps a finalized session for its time to live.
+- A rollout is incomplete if one of the policy's calls was cut off or may not be trained on: NeMo Gym masks the whole
+  rollout.
+- A call whose prompt does not continue its parent's exact tokens has no proven parent, so NeMo Gym masks it too.
+- Nothing is dropped early: the node keeps a finalized session for its time to live.
 
 Source: NeMo Gym's wheel 0.7.0, `nemo_gym/token_id_capture/` (`protocols.py`, `records.py`, `lineage.py`). Its package
-is imported when a source is made.
+is imported when a source is created.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ __all__ = ["SessionTokens", "token_entries"]
 
 
 class SessionTokens:
-    """A `TokenSource` over the sessions of one node, or of those behind one server.
+    """A `TokenSource` over the sessions of one node, or of all nodes of a server.
 
-    client: entered, and closed by its owner.
-    Raises: ImportError without the package `nemo_gym`.
+    client: already entered, and closed by its owner. Raises: ImportError without the package `nemo_gym`.
     """
 
     def __init__(self, client: CallerSessions) -> None:
@@ -42,8 +42,8 @@ class SessionTokens:
         self._snapshot: Any = import_module("nemo_gym.token_id_capture.protocols").TokenCaptureSnapshot
 
     async def freeze(self, rollout_id: str) -> Any:
-        """A `TokenCaptureSnapshot`; the same one every time. Raises: NotFound, Conflict when the session was aborted,
-        InvalidRequest when a call has content that NeMo Gym's records cannot hold.
+        """A `TokenCaptureSnapshot`, the same for every call. Raises: NotFound, Conflict if the session was aborted,
+        InvalidRequest if a call has content that NeMo Gym's records cannot represent.
         """
         result = await self._client.finalize(rollout_id, completions=True)
         entries = token_entries(result.completions)
@@ -57,19 +57,19 @@ class SessionTokens:
         )
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Whether this is the rollout's snapshot. The node keeps the session all the same. Raises: as `freeze`."""
+        """Whether this is the rollout's snapshot. The node keeps the session in any case. Raises: as `freeze`."""
         frozen = await self.freeze(rollout_id)
         return bool((frozen.snapshot_id, frozen.version) == (snapshot_id, version))
 
     async def close(self) -> None:
-        """Nothing to release: the client is the caller's."""
+        """Does nothing: the client belongs to the caller."""
 
 
 def token_entries(completions: Iterable[Completion]) -> list[Any]:
-    """A `TokenEntry` for each whole call of the policy, in commit order, by NeMo Gym's own digests.
+    """A `TokenEntry` for each complete call of the policy, in commit order, with NeMo Gym's own digests.
 
-    completions: all of one session.
-    Raises: ImportError without the package `nemo_gym`, InvalidRequest for content that its records cannot hold.
+    completions: all completions of one session. Raises: ImportError without the package `nemo_gym`, InvalidRequest for
+    content that its records cannot represent.
     """
     records, lineage = (import_module(f"nemo_gym.token_id_capture.{name}") for name in ("records", "lineage"))
     tree = CompletionTree(completions)
@@ -104,7 +104,7 @@ def token_entries(completions: Iterable[Completion]) -> list[Any]:
 
 
 def _policy_calls(completions: Iterable[Completion]) -> list[Completion]:
-    """Those that the policy answered, without the empty replies that nobody saw."""
+    """Calls answered by the policy, without empty replies that were retried and never delivered."""
     return [
         one
         for one in completions

@@ -1,6 +1,6 @@
-"""The images of a trace in the forms that trainers take: processed pixels, or references to files.
+"""The images of a trace in the forms that trainers accept: processed pixels, or references to files.
 
-Trainers that get neither refuse the trace (`gangline.train.trainers.contract.rows_of`).
+Trainers that accept neither refuse the trace (`gangline.train.trainers.contract.rows_of`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ImageRef(NamedTuple):
     url: str
     """`data:` URL of the file."""
     offset: int
-    """Index of its first placeholder in prompt and response together."""
+    """Index of its first placeholder in the concatenated prompt and response."""
     length: int
 
 
@@ -33,7 +33,7 @@ def image_refs(trace: Trace) -> list[ImageRef]:
 
 
 def token_types(trace: Trace) -> list[int]:
-    """1 for a placeholder of an image, 0 for any other id, of prompt and response together."""
+    """1 for an image placeholder, 0 for any other id, over prompt and response."""
     types = np.zeros(len(trace.prompt_ids) + len(trace.response_ids), np.int8)
     for image in placed_images(trace):
         types[image.start : image.start + image.length] = 1
@@ -41,7 +41,7 @@ def token_types(trace: Trace) -> list[int]:
 
 
 def processed(trace: Trace, reader: ImageReader) -> dict[str, Any]:
-    """The processor's output as tensors: `pixel_values`, `image_grid_thw`. reader: of the model in training.
+    """The processor's output as tensors: `pixel_values`, `image_grid_thw`. reader: the trained model's.
 
     Raises: PixelsMissing.
     """

@@ -1,4 +1,4 @@
-"""Pushing weights that a trainer wrote into a folder of its own."""
+"""Pushes weights that a trainer wrote into its own folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def push_folder(
     patience_s: float = 600.0,
     without: frozenset[str] = frozenset(),
 ) -> None:
-    """Serve the weights in `source` as policy version `version`; its files stay.
+    """Serve the weights in `source` as policy version `version`. The source files are kept.
 
-    patience_s: how long engines, nodes and server may be down. without: names of files that are no weights. Raises: as
-    `WeightUpdater.push`, the error of the last attempt.
+    patience_s: how long engines, nodes and server may be unreachable. without: names of files that are not weights.
+    Raises: as `WeightUpdater.push`, the error of the last attempt.
     """
     ends_at = time.monotonic() + patience_s
     while True:
@@ -47,7 +47,7 @@ async def push_folder(
 
 
 def _link(source: Path, without: frozenset[str], folder: Path) -> None:
-    """The files, in a folder of ours: the trainer removes its own."""
+    """Link the files into our folder, because the trainer removes its own."""
     for path in source.iterdir():
         if path.name in without:
             continue

@@ -1,17 +1,17 @@
-"""SkyRL: a generator whose trajectories are sessions of the service, in the place of its own.
+"""SkyRL: a generator whose trajectories are sessions of the service, replacing its own.
 
     class Exp(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
             return SkyRLGenerator(connect, task_of, cfg, inference_engine_client)
 
-It has the one method of SkyRL's `GeneratorInterface`: prompts in, a `GeneratorOutput` with rows in the prompts' order
-out. A row is a trace. A session with several needs `generator.step_wise_trajectories`, where SkyRL gives the advantage
-of a trajectory's last row to all its rows. SkyRL keeps its engines, its weight sync, advantages and loss; before a
-batch the nodes are told the version of the weights that its engines have.
+It implements SkyRL's `GeneratorInterface`, whose only method turns prompts into a `GeneratorOutput` with rows in the
+prompts' order. A row is a trace. A session with several needs `generator.step_wise_trajectories`, where SkyRL gives the
+advantage of a trajectory's last row to all its rows. SkyRL keeps its engines, its weight sync, advantages and loss;
+before each batch, the nodes receive the version of its engines' weights.
 
-Laws, beside the contract (`gangline.train.trainers.contract`): SkyRL compares trajectories by the reward of their last
-row, so that is the session's. No session runs while weights change: a trainer that generates then is refused, for
-nobody could say which weights drew a token.
+Laws, in addition to the contract (`gangline.train.trainers.contract`): SkyRL compares trajectories by the reward of
+their last row, so that reward is the session's. No session runs while weights change: a trainer that generates during
+updates is refused, because the weights of a token would be unknown.
 
 Source: SkyRL, github.com/NovaSky-AI/SkyRL at a956457 and its wheel 0.4.0, `skyrl/train/generators/base.py`,
 `skyrl/train/trainer.py`, `skyrl/train/utils/trainer_utils.py` (`validate_generator_output`). Imports nothing of SkyRL.
@@ -37,11 +37,12 @@ from gangline.wire.client.rollouts import RolloutClient
 __all__ = ["CONTRACT", "Connection", "SkyRLGenerator", "SkyRLPrompt", "TraceRewards", "to_generator_output"]
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 TraceRewards = Literal["refuse", "session"]
-"""When a session's traces have rewards of their own, which SkyRL cannot hold: refuse the group, or train on the
-session's reward alone."""
+"""If a session's traces have their own rewards, which SkyRL cannot represent: refuse the group, or train only on the
+session's reward.
+"""
 
 _CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 
@@ -53,12 +54,12 @@ class Connection:
     service: RolloutClient
     """`gangline.wire.client.ServerClient`."""
     gates: Sequence[Gate]
-    """Those of all nodes: `gangline.wire.client.NodeClient`."""
+    """Gates of all nodes: `gangline.wire.client.NodeClient`."""
 
 
 @dataclass(frozen=True)
 class SkyRLPrompt:
-    """A prompt of SkyRL's dataset, once for all of its samples."""
+    """A prompt of SkyRL's dataset, one object for all of its samples."""
 
     uid: str
     prompt: Sequence[Mapping[str, Any]]
@@ -76,13 +77,13 @@ def to_generator_output(
     temperature: float = 1.0,
     trace_rewards: TraceRewards = "refuse",
 ) -> dict[str, Any]:
-    """SkyRL's `GeneratorOutput`: a row for each trace, by the order of `trajectory_ids`.
+    """SkyRL's `GeneratorOutput`: a row per trace, in the order of `trajectory_ids`.
 
-    groups: of each `instance_id`, in the order of its first `TrajectoryID`; the session of a place in the group is the
-    trajectory of that place among the ids of its instance. step_wise: SkyRL's `step_wise_trajectories`. temperature:
-    its `trainer.algorithm.temperature`. `env_metrics` has ids and versions, which SkyRL has no other place for.
+    groups: one per `instance_id`, in the order of its first `TrajectoryID`. The n-th session of a group is the n-th
+    trajectory of its instance. step_wise: SkyRL's `step_wise_trajectories`. temperature: its
+    `trainer.algorithm.temperature`. `env_metrics` contains ids and versions, which have no other place in SkyRL.
 
-    Raises: InvalidGroup when a group is not whole or of another temperature, or SkyRL cannot hold what it has.
+    Raises: InvalidGroup if a group is incomplete or of another temperature, or SkyRL cannot represent its content.
     """
     places = _places(trajectory_ids)
     if len(groups) != len(places):
@@ -122,11 +123,11 @@ def to_generator_output(
 class SkyRLGenerator:
     """For the synchronous `RayPPOTrainer`, colocated or not.
 
-    connect: opens the connection, for each batch anew, on the trainer's loop. task_of: a prompt -> its task, without id
-    and number of samples. cfg: SkyRL's whole configuration. engine_client: SkyRL's, which counts its weight syncs.
-    first_version: policy version of the weights of the first sync, above all that the service has had.
+    connect: opens a new connection for each batch, on the trainer's loop. task_of: a prompt -> its task, without id and
+    number of samples. cfg: SkyRL's whole configuration. engine_client: SkyRL's, which counts its weight syncs.
+    first_version: policy version of the weights of the first sync; must be above all versions that the service has had.
 
-    Raises: InvalidRequest when SkyRL is set up for what this cannot keep right, or groups may shrink.
+    Raises: InvalidRequest if SkyRL's configuration is not supported here, or groups may shrink.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class SkyRLGenerator:
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
         """A `GeneratorInput` -> a `GeneratorOutput`, as `to_generator_output`.
 
-        Raises: InvalidRequest for a batch to evaluate on, or when weights changed meanwhile; InvalidGroup; errors of
-        the service and its nodes.
+        Raises: InvalidRequest for an evaluation batch, or if weights changed meanwhile. InvalidGroup. Errors of the
+        service and its nodes.
         """
         prompts = _prompts(input_batch)
         trajectory_ids: Sequence[Any] = input_batch["trajectory_ids"]
@@ -197,7 +198,7 @@ class SkyRLGenerator:
 
 
 def _places(trajectory_ids: Sequence[Any]) -> dict[str, list[int]]:
-    """instance -> where its trajectories are; instances in the order of their first."""
+    """instance -> places of its trajectories; instances in the order of their first trajectory."""
     places = dict[str, list[int]]()
     for place, trajectory_id in enumerate(trajectory_ids):
         places.setdefault(trajectory_id.instance_id, []).append(place)
@@ -205,7 +206,7 @@ def _places(trajectory_ids: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _prompts(batch: Mapping[str, Any]) -> list[SkyRLPrompt]:
-    """Each once, in their order. Raises: InvalidRequest."""
+    """Each prompt once, in order. Raises: InvalidRequest."""
     metadata = batch.get("batch_metadata")
     if metadata is not None and metadata.training_phase != "train":
         raise InvalidRequest(
@@ -222,7 +223,7 @@ def _prompts(batch: Mapping[str, Any]) -> list[SkyRLPrompt]:
 
 
 def _rewards(session: Sequence[TrainerRow], step_wise: bool, trace_rewards: TraceRewards) -> list[float]:
-    """One for each row. Raises: InvalidGroup."""
+    """One reward per row. Raises: InvalidGroup."""
     first = session[0]
     if len(session) == 1:
         return [first.session_reward if trace_rewards == "session" else first.reward]

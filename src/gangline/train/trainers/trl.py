@@ -3,16 +3,16 @@
     with ServiceRollouts(connect) as rollouts:
         GRPOTrainer(..., rollout_func=rollouts, reward_funcs=session_reward).train()
 
-TRL asks `rollout_func` for a batch of completions whenever it needs one. Its answer here: the trainer's weights are
-pushed to the engines if an optimiser step changed them since, groups are collected, and their exact tokens handed over.
-TRL's prompts only say how many sessions it wants: which tasks come is for the collector to say.
+TRL calls `rollout_func` whenever it needs a batch of completions. This one pushes the trainer's weights to the engines
+if an optimiser step changed them, collects groups, and returns their exact tokens. TRL's prompts only determine the
+number of sessions; the collector chooses the tasks.
 
-Laws, beside the contract (`gangline.train.trainers.contract`): TRL compares `num_generations` rows by their place, so a
-group is so many sessions of one trace each, or it is refused. No session begins with other weights than those in
-training at that moment, unless the collector begins some beyond the requested ones.
+Laws, in addition to the contract (`gangline.train.trainers.contract`): TRL compares `num_generations` consecutive rows,
+so a group must have that many sessions of one trace each, or it is refused. Every session starts with the current
+weights of the training, unless the collector starts more sessions than requested.
 
 Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_generate_and_score_completions`,
-`_compute_loss`). `rollout_func` is experimental there. This module imports neither TRL nor PyTorch.
+`_compute_loss`). `rollout_func` is experimental in TRL. This module imports neither TRL nor PyTorch.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class Connection:
     collector: GroupSource
     weights: WeightUpdater
     first_version: int = 1
-    """Policy version of the weights that training begins, or goes on, with: above all that the service has had."""
+    """Policy version of the weights that training starts or resumes with; must be above all versions that the service
+    has had.
+    """
 
 
 class ServiceRollouts:
-    """The `rollout_func` of one `GRPOTrainer`. Enter it before training, train within.
+    """The `rollout_func` of one `GRPOTrainer`. Enter it before training, and train inside the block.
 
-    connect: opens the connection, on an event loop in a thread of its own.
-    mask: which tokens of a trace are trained on, by weights of 0 and 1.
+    connect: opens the connection, on an event loop in its own thread. mask: selects the tokens of a trace to train on,
+    by weights of 0 and 1.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ServiceRollouts:
 
     @property
     def version(self) -> int | None:
-        """Policy version that was pushed last; None before the first."""
+        """The last pushed policy version; None before the first push."""
         return self._version
 
     def __enter__(self) -> Self:
@@ -89,7 +91,7 @@ class ServiceRollouts:
     def __call__(self, prompts: Sequence[object], trainer: Any) -> dict[str, Any]:
         """As many rows as there are prompts, group by group. trainer: a `GRPOTrainer`.
 
-        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer does not fit; errors
+        Raises: InvalidGroup if a group does not fit the trainer, InvalidRequest if the trainer is not supported; errors
         of collector and weights.
         """
         _check_trainer(trainer)
@@ -101,7 +103,9 @@ class ServiceRollouts:
         return rollout_rows(groups, trainer.args.num_generations, temperature=trainer.args.temperature, mask=self._mask)
 
     def push(self, trainer: Any) -> None:
-        """Give the engines the trainer's weights, unless they have them. Call it after training, for the last ones."""
+        """Push the trainer's weights to the engines unless they have them. Call it after training to push the last
+        ones.
+        """
         if trainer.state.global_step == self._pushed_step:
             return
 
@@ -113,7 +117,7 @@ class ServiceRollouts:
 
 
 async def _push(service: Connection, save: Save, last_version: int | None) -> int:
-    """The new version."""
+    """Push the weights and return their version."""
     version = service.first_version if last_version is None else last_version + 1
     await service.weights.push(save, version)
     return version
@@ -122,11 +126,11 @@ async def _push(service: Connection, save: Save, last_version: int | None) -> in
 def rollout_rows(
     groups: Sequence[Group], num_generations: int, *, temperature: float = 1.0, mask: Mask = all_sampled
 ) -> dict[str, Any]:
-    """The return value for TRL's `rollout_func`, a row for each session, group by group. `session` and `versions` are
-    columns for reward functions; versions: policy version of each token, -1 where not sampled.
+    """The return value for TRL's `rollout_func`, a row per session, group by group. `session` and `versions` are
+    columns for reward functions; versions: policy version of each token, -1 if not sampled.
 
-    Raises: InvalidGroup when a group is not whole or of another temperature, or a session has several traces;
-    InvalidRequest when the mask does not fit.
+    Raises: InvalidGroup if a group is incomplete or of another temperature, or a session has several traces;
+    InvalidRequest if the mask has other weights than 0 and 1.
     """
     sessions = [session for group in groups for session in group.sessions]
     rows = [row for group in groups for row in _one_each(rows_of(group, num_generations, temperature=temperature))]
@@ -143,9 +147,9 @@ def rollout_rows(
 def session_reward(
     *, session: Sequence[SessionResult], log_extra: Callable[[str, list[str]], None] | None = None, **_: object
 ) -> list[float | None]:
-    """A reward function of TRL's: the evaluator's reward of each session, or of its one trace where that has its own.
+    """A TRL reward function: the evaluator's reward of each session, or its single trace's own reward if there is one.
 
-    Another one takes `session` too, and can use it freely.
+    Other reward functions can use the `session` column too.
     """
     if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
         log_extra("session_id", [one.session_id for one in session])
@@ -159,7 +163,7 @@ def _reward(session: SessionResult) -> float | None:
 
 
 def one_trace_each(group: Group) -> Group | None:
-    """For a collector's `admit`: leave out groups in which a session has several traces, which TRL cannot take."""
+    """For a collector's `admit`: drops groups in which a session has several traces, which TRL does not support."""
     return group if all(len(trainable_traces(session)) == 1 for session in group.sessions) else None
 
 
@@ -197,6 +201,6 @@ def _zeros_and_ones(trace: Trace, mask: Mask) -> list[int]:
 
 
 def _whole_model(trainer: Any) -> Any:
-    """The model, adapters merged into a copy: in place, merging and taking out again would leave rounding behind."""
+    """The model, with adapters merged into a copy: merging in place and undoing it would leave rounding errors."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model

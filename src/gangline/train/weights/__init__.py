@@ -1,5 +1,5 @@
-"""New weights into running engines.
+"""Pushes new weights to running engines.
 
-`update` is the whole exchange with the service, with its files, and `fleet` the engines; `upkeep` repeats it while
-a run lasts. Start with `update`.
+`update` is the whole exchange with the service, including its files. `fleet` represents the engines, and `upkeep`
+repeats updates during a run. Start with `update`.
 """

@@ -1,8 +1,8 @@
-"""The parties of a weight update: the nodes that the server knows, their gates, and the engines behind them.
+"""The parties of a weight update: the nodes known to the server, their gates, and their engines.
 
-An engine that serves several nodes is one engine here. One at a loopback address belongs to its node's machine, and is
-asked for at that machine's name. Engines that a node considers dead are left out: they come back without the weights,
-and their node knows.
+An engine used by several nodes is one engine here. An engine at a loopback address is on its node's machine and is
+called at that machine's name. Engines that a node considers dead are left out: they return without the weights, and
+their node detects that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Failed = tuple[str, GanglineError]
 
 
 class Roster(Protocol):
-    """The calls of the service that a weight update needs. `gangline.wire.client.ServerClient` is one."""
+    """The service calls needed for a weight update, implemented for example by `gangline.wire.client.ServerClient`."""
 
     async def status(self) -> ServiceStatus: ...
 
@@ -65,13 +65,13 @@ class FleetNode:
 
 @dataclass(frozen=True)
 class Place:
-    """An engine at a node."""
+    """An engine as registered at a node."""
 
     node: FleetNode
     url: str
-    """How the node names it."""
+    """The engine's URL at the node."""
     is_known: bool
-    """As far as the node knows, it has the weights of its gate's version."""
+    """Whether the node knows that the engine has the weights of its gate's version."""
 
 
 @dataclass(eq=False)
@@ -79,13 +79,13 @@ class FleetEngine:
     url: str
     weights: EngineWeights
     places: list[Place] = field(default_factory=list["Place"])
-    """One for each node that has it."""
+    """One for each node that uses it."""
     has: Literal["old", "loading", "new"] = "old"
-    """Weights in this update; `loading` also remains after a failed load."""
+    """State of its weights in this update; stays `loading` after a failed load."""
 
     @property
     def is_known(self) -> bool:
-        """All of its nodes know that it has the weights of their gates' version, which is the same."""
+        """Whether all its nodes know that it has the weights of their gates' version, which is the same for all."""
         return all(place.is_known for place in self.places) and len({place.node.version for place in self.places}) == 1
 
     async def load(self, folder: str, version: int) -> None:
@@ -99,7 +99,7 @@ class FleetEngine:
         self.has = "new"
 
     async def version(self) -> int | None:
-        """Policy version of its weights; None: unknown. Raises: EngineError."""
+        """Policy version of its weights; None if unknown. Raises: EngineError."""
         said = await self.weights.version()
         if said is None and self.is_known:
             return self.places[0].node.version
@@ -111,17 +111,17 @@ class Fleet:
     nodes: list[FleetNode]
     engines: list[FleetEngine]
 
-    # What could not be done is returned; the rest was.
+    # These methods return the failures; the other calls succeeded.
 
     async def close_gates(self, mode: Mode, lease_s: float) -> list[Failed]:
         return await _failures((node.name, node.hold(mode, lease_s)) for node in self.nodes)
 
     async def drain(self, lease_s: float) -> list[Failed]:
-        """Until no call is in flight at any node."""
+        """Wait until no call is in flight at any node."""
         return await _failures((node.name, node.drain(lease_s)) for node in self.nodes)
 
     async def renew_leases(self, mode: Mode, lease_s: float, done: asyncio.Event) -> None:
-        """Until `done`. Never cut off: a renewal that is still on its way would close a gate that was opened."""
+        """Runs until `done`. Renewals are never cancelled: a late one would close a gate that was opened."""
         while not done.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(done.wait(), lease_s / 3)
@@ -138,7 +138,7 @@ class Fleet:
             _log.warning("weights.lease_ran_out node=%s", node.node_id)
 
     async def load(self, folder: str, version: int) -> list[Failed]:
-        """Into all engines at once, after all are held."""
+        """Load into all engines at once, after all are paused."""
         failed = await _failures((engine.url, engine.weights.hold()) for engine in self.engines)
         return failed or await _failures((engine.url, engine.load(folder, version)) for engine in self.engines)
 
@@ -156,17 +156,19 @@ class Fleet:
             await node.client.set_version(node.version, broken)
 
     async def open(self) -> list[Failed]:
-        """Let the engines go, then open the gates."""
+        """Resume the engines, then open the gates."""
         failed = await _failures((engine.url, engine.weights.let_go()) for engine in self.engines)
         return failed + await _failures((node.name, node.client.resume()) for node in self.nodes)
 
     async def report(self, phases: Mapping[str, float]) -> None:
-        """Give every node the phases of the update that is over. A node that fails to take them has its weights."""
+        """Send every node the phases of the finished update. Failures are only logged, because the weights are
+        loaded.
+        """
         for name, error in await _failures((node.name, node.client.report_phases(phases)) for node in self.nodes):
             _log.warning("weights.not_reported party=%s error=%s", name, error)
 
     def part(self, engines: Iterable[FleetEngine], nodes: Iterable[FleetNode]) -> Fleet:
-        """Those engines, and all of their nodes beside `nodes`."""
+        """These engines, all of their nodes, and `nodes`."""
         chosen = list(engines)
         wanted = {*nodes, *(place.node for engine in chosen for place in engine.places)}
         return Fleet([node for node in self.nodes if node in wanted], chosen)
@@ -174,10 +176,10 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(roster: Roster, token: str | None, lost_after_s: float) -> AsyncGenerator[Fleet]:
-    """lost_after_s: a node that the server has not heard for so long is left out.
+    """lost_after_s: nodes without a heartbeat at the server for this long are left out.
 
-    Raises: ServerUnavailable when server or node do not answer; EngineUnavailable when there is no engine;
-    EngineIncapable when one cannot load weights.
+    Raises: ServerUnavailable if server or node do not answer. EngineUnavailable if there is no engine. EngineIncapable
+    if an engine cannot load weights.
     """
     async with AsyncExitStack() as stack:
         heard = [view for view in (await roster.status()).nodes if view.age_s <= lost_after_s]
@@ -201,7 +203,7 @@ async def _close(engines: dict[str, FleetEngine]) -> None:
 
 
 async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngine]) -> FleetNode:
-    """With its engines of the policy, which are put into `engines` by their URL."""
+    """A node. Its policy engines are added to `engines` by URL."""
     gate, backends = await asyncio.gather(client.gate(), client.backends())
     node = FleetNode(view.node_id, client, gate)
     for backend in backends:
@@ -216,7 +218,7 @@ async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngi
 
 
 def engine_url(engine_url: str, node_url: str) -> str:
-    """How an engine that a node names is reached from here."""
+    """The URL under which an engine registered at a node is reachable from here."""
     engine, node = urlsplit(engine_url), urlsplit(node_url)
     if not _is_loopback(engine.hostname) or _is_loopback(node.hostname):
         return engine_url
@@ -235,7 +237,7 @@ def _is_loopback(host: str | None) -> bool:
 
 
 async def _failures(calls: Iterable[tuple[str, Awaitable[object]]]) -> list[Failed]:
-    """Every call comes to its end."""
+    """Waits for all calls."""
     named = list(calls)
     answers = await asyncio.gather(*(call for _, call in named), return_exceptions=True)
     for answer in answers:

@@ -1,16 +1,17 @@
-"""New weights for the engines of a service that goes on: over HTTP, through a folder that trainer and engines share.
+"""Pushes new weights to the engines of a running service, over HTTP and through a folder shared by trainer and engines.
 
-Order, by cost: the weights are written first, while everything samples. Then all gates close at once, calls in flight
-end (`drain`) or are kept (`keep`), the engines are paused and load, the gates learn the version, and all resume. Each
-phase is timed.
+Order, by cost: the weights are written first, while sampling continues. Then all gates close at once, calls in flight
+end (`drain`) or are kept (`keep`), the engines pause and load, the gates receive the version, and everything resumes.
+Each phase is timed.
 
 Laws
-- After any failure engines are resumed and gates reopened; if the trainer died, the gates' leases do that.
-- A token is stamped with the weights that drew it or with none. The known versions of an engine's weights are reported
-  to its nodes also when an update fails.
+- After any failure engines are resumed and gates reopened; if the trainer died, the gates' leases expire and reopen
+  them.
+- A token is recorded with the version of the weights that sampled it, or without a version. The known versions of an
+  engine's weights are reported to its nodes also when an update fails.
 - An incomplete update is an error that lists each engine's version; pushing again repairs it.
 
-Weights on the disk that trainer and engines share: a folder for each update, whole or not there.
+Weights are stored on the disk shared by trainer and engines: one folder per update, complete or absent.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ __all__ = ["LostEngine", "Save", "ServiceWeights", "WeightFolders", "WeightUpdat
 _log = logging.getLogger("gangline.train")
 
 Save = Callable[[Path], None]
-"""Writes a Hugging Face folder of safetensors into an empty folder. Blocking; it is called in a thread."""
+"""Writes a Hugging Face folder of safetensors into an empty folder. Blocking; called in a thread."""
 
 _NAME = re.compile(r"v\d+(\.\d+)?")
 
 
 class WeightFolders:
-    """keep_last: folders that stay when newer ones come; at least 1."""
+    """keep_last: number of folders to keep when newer ones are written; at least 1."""
 
     def __init__(self, root: Path, keep_last: int) -> None:
         if keep_last < 1:
@@ -53,10 +54,10 @@ class WeightFolders:
         self._keep_last = keep_last
 
     def write(self, save: Callable[[Path], None], version: int) -> Path:
-        """A new folder with the files that `save` writes; a second one of a version does not change the first.
-        Blocking.
+        """A new folder with the files that `save` writes; writing the same version again does not change the first
+        folder. Blocking.
 
-        Raises: DiskFull; InvalidRequest when there are no safetensors: vLLM 0.32 takes such a folder, and dies at its
+        Raises: DiskFull; InvalidRequest if there are no safetensors: vLLM 0.32 accepts such a folder, and dies at its
             next call.
         """
         self._root.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ class WeightFolders:
         return partial.rename(path)
 
     def prune(self, reading: Collection[Path]) -> None:
-        """Remove all but the newest, and but those that an engine may still be `reading`. Blocking."""
+        """Remove all folders except the newest, and those that an engine may still be `reading`. Blocking."""
         found = [path for path in self._root.iterdir() if _NAME.fullmatch(path.name)]
         found.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in found[: -self._keep_last]:
@@ -88,20 +89,20 @@ def num_bytes(folder: Path) -> int:
 
 
 class LostEngine(msgspec.Struct, frozen=True):
-    """An engine without the weights that it should have."""
+    """An engine that does not have the expected weights."""
 
     url: str
     version: int | None
-    """Version of its weights; None: unknown."""
+    """Version of its weights; None if unknown."""
 
 
 class WeightUpdater(Protocol):
-    """The operations that a trainer needs of the server of its policy."""
+    """The operations that a trainer needs to update its policy's weights."""
 
     async def push(self, save: Save, version: int) -> UpdateProfile:
-        """Serve the weights that `save` writes, as policy version `version`.
+        """Serve the weights that `save` writes as policy version `version`.
 
-        Raises: WeightsNotLoaded, and pushing again repairs; InvalidRequest when the version would go back.
+        Raises: WeightsNotLoaded, which another push repairs; InvalidRequest if the version would decrease.
         """
         ...
 
@@ -109,13 +110,11 @@ class WeightUpdater(Protocol):
 class ServiceWeights:
     """Implements `WeightUpdater` for the engines of a service.
 
-    folder: seen by the engines too, under the same path or as `seen_as`.
-    token: the control token of the nodes.
-    mode: `drain` waits for calls in flight; `keep` holds them, and their last tokens come from the new weights.
-    lease_s: how long gates stay closed after the trainer died; renewed while loading takes longer.
-    patience_s: for a drain.
-    keep_last: folders of weights that are kept.
-    lost_after_s: a node that the server has not heard for so long gets none.
+    folder: also accessible to the engines, under the same path or as `seen_as`. token: the control token of the nodes.
+    mode: `drain` waits for calls in flight; `keep` pauses them, and their last tokens come from the new weights.
+    lease_s: how long gates stay closed after the trainer died; renewed while loading takes longer. patience_s: time
+    limit of draining. keep_last: number of weight folders to keep. lost_after_s: nodes without a heartbeat at the
+    server for this long are skipped.
     """
 
     def __init__(
@@ -140,9 +139,9 @@ class ServiceWeights:
         self._lost_after_s = lost_after_s
         self._seen_as = seen_as
         self._written: tuple[int, Path] | None = None
-        """Version and folder of the last weights."""
+        """Version and folder of the last weights written."""
         self._reading: dict[str, Path] = {}
-        """URL of an engine -> the folder that it was asked to load without ever answering."""
+        """URL of an engine -> folder of a load request that never completed."""
         self._lock = asyncio.Lock()
 
     async def push(self, save: Save, version: int) -> UpdateProfile:
@@ -155,20 +154,20 @@ class ServiceWeights:
                 return await self._change(fleet, path, version, transfer_s)
 
     async def lost(self, version: int) -> list[LostEngine]:
-        """Engines that do not have `version`: started again, or added, since. One that does not answer is not listed:
-        its node waits for it, and knows its version when it returns.
+        """Engines without `version`, because they were restarted or added since. Unreachable engines are not listed:
+        their node waits for them and checks their version when they return.
 
-        An engine is asked; of one that knows no versions its node knows whether it was down.
+        The version is read from the engine. For an engine that does not report versions, its node knows whether it was
+        down.
 
-        Raises: ServerUnavailable; EngineUnavailable when no engine is healthy.
+        Raises: ServerUnavailable; EngineUnavailable if no engine is healthy.
         """
         async with self._fleet() as fleet:
             return [LostEngine(engine.url, has) for engine, has in await _lost(fleet, version)]
 
     async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
-        """Give `version` to the engines that lost it, and report it to nodes that do not know it; None: nothing was
-        lost. Weights of that version that this object pushed are still there, else `save` writes them. Raises: as
-        `push`.
+        """Load `version` into engines that lost it, and report it to nodes that do not know it; None if nothing was
+        lost. Reuses weights of that version pushed by this object; otherwise `save` writes them. Raises: as `push`.
         """
         async with self._lock:
             async with self._fleet() as fleet:
@@ -183,7 +182,7 @@ class ServiceWeights:
                 return None if part is None else await self._change(part, path, version, transfer_s)
 
     async def latest_version(self) -> int | None:
-        """The highest that a node or an engine knows: a trainer that begins again numbers on from there."""
+        """The highest version that a node or an engine knows. A restarted trainer continues from it."""
         async with self._fleet() as fleet:
             said = [await engine.version() for engine in fleet.engines]
         return max((one for one in (*said, *(node.version for node in fleet.nodes)) if one is not None), default=None)
@@ -210,7 +209,7 @@ class ServiceWeights:
         finally:
             done.set()
             await renewing
-            # However far it came, and also when it was cancelled.
+            # Always runs, however far the update came, and also after cancellation.
             failed += [*await fleet.tell_version(version), *await fleet.open()]
         times.append(time.monotonic())
         if failed:
@@ -239,7 +238,7 @@ class ServiceWeights:
         return profile
 
     def _check(self, fleet: Fleet, version: int) -> None:
-        """Raises: InvalidRequest, EngineIncapable, before anything is done."""
+        """Raises: InvalidRequest, EngineIncapable, before anything is changed."""
         latest = max((node.version for node in fleet.nodes if node.version is not None), default=0)
         if version < latest:
             raise InvalidRequest(
@@ -254,7 +253,7 @@ class ServiceWeights:
                 "update: use mode `drain`."
             )
 
-    # The steps while the gates are closed: what could not be done is returned.
+    # The steps while the gates are closed. Each returns its failures.
 
     async def _close(self, fleet: Fleet, _path: Path, _version: int) -> list[Failed]:
         return await fleet.close_gates(self._mode, self._lease_s)
@@ -283,7 +282,7 @@ class ServiceWeights:
 
 
 async def _lost(fleet: Fleet, version: int) -> list[tuple[FleetEngine, int | None]]:
-    """The engines that lost `version`, each with its current one."""
+    """The engines that lost `version`, each with its current version."""
     found = await asyncio.gather(*(_version_of(engine) for engine in fleet.engines))
     return [
         (engine, has) for engine, (answers, has) in zip(fleet.engines, found, strict=True) if answers and has != version

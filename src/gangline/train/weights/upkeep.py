@@ -1,4 +1,4 @@
-"""Engines kept at the newest weights of a run: pushed until they have them, and given again to those that lost them."""
+"""Keeps engines at the newest weights of a run: retries pushes, and reloads weights into engines that lost them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ _LOOK_S = 5.0
 
 
 class Weights(WeightUpdater, Protocol):
-    """The destination of new weights; `ServiceWeights` is one. save: writes the weights into a folder; called in a
-    thread."""
+    """The destination of new weights, such as `ServiceWeights`. save: writes the weights into a folder; called in a
+    thread.
+    """
 
     async def latest_version(self) -> int | None:
-        """The highest policy version that was ever set; None where none was."""
+        """The highest policy version ever set; None if none was set."""
         ...
 
     async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
-        """Give them again to engines that lost them, as by a restart; None when none had."""
+        """Reload the weights into engines that lost them, for example after a restart; None if no engine had."""
         ...
 
 
 class WeightsUpkeep:
-    """save: writes the learner's present weights. patience_s: how long engines, nodes and server may be down."""
+    """save: writes the learner's current weights. patience_s: how long engines, nodes and server may be unreachable."""
 
     def __init__(self, weights: Weights, save: Save, *, patience_s: float) -> None:
         self._weights = weights
@@ -45,15 +46,15 @@ class WeightsUpkeep:
         self._patience_s = patience_s
         self._pushed = 0
         self.folder = ""
-        """Where the last weights that were pushed are; empty: unknown."""
+        """Folder of the last pushed weights; empty if unknown."""
         self._engines_change = asyncio.Lock()
 
     async def latest_version(self) -> int | None:
-        """The highest policy version that was ever set. Raises: the error of the last attempt."""
+        """The highest policy version ever set. Raises: the error of the last attempt."""
         return await self._patiently(self._weights.latest_version)
 
     async def push(self, version: int) -> UpdateProfile:
-        """Until every engine has them. Raises: the error of the last attempt."""
+        """Push until every engine has the weights. Raises: the error of the last attempt."""
 
         async def push() -> UpdateProfile:
             async with self._engines_change:
@@ -65,7 +66,7 @@ class WeightsUpkeep:
 
     @contextlib.asynccontextmanager
     async def mending(self) -> AsyncGenerator[None]:
-        """Inside the block, an engine that was started again gets the weights that it lost. After the first push."""
+        """Reloads lost weights into restarted engines inside the block. Enter it after the first push."""
         mending = asyncio.create_task(self._mend())
         try:
             yield

@@ -1,8 +1,8 @@
-"""Runs of coalitions: from a task that is trained on to the mean rewards of its coalitions.
+"""Runs coalitions of a training task and returns their mean rewards.
 
-Laws: every coalition that was asked for is measured, or the group is dropped, run again or refused, as for sessions
-that are trained on. A session counts only if it has a reward. A call of an absent player ends the run, as does a player
-that never makes a call: the agent does not do what it is told. Tasks that are not needed any more are cancelled.
+Laws: every requested coalition is measured, or the group is dropped, run again or refused, like a group of training
+sessions. Only sessions with a reward count. The run ends if an absent player makes a call, or if a player never makes
+one: the agent does not follow the protocol. Tasks that are no longer needed are cancelled.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class CoalitionRuns:
     """The coalitions of all tasks of one run.
 
-    asked: id of a task -> the coalitions to measure for it. reward: of a session, instead of its evaluator's. validity:
-    as for groups; under `shrink` one valid session is enough.
+    asked: id of a task -> the coalitions to measure for it. reward: replaces the evaluator's reward of a session.
+    validity: as for groups; under `shrink` one valid session is enough.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class CoalitionRuns:
         return CoalitionsOfTask(self, task)
 
     def see(self, sessions: Iterable[SessionResult]) -> None:
-        """Remember whose calls the sessions have."""
+        """Record which roles made calls in the sessions."""
         for session in sessions:
             self._seen.update(_roles(session))
 
     def require_all_seen(self, task_id: str) -> None:
-        """Raises: InvalidGroup when a player has made no call in any session yet."""
+        """Raises: InvalidGroup if a player has made no call in any session so far."""
         unseen = [player for player in self.settings.players if player not in self._seen]
         if unseen:
             seen = ", ".join(sorted(self._seen)) or "none"
@@ -71,14 +71,14 @@ class CoalitionRuns:
             )
 
     def reward_of(self, session: SessionResult) -> float:
-        """Not finite where there is none."""
+        """The session's reward; not finite if it has none."""
         if self._reward is not None:
             return float(self._reward(session))
         return math.nan if session.reward is None else session.reward
 
 
 class CoalitionsOfTask:
-    """The coalitions of one task, from their submission to their mean rewards."""
+    """The coalitions of one task, from submission to mean rewards."""
 
     def __init__(self, runs: CoalitionRuns, task: Task) -> None:
         self._runs = runs
@@ -91,10 +91,10 @@ class CoalitionsOfTask:
             await self._open.submit(self._body(coalition, run=1))
 
     async def measure(self, group: Group) -> CoalitionRewards | None:
-        """When all have ended; None when one has too few valid sessions and the group is to be dropped.
+        """Waits for all coalitions; None if one has too few valid sessions and the group is to be dropped.
 
         group: the sessions with all players, before any is left out. Raises: InvalidGroup under `refuse`, and always
-        when absent players made calls or no session has a call of some player.
+        when absent players made calls or a player has no call in any session.
         """
         settings = self._runs.settings
         self._runs.see(group.sessions)
@@ -118,7 +118,7 @@ class CoalitionsOfTask:
         await self._open.cancel()
 
     async def _rewards(self, coalition: Coalition) -> list[float] | None:
-        """Rewards of the coalition's valid sessions; None when there are too few, in its last run too."""
+        """Rewards of the coalition's valid sessions; None if there are too few even in its last run."""
         runs = self._runs
         for run in range(1, MOST_RUNS + 1):
             body = self._body(coalition, run)
@@ -146,7 +146,7 @@ class CoalitionsOfTask:
         return None if math.isfinite(self._runs.reward_of(session)) else "its reward is not finite"
 
     def _require_honoured(self, task_id: str, sessions: Iterable[SessionResult], coalition: Coalition) -> None:
-        """Raises: InvalidGroup. Another run would be the same: it is the agent's program that decides who plays."""
+        """Raises: InvalidGroup. Another run would not help: the agent's program decides who plays."""
         absent = self._runs.settings.everybody - coalition
         called = {one.session_id: sorted(absent & _roles(one)) for one in sessions if absent & _roles(one)}
         if called:

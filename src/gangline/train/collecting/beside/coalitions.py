@@ -1,11 +1,11 @@
-"""Coalitions: the reward that a task's agent gets when only some of its players take part.
+"""Coalitions: the agent's reward when only some of its players take part.
 
-Beside a task that is trained on, further tasks run the same agent with a part of its players: its program reads their
-names from `GANGLINE_COALITION` and replaces each absent player by a fallback. Their sessions give rewards and nothing
-else: they are never trained on.
+For each training task, further tasks run the same agent with a subset of its players: its program reads their names
+from `GANGLINE_COALITION` and replaces each absent player by a fallback. These sessions only provide rewards and are
+never used for training.
 
-Law: a task's coalition tasks have ids made from its own, so a trainer that was killed finds them again. Sources:
-Shapley (1953); SHARP and M-GRPO, as paper 003 gives them (7).
+Law: ids of coalition tasks are derived from their task's id, so a restarted trainer finds them again. Sources: Shapley
+(1953); SHARP and M-GRPO, as paper 003 gives them (7).
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from gangline.wire.client.rollouts import Task, id_of
 __all__ = ["COALITION", "Coalition", "CoalitionSettings", "coalition_task"]
 
 COALITION = "GANGLINE_COALITION"
-"""Environment variable of an agent: the players that take part, joined by commas. Where it is not set, all do."""
+"""Environment variable of an agent: the participating players, joined by commas. If unset, all take part."""
 
 Coalition = frozenset[str]
 Player = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _MOST_EXACT = 4
-"""Players; 14 coalitions beside those of nobody and of all."""
+"""Players; 14 coalitions besides the empty one and the one of all players."""
 
 
 class CoalitionSettings(TrainingOptions):
     players: tuple[Player, ...] = Field(min_length=2)
-    """Roles, as the agent's calls name them by the header `x-gangline-role`."""
+    """Roles, as the agent's calls give them in the header `x-gangline-role`."""
     samples: int = Field(default=4, ge=1)
-    """Sessions of each coalition."""
+    """Sessions per coalition."""
     method: Literal["exact", "two_level", "monte_carlo"] = "exact"
     """exact: all coalitions, for at most 4 players. two_level: SHARP, a manager against its workers, then the workers
-    among themselves; of at most 4 players. monte_carlo: the coalitions of random orders of the players."""
+    among themselves, for at most 4 players. monte_carlo: the coalitions of random orders of the players.
+    """
     manager: Player | None = None
     """Only for `two_level`: one of the players; the others are its workers."""
     permutations: int = Field(default=4, ge=1)
-    """Only for `monte_carlo`: orders for each task; every second one is the reverse of the one before, so they are
-    rounded up to an even number."""
+    """Only for `monte_carlo`: orders for each task. Every second one reverses the one before it, so an odd number is
+    rounded up.
+    """
     empty_value: float = 0.0
-    """The reward when nobody takes part. No session measures it."""
+    """The reward when no player takes part. It is not measured by a session."""
     weight: float = Field(default=1.0, ge=0, le=1)
-    """0: values are measured and change no advantage. 1: a player without a contribution learns nothing."""
+    """0: values are measured but change no advantage. 1: a player without a contribution learns nothing."""
 
     @model_validator(mode="after")
     def _fits(self) -> CoalitionSettings:
@@ -69,25 +71,25 @@ class CoalitionSettings(TrainingOptions):
 
     @property
     def num_permutations(self) -> int:
-        """Rounded up to even."""
+        """Rounded up to an even number."""
         return self.permutations + self.permutations % 2
 
     @property
     def most_coalitions(self) -> int:
-        """The largest number of a task's coalitions that sessions measure."""
+        """The largest number of coalitions that are measured for a task."""
         num = len(self.players)
         every = 2**num - 2
         return min(every, self.num_permutations * (num - 1)) if self.method == "monte_carlo" else every
 
     def number_of(self, coalition: Coalition) -> int:
-        """Bit i is player i: the coalition's number in ids of tasks."""
+        """The coalition's number in task ids: bit i is player i."""
         return sum(1 << index for index, player in enumerate(self.players) if player in coalition)
 
 
 def coalition_task(task: Task, coalition: Coalition, settings: CoalitionSettings, run: int = 1) -> dict[str, Any]:
-    """The task whose sessions have only these players. run: from 1; each has an id of its own.
+    """The task whose sessions have only these players. run: from 1; each run has its own task id.
 
-    A coalition in which nobody comes to call the model has a value too: such sessions are graded.
+    A coalition whose players never call the model still has a value, so such sessions are graded.
     """
     body = task.model_dump(mode="json", exclude_unset=True) if isinstance(task, TaskRequest) else dict(task)
     agent = dict[str, Any](body.get("agent", {}))

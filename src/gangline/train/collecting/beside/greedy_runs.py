@@ -1,7 +1,7 @@
-"""Greedy runs: beside each task one session whose tokens are the likeliest ones, the baseline of ReMax.
+"""Greedy runs: for each task, one extra session that samples the likeliest tokens, the baseline of ReMax.
 
-It gives a reward and nothing else: it is never trained on. Its task's id is made from the task's own, so a trainer that
-was killed finds it again. Source: ReMax (arXiv 2310.10505).
+The session only provides a reward and is never used for training. Its task id is derived from the task's id, so a
+restarted trainer finds it again. Source: ReMax (arXiv 2310.10505).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def greedy_task(task: Task, run: int = 1) -> dict[str, Any]:
-    """The task with one session, sampled at temperature 0. run: from 1; each has an id of its own."""
+    """The task with one session, sampled at temperature 0. run: from 1; each run has its own task id."""
     body = task.model_dump(mode="json", exclude_unset=True) if isinstance(task, TaskRequest) else dict(task)
     capture = dict[str, Any](body.get("capture") or {})
     capture["sampling"] = {**(capture.get("sampling") or {}), "temperature": {"override": 0.0}}
@@ -34,7 +34,7 @@ def greedy_task(task: Task, run: int = 1) -> dict[str, Any]:
 
 
 class GreedyRuns:
-    """The greedy sessions of all tasks of one run. reward: of a session, instead of its evaluator's."""
+    """The greedy sessions of all tasks of one run. reward: replaces the evaluator's reward of a session."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class GreedyRuns:
         return GreedyOfTask(self, task)
 
     def judge(self, sessions: Sequence[SessionResult]) -> Greedy | str:
-        """The greedy session, or why there is none."""
+        """The greedy session's result, or the reason why there is none."""
         if not sessions:
             return "it has no result"
         (session,) = sessions
@@ -65,7 +65,7 @@ class GreedyRuns:
 
 
 class GreedyOfTask:
-    """The greedy session of one task, from its submission to its reward."""
+    """The greedy session of one task, from submission to reward."""
 
     def __init__(self, runs: GreedyRuns, task: Task) -> None:
         self._runs = runs
@@ -76,7 +76,7 @@ class GreedyOfTask:
         await self._open.submit(greedy_task(self._task, run))
 
     async def measure(self) -> Greedy | None:
-        """None when it has no reward and the group is to be dropped. Raises: InvalidGroup under `refuse`."""
+        """None if it has no reward and the group is to be dropped. Raises: InvalidGroup under `refuse`."""
         runs = self._runs
         for run in range(1, MOST_RUNS + 1):
             if run > 1:

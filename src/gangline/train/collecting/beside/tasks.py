@@ -19,7 +19,7 @@ __all__ = ["Beside", "BesideTask"]
 @dataclass(frozen=True)
 class Beside:
     coalitions: CoalitionRuns | None = None
-    """Measured for every task whose group is admitted; None measures none."""
+    """Measured for every task whose group is admitted; None disables coalitions."""
     greedy: GreedyRuns | None = None
     """None runs none."""
 
@@ -32,7 +32,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class BesideTask:
-    """What runs beside one task."""
+    """The extra tasks of one task."""
 
     coalitions: CoalitionsOfTask | None
     greedy: GreedyOfTask | None
@@ -43,7 +43,7 @@ class BesideTask:
                 await one.submit()
 
     async def measure(self, group: Group, admitted: Group) -> Group | None:
-        """`admitted` with what was measured; None when it is to be dropped. group: before any session is left out.
+        """`admitted` with the measured rewards; None if it is to be dropped. group: before any session is left out.
 
         Raises: InvalidGroup.
         """

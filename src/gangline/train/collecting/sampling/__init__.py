@@ -1,5 +1,5 @@
-"""Which task comes next, by what is known of the tasks: measured difficulty, or stages by a label.
+"""Chooses the next task from the history of the tasks: by measured difficulty, or in stages by a label.
 
-`settings` is the experiment's `data.sampler`, `history` what was drawn and measured, kept in the run's folder. Start
-with `sampler`.
+`settings` is the experiment's `data.sampler`; `history` records draws and measurements in the run's folder. Start with
+`sampler`.
 """

@@ -1,8 +1,8 @@
-"""The choice of a task, as a function of the history and the seed alone.
+"""The choice of a task, as a function of only the history and the seed.
 
-Laws: the same history and seed give the same task. Of a pool, or of the tasks with a label, the one that was drawn the
-longest time ago comes next, and those never drawn before all others, in an order by the seed: none comes again before
-all that are beside it have come.
+Laws: the same history and seed give the same task. Within a pool, or among the tasks with a label, the task drawn
+longest ago comes next; tasks never drawn come first, in an order given by the seed. So no task repeats before all
+others of its pool were drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline.train.collecting.sampling.settings import (
 __all__ = ["UNSEEN", "Chooser", "DifficultyPools", "Stages", "chooser_of"]
 
 UNSEEN = "unseen"
-"""Pool of tasks that were not measured yet."""
+"""Pool of tasks that were not yet measured."""
 
 
 class Chooser(Protocol):
@@ -37,7 +37,7 @@ class Chooser(Protocol):
 
 
 class _Order:
-    """Tasks by the time since their last draw."""
+    """Orders tasks by the time since their last draw."""
 
     def __init__(self, num_tasks: int, *, seed: int, shuffle: bool) -> None:
         order = list(range(num_tasks))
@@ -50,7 +50,7 @@ class _Order:
 
 
 def _drawn(weights: Mapping[str, float], seed: int, number: int) -> str:
-    """The name that a number of the run falls on, by weight."""
+    """The name drawn for a task number of the run, by weight."""
     return random.Random(f"{seed}/{number}").choices(list(weights), list(weights.values()))[0]
 
 
@@ -94,7 +94,9 @@ class Stages:
     def __init__(
         self, settings: StageSettings, tasks: Sequence[Mapping[str, Any]], *, seed: int, shuffle: bool = True
     ) -> None:
-        """Raises: InvalidRequest when a task has no label or one that no stage draws from, or a label has no task."""
+        """Raises: InvalidRequest if a task has no label or a label that no stage draws from, or if a label has no
+        task.
+        """
         self._settings = settings
         self._seed = seed
         self._order = _Order(len(tasks), seed=seed, shuffle=shuffle)
@@ -122,7 +124,7 @@ class Stages:
         return {label: len(tasks) for label, tasks in self._by_label.items()}
 
     def _stage(self, history: SamplingHistory) -> int:
-        """That of the last draw, or the next one; never an earlier one."""
+        """The stage of the last draw or the next stage; never an earlier one."""
         at = (history.draws[-1].stage or 0) if history.draws else 0
         stage = self._settings.stages[at]
         if stage.most_tasks is not None and history.num_by_stage[at] >= stage.most_tasks:
@@ -141,7 +143,7 @@ def _name(label: Label) -> str:
 def chooser_of(
     settings: SamplerSettings, tasks: Sequence[Mapping[str, Any]], *, seed: int, shuffle: bool = True
 ) -> Chooser:
-    """Raises: InvalidRequest when the settings do not fit the tasks."""
+    """Raises: InvalidRequest if the settings do not fit the tasks."""
     if isinstance(settings, StageSettings):
         return Stages(settings, tasks, seed=seed, shuffle=shuffle)
     return DifficultyPools(settings, len(tasks), seed=seed, shuffle=shuffle)

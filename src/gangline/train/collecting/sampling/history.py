@@ -1,7 +1,7 @@
-"""What a run has drawn and measured: `sampled.jsonl` in its folder, one line for each event.
+"""The draws and measurements of a run: `sampled.jsonl` in its folder, one event per line.
 
-A draw is on the disk before its task is submitted. So a run that is killed at any moment gives each of its task numbers
-the same task again, and knows all that it had measured. An incomplete last line is of an event that nobody has seen.
+A draw is written to disk before its task is submitted, so a run that is killed at any moment draws the same tasks for
+the same numbers and keeps all measurements. An incomplete last line belongs to an event that was never used.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True, tag="draw", tag_field="eve
     task: int
     """Index in the file of tasks."""
     pool: str
-    """Pool or label that it was drawn from."""
+    """Pool or label it was drawn from."""
     stage: int | None = None
     """From 0; None without stages."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag="measurement", tag_field="event"):
     number: int
-    """The task's, as in its draw."""
+    """The task's number, as in its draw."""
     reward: float
-    """Mean over the sessions of its group, as their evaluator gave them."""
+    """Mean of the evaluators' rewards over the sessions of its group."""
 
 
 class SamplingHistory:
-    """Draws in the order of their numbers, and measurements of them."""
+    """Draws in the order of their numbers, and their measurements."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: read where it exists, appended to later; None keeps nothing."""
+        """path: read if it exists, then appended to; None keeps the history in memory only."""
         self._path = path
         self.draws: list[Draw] = []
         self.rewards: dict[int, float] = {}
@@ -48,7 +48,7 @@ class SamplingHistory:
         self.last_draw: dict[int, int] = {}
         """Task -> number of its last draw."""
         self.last_reward: dict[int, float] = {}
-        """Task -> reward of its latest draw that was measured."""
+        """Task -> reward of its latest measured draw."""
         self._measured_at: dict[int, int] = {}
         self.num_by_stage = Counter[int | None]()
         if path is not None and path.exists():
@@ -61,13 +61,13 @@ class SamplingHistory:
         self._add(draw)
 
     def measure(self, measurement: Measurement) -> None:
-        """Durable on return. A draw that was measured before keeps its first reward."""
+        """Durable on return. A draw that was already measured keeps its first reward."""
         if measurement.number not in self.rewards:
             self._write(measurement)
             self._add(measurement)
 
     def rewards_of_stage(self, stage: int, most: int) -> list[float]:
-        """Rewards of its last measured draws, at most so many, the latest first."""
+        """Rewards of the stage's latest measured draws, at most `most`, latest first."""
         return list(islice(self._rewards_of_stage(stage), most))
 
     def _rewards_of_stage(self, stage: int) -> Iterator[float]:
@@ -85,7 +85,7 @@ class SamplingHistory:
             return
         self.rewards[event.number] = event.reward
         task = self.draws[event.number].task
-        # By number, not by arrival: the same measurements are the same history.
+        # By number, not arrival: the same measurements give the same history.
         if event.number >= self._measured_at.get(task, 0):
             self._measured_at[task] = event.number
             self.last_reward[task] = event.reward

@@ -1,6 +1,6 @@
 """The sampler of a run: its history, and the choice that follows from it.
 
-Laws: a task number of the run is the same task for ever, whatever was measured in between and however often the run was
+Laws: a task number of the run always means the same task, whatever is measured in between and however often the run is
 killed. Every measurement counts once. A task that is not drawn any more is counted in a pool of weight 0.
 """
 
@@ -24,7 +24,7 @@ class TaskSampler:
         self._num_tasks = num_tasks
 
     def task(self, number: int) -> int:
-        """Index of the run's task `number`, drawn where it was not yet. Numbers are asked for in order.
+        """Index of the run's task `number`, drawn if it was not yet. Numbers must be requested in order.
 
         Raises: OutOfTasks.
         """
@@ -33,12 +33,12 @@ class TaskSampler:
         return self._history.draws[number].task
 
     def measure(self, number: int, rewards: Sequence[float]) -> None:
-        """rewards: of the sessions of task `number`."""
+        """rewards: rewards of the sessions of task `number`."""
         if rewards:
             self._history.measure(Measurement(number=number, reward=statistics.fmean(rewards)))
 
     def metrics(self, numbers: Iterable[int]) -> SamplerMetrics:
-        """numbers: of the step's groups."""
+        """numbers: task numbers of the step's groups."""
         draws = self._history.draws
         stage = draws[-1].stage if draws else None
         return SamplerMetrics(

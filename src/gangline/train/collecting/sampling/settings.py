@@ -25,7 +25,7 @@ Label = str | int | bool
 
 class DifficultyPool(TrainingOptions):
     threshold: float
-    """Largest mean reward of the pool's tasks."""
+    """Largest mean reward of tasks in this pool."""
     weight: float = Field(ge=0)
     """Weight of each of its tasks; 0 retires them."""
 
@@ -39,13 +39,13 @@ def _pools() -> dict[str, DifficultyPool]:
 
 
 class DifficultyPoolSettings(TrainingOptions):
-    """Tasks in pools by their last measured mean reward, as prime-rl's sampler of the same name."""
+    """Assigns tasks to pools by their last measured mean reward, like prime-rl's sampler of the same name."""
 
     kind: Literal["difficulty_pool"]
     pools: dict[str, DifficultyPool] = Field(default_factory=_pools, min_length=1)
-    """By name, from the smallest threshold on. A larger mean than the last threshold belongs to the last pool."""
+    """By name, in rising order of threshold. Means above the last threshold belong to the last pool."""
     unseen_weight: float = Field(default=1.0, gt=0)
-    """Weight of each task that was not measured yet."""
+    """Weight of each task that was not yet measured."""
 
     @model_validator(mode="after")
     def _fits(self) -> DifficultyPoolSettings:
@@ -60,16 +60,16 @@ class DifficultyPoolSettings(TrainingOptions):
 
 
 class Stage(TrainingOptions):
-    """A part of the run. It ends by `until` or `most_tasks`, whichever comes first."""
+    """A part of the run. It ends at `until` or `most_tasks`, whichever comes first."""
 
     shares: Mapping[Label, float] = Field(min_length=1)
-    """Label -> share of the tasks that are drawn from those with it, relative to the others."""
+    """Label -> share of tasks drawn with this label, relative to the other labels."""
     until: float | None = None
-    """Mean reward of the last `window` measured tasks of the stage, from which on the next one begins."""
+    """The stage ends when the mean reward of its last `window` measured tasks reaches this value."""
     window: int = Field(default=32, ge=1)
-    """Tasks; only for `until`."""
+    """Number of tasks; only for `until`."""
     most_tasks: int | None = Field(default=None, ge=1)
-    """Tasks after which the next stage begins."""
+    """Number of tasks after which the next stage begins."""
 
     @model_validator(mode="after")
     def _fits(self) -> Stage:
@@ -83,7 +83,7 @@ class Stage(TrainingOptions):
 
 
 class StageSettings(TrainingOptions):
-    """A curriculum by labels: stages one after the other, each a mixture of tasks by a key of their metadata."""
+    """A curriculum by labels: consecutive stages, each a mixture of tasks by a key of their metadata."""
 
     kind: Literal["stages"]
     key: str = "difficulty"

@@ -1,4 +1,4 @@
-"""The model's computation with little memory: attention along rows, an output head by chunks, and the memory of a run.
+"""Runs the model in little memory: attention along rows, a chunked output head, and estimates of memory use.
 
-Nothing here forms a [T, T] or a [T, vocabulary] tensor. Start with `attention`.
+No [T, T] or [T, vocabulary] tensor is formed here. Start with `attention`.
 """

@@ -1,11 +1,11 @@
-"""Causal attention along rows and trees of one sequence, without a mask of it.
+"""Causal attention along the rows and trees of one sequence, without a mask over the whole sequence.
 
-A sequence [L] consists of segments: places that stand one after the other, and the places before them that they see
-too, their prefix. A packed row is a segment without a prefix; a branch of a tree has its path as the prefix. Segments
-are computed one by one by PyTorch's causal attention, in blocks of queries where there is a prefix. On a GPU in half
-precision all of them are one call of its variable-length FlashAttention.
+A sequence [L] consists of segments: consecutive places, and earlier places that they also attend to, their prefix. A
+packed row is a segment without a prefix; the prefix of a tree's branch is its path. Segments are computed one by one
+with PyTorch's causal attention, in blocks of queries if there is a prefix. On a GPU in half precision, one call of
+variable-length FlashAttention computes all segments.
 
-The GPU's way has the same arguments as in PyTorch's documentation; it was not run on one.
+The GPU path passes arguments as PyTorch documents them; it was not run on a GPU.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ BLOCK = 256
 
 
 class Rows:
-    """Segments of one sequence that cover it in order, with what the layers share. One object a forward pass."""
+    """Segments that cover one sequence in order, and data shared by its layers. One object per forward pass."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
         """segments: at least one."""
         self.segments = segments
         self.was_used = False
-        """Whether a layer has attended by them."""
+        """Whether a layer used these rows."""
         self._device = device
         self._mask: Tensor | None = None
 
     @property
     def no_mask(self) -> Tensor:
-        """An empty mask [1, 1, 0, 0]: `transformers` passes one of four dimensions on, and makes none of its own."""
+        """An empty mask [1, 1, 0, 0]: `transformers` passes on four-dimensional masks and does not create one."""
         return torch.empty(1, 1, 0, 0, device=self._device)
 
     @cached_property
     def keys(self) -> list[Tensor | None]:
-        """Places that each segment sees, [P + its length]; None where it is a row of its own."""
+        """Places that each segment attends to, [P + its length]; None if it has no prefix."""
         return [
             torch.from_numpy(np.concatenate([one.prefix, np.arange(one.start, one.end)])).to(self._device)
             if len(one.prefix)
@@ -71,7 +71,7 @@ class Rows:
         return max(self.key_lengths)
 
     def block_mask(self, dtype: torch.dtype) -> Tensor:
-        """[BLOCK, longest + BLOCK], added to scores: its last columns are those of the block's own places."""
+        """[BLOCK, longest + BLOCK], added to scores. The last columns belong to the block's own places."""
         if self._mask is None or self._mask.dtype != dtype:
             later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=self._device).triu(1)
             mask = torch.zeros(BLOCK, self.longest + BLOCK, dtype=dtype, device=self._device)
@@ -81,7 +81,7 @@ class Rows:
 
     @cached_property
     def flash(self) -> _Lengths:
-        """The same for FlashAttention: it aligns the last query of a segment with its last key."""
+        """The same for FlashAttention, which aligns a segment's last query with its last key."""
         lengths = [one.end - one.start for one in self.segments]
         return _Lengths(
             places=torch.cat(
@@ -109,15 +109,15 @@ class _Lengths(NamedTuple):
 
 
 def require_used(rows: Rows, model: PreTrainedModel) -> None:
-    """Raises: InvalidRequest when no layer of a forward pass has attended by them."""
+    """Raises: InvalidRequest if no layer of a forward pass used the rows."""
     if not rows.was_used:
         raise InvalidRequest(f"{_OTHER_LAYOUT} {type(model).__name__} does not pass `rows` on to its attention.")
 
 
 def attend_by_rows(model: PreTrainedModel) -> None:
-    """Make a model attend by the `rows` of its calls; those without are computed by `sdpa` as usual.
+    """Make a model attend by the `rows` of its calls. Calls without `rows` use `sdpa` as usual.
 
-    Raises: InvalidRequest when its attention cannot be replaced.
+    Raises: InvalidRequest if its attention cannot be replaced.
     """
     if cast("Any", model.config)._attn_implementation == IMPLEMENTATION:
         return
@@ -142,10 +142,10 @@ def _attention(
     rows: Rows | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls it. query: [1, heads, L, D]; key and value may have fewer heads. Returns:
-    [1, L, heads, D].
+    """As called by `transformers`. query: [1, heads, L, D]; key and value may have fewer heads. Returns: [1, L, heads,
+    D].
 
-    Raises: InvalidRequest of a model whose attention is not plainly causal.
+    Raises: InvalidRequest if the model's attention is not plain causal attention.
     """
     if rows is None:
         return cast("Any", sdpa_attention).sdpa_attention_forward(
@@ -176,7 +176,7 @@ def _require_plain(module: torch.nn.Module, rows: Rows, others: dict[str, Any]) 
 def _of_segment(
     query: Tensor, key: Tensor, value: Tensor, one: Segment, seen: Tensor | None, rows: Rows, options: dict[str, Any]
 ) -> list[Tensor]:
-    """[1, heads, places, D] of each block of the segment."""
+    """[1, heads, places, D] for each block of the segment."""
     own = slice(one.start, one.end)
     if seen is None:
         row = (query[:, :, own], key[:, :, own], value[:, :, own])

@@ -1,7 +1,7 @@
-"""Log-probs and entropies of chosen tokens from hidden states, by chunks of tokens.
+"""Log-probs and entropies of chosen tokens from hidden states, in chunks of tokens.
 
-A chunk's logits [C, vocabulary] are reduced to two numbers a token and forgotten; the backward pass computes them
-again. So the largest tensor over the vocabulary is that of one chunk, in either pass.
+A chunk's logits [C, vocabulary] are reduced to two numbers per token and discarded; the backward pass recomputes them.
+So the largest vocabulary-sized tensor belongs to one chunk, in both passes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Head = Callable[[Tensor], Tensor]
 
 
 class TokenScores(NamedTuple):
-    """[N] each, in float32 or better."""
+    """[N] each, in float32 or higher precision."""
 
     logprobs: Tensor
     """Natural, of softmax(logits / temperature)."""
     entropies: Tensor
     """Nats, of the same distribution."""
     values: Tensor | None = None
-    """The critic's, before each token; None without a critic."""
+    """The critic's value before each token; None without a critic."""
     square_sums: Tensor | None = None
-    """Sums of the squared probabilities of the same distribution; None where they were not asked for."""
+    """Sums of squared probabilities of the same distribution; None if not requested."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """[N] each: which tokens are scored."""
+    """The tokens to score, [N] each."""
 
     places: Tensor
     """int64: index of the hidden state that predicts the token."""
@@ -50,7 +50,7 @@ class Chosen:
     temperatures: Tensor
 
     def split(self, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Parts of at most `chunk` tokens; an empty one of no tokens."""
+        """Parts of at most `chunk` tokens; one empty part if there are no tokens."""
         for start in range(0, max(len(self.ids), 1), chunk):
             part = slice(start, start + chunk)
             yield self.places[part], self.ids[part], self.temperatures[part]
@@ -65,7 +65,7 @@ def score_tokens(
     entropy_has_gradient: bool = False,
     with_squares: bool = False,
 ) -> TokenScores:
-    """hidden: [P, H]. chunk: tokens computed at a time. Gradients go to `hidden`, and to the head's weights."""
+    """hidden: [P, H]. chunk: tokens computed at a time. Gradients flow to `hidden` and to the head's weights."""
 
     def score(hidden: Tensor, places: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, ...]:
         logits = head(hidden[places])
@@ -83,7 +83,9 @@ def score_tokens(
 
 
 def output_head(model: PreTrainedModel) -> Head:
-    """The model's output layer with what its configuration adds. Tied embeddings and adapters are in the layer."""
+    """The model's output layer and the logit changes of its configuration. Tied embeddings and adapters are in the
+    layer.
+    """
     layer = cast("Head", cast("Any", model).get_output_embeddings())
     config = cast("Any", model.config).get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)  # Gemma
@@ -100,9 +102,10 @@ def output_head(model: PreTrainedModel) -> Head:
 
 
 def require_known_head(model: PreTrainedModel) -> None:
-    """Compare `output_head` with the model's own logits of two tokens. The padding token is none: its states may be 0.
+    """Compare `output_head` with the model's own logits of two tokens other than the padding token, whose states may be
+    0.
 
-    Raises: InvalidRequest when they differ: the model changes its logits in a way that is not known here.
+    Raises: InvalidRequest if they differ: the model changes its logits in an unsupported way.
     """
     padding = getattr(cast("Any", model).config.get_text_config(), "pad_token_id", None)  # a third party's may lack it
     ids = torch.tensor([[token for token in range(3) if token != padding][:2]], device=model.device)

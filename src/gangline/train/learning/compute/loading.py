@@ -1,4 +1,4 @@
-"""The model that is trained: loaded, on its device, with the layers frozen that are not trained."""
+"""Loads the model to train onto its device and freezes the layers that are not trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 
 
 def freeze_all_but(model: PreTrainedModel, num_layers: int) -> None:
-    """Train the last layers alone. Raises: InvalidRequest."""
+    """Train only the last layers. Raises: InvalidRequest."""
     layers = cast("Any", model).get_decoder().layers
     if num_layers > len(layers):
         raise InvalidRequest(f"last_layers is {num_layers}, and the model has {len(layers)} layers.")

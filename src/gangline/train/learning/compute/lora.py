@@ -1,4 +1,4 @@
-"""Low-rank adapters, by `peft`: beside a model's frozen weights, and merged for engines."""
+"""Low-rank adapters, by `peft`: trained next to a model's frozen weights, and merged for engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["whole_weights", "with_adapters"]
 
 
 def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel:
-    """The model with adapters in place of its layers. Raises: InvalidRequest when no layer fits, or peft is missing."""
+    """The model with adapters added to its layers. Raises: InvalidRequest if no layer fits or peft is not installed."""
     try:
         from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only for adapters
     except ImportError as error:
@@ -33,9 +33,9 @@ def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel
 
 
 def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under the name that it has without adapters, those merged.
+    """Yields every weight under its name without adapters, with the adapters merged.
 
-    Merging in place and taking it back would move the frozen weights a little each time.
+    Merging in place and undoing it would change the frozen weights slightly each time.
     """
     deltas = dict(_deltas(model))
     for name, parameter in model.named_parameters():
@@ -51,7 +51,7 @@ def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _deltas(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The addition of each adapter to its layer's weight."""
+    """The change that each adapter makes to its layer's weight."""
     for name, module in cast("Any", model).named_modules():
         if hasattr(module, "get_delta_weight"):
             yield name, module.get_delta_weight("default").detach()

@@ -1,20 +1,20 @@
-"""The memory of a training step, by arithmetic: the model's configuration and the learner's settings to bytes.
+"""The memory of a training step, computed from the model's configuration and the learner's settings.
 
-Weights, gradients and moments are exact: the model is made without its weights (PyTorch's device `meta`), and its
-parameters are counted. Activations follow from the layers' operations, for models of Llama's kind (Llama, Qwen 2 and 3,
-SmolLM, Mistral): those that the backward pass keeps, and the working memory of one layer or of one chunk of logits.
-Tests compare them with the bytes of real tensors. The allocator's fragmentation and the CUDA context are not in it:
+Weights, gradients and moments are exact: the model is built without its weights (PyTorch's device `meta`) and its
+parameters are counted. Activations are derived from the layers' operations, for Llama-like models (Llama, Qwen 2 and 3,
+SmolLM, Mistral): activations kept for the backward pass, and the working memory of one layer or of one chunk of logits.
+Tests compare them with the bytes of real tensors. The allocator's fragmentation and the CUDA context are not included:
 leave a tenth of the card free.
 
 Per token and decoder layer, with H the hidden size, I the intermediate size, Q and K the widths of queries and of keys,
-and b bytes a number in the type of computation:
+and b the bytes per number in the computation dtype:
 
     kept without checkpointing   2 norms of 2 float32 copies: 16 H · their outputs: 10 H (bfloat16), 8 H (float32)
                                  queries, attention's output twice: 3 Q b · keys, values: 2 K b · MLP: 4 I b
                                  and, in bfloat16, the layer's weights as they were cast
     kept with checkpointing      the layer's input in float32: 4 H
 
-The residual stream is float32 in either type.
+The residual stream is float32 for both dtypes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GIB = 1024**3
 
 
 class Shape(NamedTuple):
-    """The sizes of a model that memory depends on; read by `read_shape`."""
+    """The sizes of a model that memory depends on. Created by `read_shape`."""
 
     num_parameters: int
     layer_parameters: int
@@ -58,7 +58,7 @@ class StepMemory:
     """Bytes."""
 
     weights: int
-    """Float32, adapters included."""
+    """Float32, including adapters."""
     gradients: int
     moments: int
     """State of the optimiser."""
@@ -69,7 +69,7 @@ class StepMemory:
     layer: int
     """Working memory of one layer's backward pass."""
     logits: int
-    """Working memory of one chunk of logits; it is not needed at the same time as `layer`."""
+    """Working memory of one chunk of logits, never needed at the same time as `layer`."""
 
     @property
     def total(self) -> int:
@@ -80,9 +80,10 @@ class StepMemory:
 def step_memory(
     shape: Shape, settings: LearnerSettings, *, num_places: int, checkpointing: bool, has_reference: bool = False
 ) -> StepMemory:
-    """num_places: tokens computed at a time; a row longer than `max_places` is computed whole. checkpointing: as
-    `gradient_checkpointing` resolves. has_reference: whether a KL
-    divergence from the reference model is measured or penalised."""
+    """num_places: tokens computed at a time; a row longer than `max_places` is computed whole. checkpointing: the
+    resolved `gradient_checkpointing`. has_reference: whether a KL divergence from the reference model is measured or
+    penalised.
+    """
     trained = _num_trained(shape, settings)
     num_adapters = trained if settings.lora else 0
     b = 2 if settings.dtype == "bfloat16" else 4
@@ -96,19 +97,19 @@ def step_memory(
         reference=4 * trained if has_reference and settings.lora is None else 0,
         activations=num_places * (num_kept * (4 * shape.hidden if checkpointing else kept) + 3 * 4 * shape.hidden)
         + (num_kept * 2 * shape.layer_parameters if b == 2 and not checkpointing else 0),
-        # Checkpointed: the layer's activations again. Either way: gradients of the MLP's three products, and weights
-        # and their gradients in the type of computation.
+        # Checkpointed: the layer's activations again. In both cases: gradients of the MLP's three products, and weights
+        # and their gradients in the computation dtype.
         layer=num_places * ((kept if checkpointing else 0) + 3 * b * shape.intermediate + 8 * shape.hidden)
         + (2 * b * shape.layer_parameters if b == 2 else 0),
-        # Logits and their gradient in the type of computation, four float32 copies; the weight as it is cast, and its
-        # gradient before it is added.
+        # Logits and their gradient in the computation dtype and four float32 copies; the cast weight, and its gradient
+        # before it is added.
         logits=settings.logits_chunk * shape.vocabulary * (2 * b + 16)
         + shape.vocabulary * shape.hidden * ((2 if b == 2 else 0) + (b % 4 + 4 if is_head_trained else 0)),
     )
 
 
 def _kept_in_layer(shape: Shape, b: int) -> int:
-    """Bytes a token."""
+    """Bytes per token."""
     norms = 16 * shape.hidden + (10 if b == 2 else 8) * shape.hidden
     return norms + b * (3 * shape.queries + 2 * shape.keys + 4 * shape.intermediate)
 
@@ -133,9 +134,9 @@ def _moments(shape: Shape, settings: LearnerSettings, trained: int) -> int:
 
 
 def read_shape(config: Path) -> Shape:
-    """config: a model's folder, or its config.json. Downloads and reads no weights.
+    """config: a model's folder or its config.json. Neither downloads nor reads weights.
 
-    Raises: NotFound, InvalidRequest of a model that is not of Llama's kind.
+    Raises: NotFound, InvalidRequest if the model is not Llama-like.
     """
     try:
         read = cast("Any", AutoConfig).from_pretrained(str(config), local_files_only=True)

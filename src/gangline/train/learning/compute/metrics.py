@@ -1,4 +1,4 @@
-"""The metrics of a step, gathered from its batches."""
+"""The metrics of a step, collected from its batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["StepMetrics", "engine_mismatch"]
 
 
 class StepMetrics:
-    """Means by weight, largest values of keys that end in `_max`, and sums."""
+    """Weighted means, maxima for keys that end in `_max`, and sums."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -38,7 +38,7 @@ class StepMetrics:
 
 
 def engine_mismatch(batch: Batch, logprobs: Tensor) -> dict[str, float]:
-    """How far the engine's log-probs are from the trainer's for the same tokens, before the update."""
+    """Differences between the engine's and the trainer's log-probs of the same tokens, before the update."""
     behaviour = torch.as_tensor(batch.behaviour_logprobs, device=logprobs.device)
     gap = (logprobs.double() - behaviour).clamp(-20.0, 20.0)
     ratios = gap.exp()

@@ -1,4 +1,4 @@
-"""The optimiser of the policy, and of the critic's head beside it."""
+"""The optimiser of the policy and of the critic's head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def optimiser_of(
     critic: CriticSettings | None,
     settings: LearnerSettings,
 ) -> torch.optim.Optimizer:
-    """The optimiser, in a form whose step needs no further copy of all weights together."""
+    """The optimiser, in a variant whose step does not copy all weights at once."""
     groups: list[dict[str, Any]] = [{"params": list(trained)}]
     if head is not None and critic is not None:
         groups.append({"params": list(head.parameters()), "lr": critic.learning_rate, "weight_decay": 0.0})

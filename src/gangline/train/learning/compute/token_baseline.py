@@ -22,7 +22,8 @@ def with_optimal_baseline(
     batches: Sequence[Batch], scores: Sequence[TokenScores], algorithm: Algorithm, *, is_corrected: bool
 ) -> list[Batch]:
     """The batches with their advantages. scores: before the first update, with `square_sums`. is_corrected: whether the
-    loss weighs tokens by what the engine's policy differed."""
+    loss weighs tokens by their difference from the engine's policy.
+    """
     if not batches:
         return []
     every = [sample for batch in batches for sample in batch.samples]

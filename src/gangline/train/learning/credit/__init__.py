@@ -1,4 +1,5 @@
-"""Whose merit a reward is: a session's traces, turns and roles, the players of a coalition, or tokens by a critic.
+"""Assigns credit for a reward: to a session's traces, turns and roles, to the players of a coalition, or to tokens by a
+critic.
 
 Start with `traces`, or with `critic`.
 """

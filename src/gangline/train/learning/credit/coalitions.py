@@ -1,26 +1,26 @@
-"""Credit by coalitions: a session's advantage, shared out to the players by their Shapley values.
+"""Credit by coalitions: a session's advantage, distributed to the players by their Shapley values.
 
 A turn of player p has the advantage `A * f(p)`: A is its trace's share of the session's advantage, and
 
     f(p) = 1 + weight * (n * |phi(p)| / sum of all |phi| - 1)
 
-with n players and the Shapley value phi(p) of the rewards that coalitions get in the group's task. Turns of other roles
-have the factor 1, and so has everybody where all values are 0.
+with n players and the Shapley value phi(p) of the coalitions' rewards in the group's task. The factor is 1 for turns of
+other roles, and for all turns if all values are 0.
 
 Why a factor: paper 003 (7) compares a player's Shapley values over the sessions of a group, `(phi - mean) / deviation`.
-But the coalitions' rewards are the same for all sessions of a group, so the part of phi that differs between them is
-the session's own reward divided by n, and that comparison is plain GRPO for every player. A term added to all turns of
-a player would not do either: it does not depend on what was sampled, so its expected gradient is 0. A factor gives the
-signal to those whose presence changes the reward, for better or worse, and spares the others its noise.
+But the coalitions' rewards are the same for all sessions of a group, so phi differs between sessions only by the
+session's own reward divided by n, and the comparison is plain GRPO for every player. Adding a term to all turns of a
+player does not work either: it does not depend on the sampled tokens, so its expected gradient is 0. A factor gives the
+signal to players whose presence changes the reward, for better or worse, and keeps its noise from the others.
 
-Laws: the values sum to the reward of all minus that of nobody. Players that are interchangeable have the same factor.
-One that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and are never negative, so
-none changes the sign of a session's advantage. Weight 0 is the algorithm without coalitions.
+Laws: the values sum to the reward of all players minus the reward without players. Interchangeable players have the
+same factor. A player that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and are
+never negative, so they never change the sign of a session's advantage. Weight 0 is the algorithm without coalitions.
 
 Shapley values: the contribution of each of several roles to a common reward.
 
-`value(coalition)` is the reward that just these players would get; v of nobody is asked for too. Sources: Shapley
-(1953); M-GRPO; SHARP for the two-level form.
+`value(coalition)` is the reward of exactly these players, including the empty coalition. Sources: Shapley (1953);
+M-GRPO; SHARP for the two-level form.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ _MOST_EXACT = 16
 
 
 def shapley_values(players: Sequence[str], value: Value) -> dict[str, float]:
-    """Exact, over all coalitions, each asked once. Raises: ValueError for more than 16 players, or one named twice."""
+    """Exact, over all coalitions, each evaluated once. Raises: ValueError for more than 16 players, or a player named
+    twice.
+    """
     _check(players)
     if len(players) > _MOST_EXACT:
         raise ValueError(f"{len(players)} players are too many for exact values: use monte_carlo_shapley.")
@@ -78,9 +80,10 @@ def _exact(player: str, others: Sequence[str], value: Value) -> float:
 
 
 def monte_carlo_shapley(players: Sequence[str], value: Value, *, num_orders: int, seed: int = 0) -> dict[str, float]:
-    """Mean marginal gain over random orders; the values sum to v(all) - v(nobody) exactly.
+    """Mean marginal gain over random orders; the values sum to v(all) - v(empty) exactly.
 
-    Every order is followed by its reverse, which halves the variance or better. num_orders: rounded up to even.
+    Every order is followed by its reverse, which at least halves the variance. num_orders: rounded up to an even
+    number.
     """
     _check(players)
     random, value = np.random.default_rng(seed), functools.cache(value)
@@ -102,11 +105,11 @@ def _add_gains(sums: dict[str, float], order: Sequence[str], value: Value) -> No
 
 
 def two_level_shapley(manager: str, workers: Sequence[str], value: Value) -> dict[str, float]:
-    """First the manager against all workers as one player, then the workers' share among them.
+    """First the manager against all workers as one player, then the workers' share among themselves.
 
-    A worker is judged half without the manager and half with: `w(S) = (v(S) - v(nobody) + v(S + m) - v(m)) / 2`.
-    The workers' exact values of that game sum to their share, so all values sum to v(all) - v(nobody). Asks for
-    2 ** (workers + 1) coalitions. Raises: ValueError as `shapley_values`.
+    A worker counts half without the manager and half with: `w(S) = (v(S) - v(empty) + v(S + m) - v(m)) / 2`. The
+    workers' exact values of that game sum to their share, so all values sum to v(all) - v(empty). Evaluates 2 **
+    (workers + 1) coalitions. Raises: ValueError as `shapley_values`.
     """
     _check([manager, *workers])
     value = functools.cache(value)
@@ -126,9 +129,9 @@ def _check(players: Sequence[str]) -> None:
 
 
 def asked_coalitions(task_id: str, settings: CoalitionSettings) -> list[Coalition]:
-    """The coalitions whose rewards the Shapley values of a task need, but for those of nobody and of all.
+    """The coalitions whose rewards a task's Shapley values need, except the empty one and the one of all players.
 
-    The same ones for the same id, and for a task that is run again.
+    The result depends only on the task id, and is the same when the task is run again.
     """
     asked = set[Coalition]()
 
@@ -141,14 +144,14 @@ def asked_coalitions(task_id: str, settings: CoalitionSettings) -> list[Coalitio
 
 
 def group_shapley(group: Group, settings: CoalitionSettings) -> dict[str, float]:
-    """Player -> its value in the group's task. Raises: ValueError of a group without coalitions."""
+    """Player -> its value in the group's task. Raises: ValueError if the group has no coalitions."""
     if group.coalitions is None:
         raise ValueError(f"{group.task_id} was collected without its coalitions.")
     return _shapley(group.task_id, settings, group.coalitions.means.__getitem__)
 
 
 def player_factors(group: Group, settings: CoalitionSettings) -> dict[str, float]:
-    """Player -> factor of its turns' advantages. Raises: ValueError of a group without coalitions."""
+    """Player -> factor of its turns' advantages. Raises: ValueError if the group has no coalitions."""
     sizes = {player: abs(value) for player, value in group_shapley(group, settings).items()}
     total = sum(sizes.values())
     if total < ONE_REWARD:
@@ -157,7 +160,7 @@ def player_factors(group: Group, settings: CoalitionSettings) -> dict[str, float
 
 
 def spread_factors(trace: Trace, factors: Mapping[str, float]) -> NDArray[np.float64]:
-    """[T]: each token's factor, by the role of its turn; 1.0 for roles without one."""
+    """[T]: each token's factor, by the role of its turn; 1.0 for roles without a factor."""
     found = np.ones(len(trace.response_ids))
     for span in trace.spans:
         found[span.start : span.end] = factors.get(span.agent_role or "", 1.0)

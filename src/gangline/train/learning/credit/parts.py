@@ -1,6 +1,7 @@
-"""Parts of a session's reward: what the evaluators `composite` and `staged` found.
+"""Parts of a session's reward, as reported by the evaluators `composite` and `staged`.
 
-Names of nested parts are joined by dots. A part of a part is in it already, so it counts only where it is named.
+Names of nested parts are joined by dots. A nested part is already included in its parent, so it only counts if it is
+named explicitly.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ __all__ = ["found_parts", "parts_differ", "rewards_of_parts"]
 
 
 def rewards_of_parts(group: Group, names: Sequence[str] = ()) -> dict[str, NDArray[np.float64]]:
-    """Name of a part -> its rewards [S]. names: () is all that are no parts of parts.
+    """Name of a part -> its rewards [S]. names: () means all parts that are not nested.
 
-    A gate of `staged` that was not asked, since an earlier one was not passed, is 0.
-    Raises: InvalidGroup when a session has no such part.
+    A gate of `staged` that was skipped because an earlier one failed is 0. Raises: InvalidGroup if a session has no
+    such part.
     """
     found = [_parts_of(session) for session in group.sessions]
     wanted = names or sorted({name for parts, _ in found for name in parts if "." not in name})
@@ -37,12 +38,14 @@ def rewards_of_parts(group: Group, names: Sequence[str] = ()) -> dict[str, NDArr
 
 
 def parts_differ(group: Group, names: Sequence[str] = ()) -> bool:
-    """Whether comparing any part teaches something. Raises: as `rewards_of_parts`."""
+    """Whether the sessions differ in any part. Raises: as `rewards_of_parts`."""
     return any(float(np.std(values)) >= LOW_DEVIATION for values in rewards_of_parts(group, names).values())
 
 
 def _parts_of(session: SessionResult) -> tuple[dict[str, float], bool]:
-    """The parts, and whether there are gates. Those of a session that `on_unparsed` lowered are no higher than it."""
+    """The parts, and whether there are gates. If `on_unparsed` lowered the session's reward, its parts are capped at
+    that reward.
+    """
     entries = list(found_parts(session.reward_details))
     most = math.inf if session.reward is None or ON_UNPARSED not in session.reward_details else session.reward
     found = {name: min(value, most) for _, name, value in entries if name is not None}
@@ -61,7 +64,9 @@ def _part(found: tuple[dict[str, float], bool], name: str, task_id: str) -> floa
 
 
 def found_parts(details: Mapping[str, Any], level: str = "") -> Iterator[tuple[str, str | None, float]]:
-    """(level, name, value) of each part in an evaluator's details; without a name, once for each level of gates."""
+    """(level, name, value) of each part in an evaluator's details. Each level of gates also yields one entry without a
+    name.
+    """
     parts, stages = _entries(details.get("parts")), _entries(details.get("stages"))
     if stages:
         yield f"{level}stages", None, 0.0
@@ -76,7 +81,7 @@ def found_parts(details: Mapping[str, Any], level: str = "") -> Iterator[tuple[s
 
 
 def _entries(value: Any) -> dict[str, dict[str, Any]]:
-    """Entries that have a reward; a grader's own details may have other values under the same names."""
+    """Entries with a reward. A grader's own details may have other values under the same names."""
     if not isinstance(value, dict):
         return {}
     entries = cast("dict[str, Any]", value)

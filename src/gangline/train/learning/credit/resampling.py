@@ -1,8 +1,8 @@
 """Resampling of a step's sessions by their rewards. Source: PF-PPO (arXiv 2409.06957), as verl does it.
 
-As many sessions are drawn as there are, with replacement, and one that was drawn k times weighs k: its tokens' weights
-are multiplied, so nothing is computed twice. The factors of the drawn sessions have the mean 1, so that under
-`session_mean` the loss is that of k copies. The draw follows from the sessions' ids: a resumed step draws the same.
+As many sessions are drawn as there are, with replacement. A session drawn k times has weight k: its tokens' weights are
+multiplied, so nothing is computed twice. The factors of the drawn sessions have mean 1, so under `session_mean` the
+loss equals the loss of k copies. The draw is derived from the sessions' ids, so a resumed step draws the same.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from gangline.train.options import TrainingOptions
 __all__ = ["ResamplingSettings", "draw_weights", "drawn_factors"]
 
 _TINY = 1e-8
-"""Every session may be drawn."""
+"""Keeps every chance above 0."""
 
 
 class ResamplingSettings(TrainingOptions):
     method: Literal["power", "extremes", "best"] = "power"
-    """A session's chance. power: the size of its reward to the power `power`. extremes: only the largest and the
-    smallest rewards. best: the largest reward four times as likely as any other."""
+    """How the chance of a session is computed. power: the absolute value of its reward to the power `power`. extremes:
+    only the largest and the smallest rewards. best: the largest reward is four times as likely as any other.
+    """
     power: float = Field(default=2.0, gt=0)
     """Only for `power`."""
 
@@ -45,7 +46,7 @@ def draw_weights(scores: ArrayLike, settings: ResamplingSettings) -> NDArray[np.
 
 
 def drawn_factors(scores: Mapping[str, float], settings: ResamplingSettings) -> dict[str, float]:
-    """Session id -> factor of its tokens' weights, 0 where it was not drawn. scores: session id -> its reward."""
+    """Session id -> factor of its tokens' weights, 0 if it was not drawn. scores: session id -> its reward."""
     if not scores:
         return {}
     ids = sorted(scores)

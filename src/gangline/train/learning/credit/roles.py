@@ -1,11 +1,11 @@
-"""Roles: several agents in one session, each compared with the same role of the group's other sessions.
+"""Roles: several agents in one session, each compared with the same role in the group's other sessions.
 
-A turn's role is its `TurnSpan.agent_role`. A role's reward in a session is the mean of the rewards of the traces that
-have a turn of it: an evaluator rewards roles by `trace_rewards`; a trace without one has the session's.
+A turn's role is its `TurnSpan.agent_role`. A role's reward in a session is the mean reward of the traces that contain
+its turns. Evaluators set rewards of traces by `trace_rewards`; a trace without one has the session's reward.
 
 Laws: a role's advantages sum to 0 over the sessions, unless they are clipped. They do not depend on other roles'
-rewards. With a single role and no rewards of traces this is plain GRPO. Source: M-GRPO, as paper 003 gives it (7):
-`A = (value - mean of the role) / deviation of the role`.
+rewards. With a single role and no trace rewards this is plain GRPO. Source: M-GRPO, as paper 003 gives it (7): `A =
+(value - mean of the role) / deviation of the role`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gangline.train.learning.rewards import RewardShaping, shape_reward
 __all__ = ["UNNAMED", "mean_role_rewards", "role_advantages", "role_rewards"]
 
 UNNAMED = "unnamed"
-"""Role of turns whose client named none."""
+"""Role of turns whose client did not name one."""
 
 
 def _role(span: TurnSpan) -> str:
@@ -34,7 +34,7 @@ def _role(span: TurnSpan) -> str:
 def role_rewards(
     session: SessionResult, traces: Sequence[Trace], shaping: RewardShaping | None = None
 ) -> dict[str, float]:
-    """Role -> its reward. traces: the session's trainable ones. Raises: ValueError when the session has no reward."""
+    """Role -> its reward. traces: the session's trainable traces. Raises: ValueError if the session has no reward."""
     if session.reward is None:
         raise ValueError(f"{session.session_id} has no reward: judge the group first.")
     rewards: dict[str, list[float]] = {}
@@ -53,8 +53,7 @@ def role_rewards(
 def role_advantages(
     group: Group, traces: Sequence[Sequence[Trace]], shaping: RewardShaping, settings: AdvantageSettings
 ) -> list[NDArray[np.float64]]:
-    """Each token's advantage, by the role of its turn. traces: of each session. Returns: [T] for each trace, in
-    order."""
+    """Each token's advantage, by the role of its turn. traces: per session. Returns: [T] for each trace, in order."""
     values = [role_rewards(one, mine, shaping) for one, mine in zip(group.sessions, traces, strict=True)]
     advantages = advantages_by_role(values, settings)
     return [_spread(trace, by_role) for by_role, mine in zip(advantages, traces, strict=True) for trace in mine]
@@ -68,7 +67,7 @@ def _spread(trace: Trace, by_role: Mapping[str, float]) -> NDArray[np.float64]:
 
 
 def mean_role_rewards(groups: Iterable[Group]) -> dict[str, float]:
-    """Role -> mean reward over the sessions, before shaping; empty where no turn has a named role."""
+    """Role -> mean reward over the sessions, before shaping; empty if no turn has a named role."""
     found: dict[str, list[float]] = {}
     for session in (session for group in groups for session in group.sessions):
         for role, reward in role_rewards(session, trainable_traces(session)).items():

@@ -1,4 +1,4 @@
-"""The optimal token baseline: at each token the group's mean return there, weighted by the energy of the ways so far.
+"""The optimal token baseline: at each token, the group's mean return there, weighted by accumulated energy.
 
 With pi the trainer's policy before the update, of token t of a session, and G_t the rewards from t to its trace's end:
 
@@ -6,9 +6,8 @@ With pi the trainer's policy before the update, of token t of a session, and G_t
     W_t = energy_1 + ... + energy_t
     A_t = G_t - sum of (G_t W_t) / sum of W_t          sums over the group's sessions that have a token t
 
-Tokens are the trained ones of a session, its traces one after the other. Where only the longest session still has
-tokens, and in groups of one session, the baseline is 0. Source: verl's `tir_optimal_token_baseline`, to which it is
-equal.
+Tokens are a session's trained tokens, its traces concatenated. The baseline is 0 where only the longest session still
+has tokens, and in groups of one session. Source: verl's `tir_optimal_token_baseline`, with equal results.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _TINY = 1e-8
 
 
 class Energies(NamedTuple):
-    """Trained tokens, [N] each; those of one session in order."""
+    """Trained tokens, [N] each. Tokens of one session are in order."""
 
     returns: NDArray[np.float64]
     energies: NDArray[np.float64]
     sessions: NDArray[np.int64]
-    """Which session a token is of."""
+    """Each token's session."""
 
 
 def returns_of_traces(rewards: NDArray[np.float64], traces: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[N] the rewards from each token to the end of its trace. traces: the tokens of one stand together."""
+    """[N]: the rewards from each token to the end of its trace. traces: tokens of one trace must be adjacent."""
     found = rewards.copy()
     for at in range(len(found) - 2, -1, -1):
         if traces[at] == traces[at + 1]:
@@ -44,7 +43,7 @@ def returns_of_traces(rewards: NDArray[np.float64], traces: NDArray[np.int64]) -
 
 
 def optimal_advantages(tokens: Energies, groups: Sequence[int]) -> NDArray[np.float64]:
-    """[N]. groups: [S] which group a session is of."""
+    """[N]. groups: [S], each session's group."""
     labels = np.array(groups, dtype=np.int64)
     advantages = tokens.returns.copy()
     places = [np.flatnonzero(tokens.sessions == session) for session in range(len(labels))]

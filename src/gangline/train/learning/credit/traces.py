@@ -1,8 +1,8 @@
-"""Credit: how a session's advantage is spread over its traces.
+"""Credit: how a session's advantage is distributed over its traces.
 
-Sessions are compared with each other first (`gangline.train.learning.advantages`); a scheme only decides how much
-of the outcome each trace takes, from none of it to all of it. No scheme changes the sign of a session, and a session
-that did no better or worse than its group leaves all of its traces at 0.
+Sessions are compared with each other first (`gangline.train.learning.advantages`). A scheme only decides the share of
+each trace, from 0 to 1. It never changes the sign of a session's advantage, and all traces of a session without an
+advantage stay at 0.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ __all__ = ["CreditScheme", "CreditSettings", "spread_advantage"]
 
 CreditScheme = Literal["broadcast", "divided", "discounted", "last", "own"]
 """broadcast: each trace takes all of it. divided: 1/K for each of K. discounted: the last trace takes all, and each
-trace before it less by a factor. last: the last takes all, the others none. own: by the evaluator's own rewards of the
-traces; the best trace takes all of a good outcome and the worst all of a bad one, the others less by their distance
-from that one."""
+earlier trace less by a factor. last: only the last trace takes any. own: by the evaluator's own rewards of the traces.
+The best trace takes all of a positive advantage and the worst all of a negative one; the others take less by their
+distance from it.
+"""
 
 
 class CreditSettings(TrainingOptions):
@@ -40,9 +41,9 @@ def spread_advantage(
 ) -> NDArray[np.float64]:
     """Advantage of each trace, in the order in which the session made them. Returns: [num_traces].
 
-    own: [num_traces] the evaluator's rewards of the traces. own_range: largest minus smallest of such rewards in the
-    group; a trace that far from its session's best or worst takes nothing.
-    Raises: ValueError under the scheme `own` without such rewards.
+    own: [num_traces], the evaluator's rewards of the traces. own_range: largest minus smallest of such rewards in the
+    group; a trace that far from its session's best or worst takes nothing. Raises: ValueError under the scheme `own`
+    without such rewards.
     """
     settings = settings or CreditSettings()
     if settings.scheme == "own":

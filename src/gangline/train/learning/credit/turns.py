@@ -1,17 +1,16 @@
-"""Credit by turns: the evaluator's scores of single turns as advantages beside the session's.
+"""Credit by turns: uses the evaluator's scores of single turns as advantages in addition to the session's.
 
-A turn's advantage is `A + weight * B`: A is its trace's share of the session's advantage, B the turn's score compared
-with the scores of all turns of the group, as sessions are compared (`AdvantageSettings`): by default
-`(score - mean) / (deviation + epsilon)`, over turns. Only turns with a score and a trained token are compared; others
-have B = 0.
+A turn's advantage is `A + weight * B`: A is its trace's share of the session's advantage. B compares the turn's score
+with the scores of all turns of the group, as sessions are compared (`AdvantageSettings`): by default `(score - mean) /
+(deviation + epsilon)`, over turns. Only turns with a score and a trained token are compared; others have B = 0.
 
-Laws: the B of a group sum to 0 over its turns, unless they are clipped. Scores that are all the same, or a weight of 0,
-leave plain GRPO. A constant added to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2), which paper 003
-names; normalised within the group as GRPO's rewards are.
+Laws: the B of a group sum to 0 over its turns, unless they are clipped. Equal scores or a weight of 0 give plain GRPO.
+Adding a constant to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2), which paper 003 names;
+normalised within the group as GRPO's rewards are.
 
 With `returns`, turns are compared instead of sessions: a turn's return is `score + discount * return of the next turn`,
-over the turns of all traces of a session, and the session's reward comes after the last one. A turn without a score has
-0. Its tokens take its advantage.
+over the turns of all traces of a session, and the session's reward comes after the last turn. A turn without a score
+counts as 0. The turn's tokens take its advantage.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ __all__ = [
 
 
 class TurnReturnSettings(TrainingOptions):
-    """A turn's return: its score, and the discounted scores of the session's later turns with the session's reward."""
+    """A turn's return: its score plus the discounted scores of the session's later turns and the session's reward."""
 
     discount: float = Field(default=1.0, gt=0, le=1)
-    """Factor for each turn between."""
+    """Factor for each turn in between."""
     compare: Literal["group", "position"] = "group"
-    """Turns that a turn is compared with: all of the group, or those of the same number in the other sessions."""
+    """Compare a turn with all turns of the group, or with turns of the same number in the other sessions."""
 
 
 class TurnCreditSettings(TrainingOptions):
-    """The part of turns. At most one of `weight` and `returns`."""
+    """Settings of turn credit. At most one of `weight` and `returns`."""
 
     weight: float = Field(default=0.0, ge=0)
-    """How much a turn's score counts beside the session's reward; 0 ignores turn scores."""
+    """Weight of a turn's score relative to the session's reward; 0 ignores turn scores."""
     returns: TurnReturnSettings | None = None
-    """Compare turns by their returns, instead of sessions by their rewards; None compares sessions."""
+    """Compares turns by their returns instead of sessions by their rewards; None compares sessions."""
 
     @model_validator(mode="after")
     def _fits(self) -> TurnCreditSettings:
@@ -64,7 +63,9 @@ class TurnCreditSettings(TrainingOptions):
 
 
 def turn_advantages(traces: Sequence[Trace], settings: AdvantageSettings) -> list[NDArray[np.float64]]:
-    """How much better each turn is than the turns of its group. traces: all of the group. Returns: [T] for each."""
+    """How much better each turn is than the turns of its group. traces: all traces of the group. Returns: [T] for
+    each.
+    """
     found = [np.zeros(len(trace.response_ids)) for trace in traces]
     scored = [(index, span, score) for index, trace in enumerate(traces) for span, score in _scored(trace)]
     compared = group_advantages([score for _, _, score in scored], settings)
@@ -76,7 +77,7 @@ def turn_advantages(traces: Sequence[Trace], settings: AdvantageSettings) -> lis
 def return_advantages(
     traces: Sequence[Sequence[Trace]], rewards: Sequence[float], credit: TurnReturnSettings, settings: AdvantageSettings
 ) -> list[NDArray[np.float64]]:
-    """traces: of each session of a group. rewards: of each session, shaped. Returns: [T] for each trace, in order."""
+    """traces: per session of a group. rewards: each session's shaped reward. Returns: [T] for each trace, in order."""
     turns = [[(at, span) for at, trace in enumerate(mine) for span in trace.spans] for mine in traces]
     returns = [
         _returns([span.score or 0.0 for _, span in mine], reward, credit.discount)
@@ -92,7 +93,7 @@ def return_advantages(
 
 
 def _returns(scores: Sequence[float], reward: float, discount: float) -> list[float]:
-    """The return of each turn. The reward is the last turn's own."""
+    """The return of each turn. The last turn gets the undiscounted reward."""
     found, later = list[float](), 0.0
     for number, score in enumerate(reversed(scores)):
         later = score + (discount * later if number else reward)
@@ -101,7 +102,7 @@ def _returns(scores: Sequence[float], reward: float, discount: float) -> list[fl
 
 
 def _compared(num_turns: Sequence[int], compare: str) -> list[list[tuple[int, int]]]:
-    """(session, turn) of the turns that are compared with each other."""
+    """Sets of (session, turn) that are compared with each other."""
     every = [(session, turn) for session, num in enumerate(num_turns) for turn in range(num)]
     if compare == "group":
         return [every]
@@ -121,13 +122,13 @@ def _scores(groups: Iterable[Group]) -> list[float]:
 
 
 def mean_turn_score(groups: Iterable[Group]) -> float | None:
-    """Mean score of the turns that are trained on; None where none has one."""
+    """Mean score of the trained turns; None if no turn has a score."""
     scores = _scores(groups)
     return float(np.mean(scores)) if scores else None
 
 
 def require_turn_scores(groups: Sequence[Group], wanted_by: str) -> None:
-    """Raises: InvalidGroup when no turn of the groups has a score. wanted_by: the setting that needs them."""
+    """Raises: InvalidGroup if no turn of the groups has a score. wanted_by: the setting that needs them."""
     if not _scores(groups):
         raise InvalidGroup(
             f"{wanted_by} needs scores of turns, and no turn of {', '.join(group.task_id for group in groups)} has "

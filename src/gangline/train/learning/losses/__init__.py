@@ -1,4 +1,4 @@
-"""Parts of the one loss: what a token loses by its ratio, the weight of a token, and divergences.
+"""Parts of the loss: surrogates, token weights and divergences.
 
-`gangline.train.learning.loss` puts them together. `arrays` has the inputs that they share. Start with `surrogates`.
+`gangline.train.learning.loss` combines them. `arrays` defines their shared inputs. Start with `surrogates`.
 """

@@ -1,4 +1,4 @@
-"""The average over the losses of tokens (`loss.aggregation`), of a whole batch or of its parts."""
+"""Averages the losses of tokens (`loss.aggregation`), over a whole batch or a part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LossTotals", "aggregate"]
 
 @dataclass(frozen=True)
 class LossTotals:
-    """The divisors of a micro-batch's loss: the whole batch's numbers, so that its parts' losses add up."""
+    """The divisors of a micro-batch's loss: totals of the whole batch, so that the losses of its parts add up."""
 
     num_tokens: int
     """Trained tokens."""
@@ -25,7 +25,7 @@ class LossTotals:
 
 
 def aggregate(losses: Tensor, inputs: LossInputs, settings: LossSettings, totals: LossTotals | None) -> Tensor:
-    """losses: [N] of the trained tokens, as `inputs`. totals: of the whole batch when `inputs` is a part of it."""
+    """losses: [N] of the trained tokens, as `inputs`. totals: totals of the whole batch if `inputs` is a part of it."""
     match settings.aggregation:
         case "token_mean":
             return losses.sum() / (len(losses) if totals is None else totals.num_tokens)

@@ -10,30 +10,30 @@ from torch import Tensor
 __all__ = ["MOST_LOG_RATIO", "LossInputs", "counts", "num_present", "sums", "trace_means"]
 
 MOST_LOG_RATIO = 20.0
-"""exp(20) is clipped away by any setting; exp(800) would be infinite."""
+"""exp(20) is clipped by every setting; exp(800) would be infinite."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Arrays are [N], floating unless said otherwise. Log-probs are natural."""
+    """Arrays are [N] and floating-point unless stated otherwise. Log-probs are natural."""
 
     logprobs: Tensor
-    """Log-probs of the policy in training; gradients go through these."""
+    """Log-probs of the policy in training, through which gradients flow."""
     behaviour_logprobs: Tensor
-    """As the engine reported them when it sampled."""
+    """As reported by the engine when it sampled."""
     advantages: Tensor
     weights: Tensor
-    """0 where a token is not trained on; else it multiplies the token's loss, 1 usually."""
+    """0 if the token is not trained on; otherwise multiplies the token's loss, usually 1."""
     traces: Tensor
     """int64, 0 to the number of traces - 1."""
     sessions: Tensor | None = None
-    """[traces] int64: which session a trace is of. None: each is one of its own. Only for `session_mean`."""
+    """[traces] int64: each trace's session. None: each trace is its own session. Only for `session_mean`."""
     old_logprobs: Tensor | None = None
     """Log-probs of the trainer's policy at the start of the update."""
     reference_logprobs: Tensor | None = None
-    """Log-probs of the reference model; needed with a KL penalty."""
+    """Log-probs of the reference model, needed for a KL penalty."""
     entropies: Tensor | None = None
-    """Nats, of the distributions that the tokens are of; needed with an entropy bonus."""
+    """Nats, of the distributions that the tokens were drawn from; needed for an entropy bonus."""
 
 
 def sums(values: Tensor, labels: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ def num_present(labels: Tensor) -> int:
 
 
 def trace_means(values: Tensor, traces: Tensor) -> Tensor:
-    """[N]: at each token the mean over its trace."""
+    """[N]: the mean over each token's trace."""
     return (sums(values, traces) / counts(traces).clamp(min=1))[traces]

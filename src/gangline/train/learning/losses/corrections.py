@@ -1,4 +1,4 @@
-"""Weights of tokens for the difference between the policy that sampled and the trainer's old policy.
+"""Token weights that correct for the difference between the sampling policy and the trainer's old policy.
 
 Sources: truncated importance sampling; masked importance sampling (IcePop, arXiv 2510.18855, by token); rejection by a
 divergence, as verl's `rollout_rs`.
@@ -30,10 +30,10 @@ def correction_weights(log_weights: Tensor, traces: Tensor, settings: Correction
 
 
 def kept_tokens(log_weights: Tensor, traces: Tensor, settings: RejectionSettings) -> Tensor:
-    """[N] bool: False where the token, or its whole trace, is too far from the policy that sampled it."""
+    """[N] bool: False if the token, or its whole trace, is too far from the policy that sampled it."""
     log_weights = log_weights.detach().clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     level, _, estimator = settings.by.rpartition("_")
-    # The estimators of KL(behaviour || old), by tokens of the behaviour policy.
+    # Estimators of KL(behaviour || old), from tokens of the behaviour policy.
     found = kl_estimate(torch.zeros_like(log_weights), log_weights, estimator)
     match level:
         case "sequence_sum":

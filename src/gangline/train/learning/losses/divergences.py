@@ -10,7 +10,7 @@ __all__ = ["kl_estimate"]
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
-    """Per token. Raises: ValueError of an unknown estimator."""
+    """Per token. Raises: ValueError if the estimator is unknown."""
     difference = logprobs - reference_logprobs
     match estimator:
         case "k1":

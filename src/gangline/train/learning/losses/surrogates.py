@@ -1,4 +1,4 @@
-"""What each token loses by its ratio and advantage, [N]: one function for each value of `loss.clipping`.
+"""Losses of tokens from their ratio and advantage, [N]: one function for each value of `loss.clipping`.
 
 Sources: PPO (arXiv 1707.06347) with dual clip (1912.09729), CISPO (2506.13585), GPG (2504.02546), GMPO (2507.20673),
 SAPO (2511.20347), DPPO (2602.04879), Clip-Cov and KL-Cov (2505.22617), DRO (2405.19107). Equal to verl's functions.
@@ -21,7 +21,7 @@ Surrogate = Callable[[Tensor, LossInputs, LossSettings], Tensor]
 
 
 def token_losses(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """log_ratio: [N] of the policy in training over the old one, or of its whole trace (`ratio_level`)."""
+    """log_ratio: [N] of the policy in training over the old policy, per token or per trace (`ratio_level`)."""
     return _SURROGATES[settings.clipping](log_ratio, inputs, settings)
 
 
@@ -62,7 +62,7 @@ def _divergence_tv(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings
 
 
 def _divergence_kl(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """The divergence of two outcomes: this token, and any other."""
+    """The divergence between two outcomes: this token, or any other."""
     now, old = inputs.logprobs.exp(), (inputs.logprobs - log_ratio).exp()
     divergence = -old * log_ratio + (1 - old) * ((1 - old + 1e-8) / (1 - now + 1e-8)).log()
     kept = torch.where(
@@ -79,7 +79,7 @@ def _within(kept: Tensor, log_ratio: Tensor, inputs: LossInputs, settings: LossS
 
 
 def _covariance(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """Some tokens of a large covariance of advantage and log-prob, chosen at random, have no gradient."""
+    """Randomly chosen tokens with a large covariance of advantage and log-prob have no gradient."""
     ratio = log_ratio.exp()
     losses = -inputs.advantages * ratio
     clipped = -inputs.advantages * ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
@@ -93,7 +93,7 @@ def _covariance(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings) -
 
 
 def _covariance_kl(log_ratio: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """The tokens of the largest covariance are penalised for moving; nothing is clipped."""
+    """Tokens with the largest covariance are penalised for moving; nothing is clipped."""
     chosen = settings.covariance
     num = max(int(chosen.share * len(log_ratio)), 1)
     penalty = torch.zeros_like(log_ratio)

@@ -1,6 +1,6 @@
-"""The critic's loss: half the squared error, of the value or of the clipped one, whichever is larger.
+"""The critic's loss: half the larger squared error of the value and the clipped value.
 
-Source: PPO's implementations (TRL's `ppo_trainer`, verl's `compute_value_loss`, to which it is equal).
+Source: PPO's implementations (TRL's `ppo_trainer`, verl's `compute_value_loss`, with equal results).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The scalar loss, 0 without trained tokens, and its metrics.
 
-    values, old_values, returns: [N] of trained tokens, as `inputs`; averaged as the policy's loss, but each token
-    weighs one whatever the mask gives it: a value is an expectation.
+    values, old_values, returns: [N] of trained tokens, as `inputs`. Averaged like the policy's loss, but every token
+    has weight 1 whatever its mask weight, because a value is an expectation.
     """
     if len(values) == 0:
         return values.sum(), {}

@@ -1,14 +1,14 @@
-"""NeMo RL: a collector that fills the replay buffer of its asynchronous GRPO, in the place of its own.
+"""NeMo RL: a collector that fills the replay buffer of its asynchronous GRPO, replacing its own.
 
     with collecting_with(NemoService(server_url, tasks_of)):
         async_grpo_train(...)
 
-NeMo RL keeps the trainer, the buffer, the importance correction and the transfer of weights; here tasks are run, and
-groups handed over for the step that will train on them. `batches` makes its batches, `collector` fills the buffer,
-`actor` has the methods that its loop calls, and `seam` lets the actor into that loop. Start with `seam`.
+NeMo RL keeps the trainer, the buffer, the importance correction and the transfer of weights; this package runs tasks
+and provides groups for the step that will train on them. `batches` makes its batches, `collector` fills the buffer,
+`actor` has the methods that its loop calls, and `seam` installs the actor in that loop. Start with `seam`.
 
 Source: NeMo RL, github.com/NVIDIA-NeMo/RL at 7ea279a (2026-08-22): `async_grpo_train` in `nemo_rl/algorithms/grpo.py`,
-`nemo_rl/algorithms/async_utils/`; the account of Polar driving NeMo RL.
+`nemo_rl/algorithms/async_utils/`; Polar's description of driving NeMo RL.
 """
 
 from gangline.train.trainers.nemo_rl.actor import NemoActor

@@ -1,4 +1,4 @@
-"""The methods that NeMo RL's loop calls on its collector, as a Ray actor has them."""
+"""The methods of a Ray actor that NeMo RL's loop calls on its collector."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from gangline.train.trainers.nemo_rl.collector import NemoCollector
 __all__ = ["NemoActor"]
 
 _NEXT_TASK = "next_ng_task_index"
-"""NeMo RL's name for it in a checkpoint; it reads the number back, and hands it to the next collector."""
+"""NeMo RL's name for it in a checkpoint, which it reads back and passes to the next collector."""
 
 
 class NemoActor:
-    """Stands in the place of NeMo RL's `AsyncTrajectoryCollector`.
+    """Replaces NeMo RL's `AsyncTrajectoryCollector`.
 
-    Methods block, and run one after the other as they were called, for an actor with methods of asyncio keeps no order.
+    Methods block and run one after another in call order, because an actor with asyncio methods does not keep the
+    order.
 
-    make: the collector, made on the actor's event loop. next_task_index: `get_rollouts_state` of the last life.
+    make: creates the collector, called on the actor's event loop. next_task_index: from `get_rollouts_state` before a
+    restart.
     """
 
     def __init__(self, make: Callable[[], NemoCollector], *, next_task_index: int = 0) -> None:
@@ -33,7 +35,7 @@ class NemoActor:
         self._collecting: asyncio.Task[None] | None = None
 
     def start_collection(self, dataloader: Iterable[Any]) -> None:
-        """Returns at once; collecting goes on. Raises: RuntimeError when it does already."""
+        """Start collection and return at once. Raises: RuntimeError if it is already running."""
         if self._collecting is not None:
             raise RuntimeError("collecting was started before.")
         self._dataloader = dataloader
@@ -42,10 +44,10 @@ class NemoActor:
     async def _start(self, dataloader: Iterable[Any]) -> None:
         self._collecting = asyncio.create_task(self._collector.start_collection(dataloader))
 
-    # Around weights and validation.
+    # Methods around weight updates and validation.
 
     def prepare_for_refit(self) -> None:
-        """Raises: as `close_gates`, and what ended collecting."""
+        """Raises: as `close_gates`, and the error that ended collection."""
         self.check_health()
         self._run(self._collector.prepare_for_refit())
 
@@ -64,10 +66,10 @@ class NemoActor:
     def resume(self) -> None:
         self._loop.call_soon_threadsafe(self._collector.resume)
 
-    # Its state.
+    # Methods that report state.
 
     def check_health(self) -> None:
-        """Raises: the error that ended collecting."""
+        """Raises: the error that ended collection."""
         if (error := self._error()) is not None:
             raise error
 
@@ -84,11 +86,11 @@ class NemoActor:
         }
 
     def get_dataloader_state(self) -> dict[str, Any]:
-        """The data loader's own, which NeMo RL gives to the next one."""
+        """The data loader's state, which NeMo RL passes to the next one."""
         return {} if self._dataloader is None else self._dataloader.state_dict()
 
     def get_rollouts_state(self) -> dict[str, int]:
-        """For the checkpoint: how many groups were handed over, in all lives."""
+        """For the checkpoint: number of groups pushed, over all restarts."""
         return {_NEXT_TASK: self._first_task_index + self._collector.num_pushed}
 
     def get_efficiency_metrics(self) -> dict[str, float]:
@@ -96,11 +98,11 @@ class NemoActor:
         return {"gangline/gates_closed": self._collector.closed_s}
 
     def drain_payload_metrics(self) -> dict[str, float]:
-        """Sizes of images and sounds that workers exchanged: there are none here."""
+        """Sizes of images and sounds exchanged by workers; always empty here."""
         return {}
 
     def stop(self) -> None:
-        """Cancel groups in flight, close the clients, end the thread."""
+        """Cancel groups in flight, close the clients and end the thread."""
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

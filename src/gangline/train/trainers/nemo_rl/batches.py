@@ -1,8 +1,8 @@
-"""Groups as the batches of NeMo RL, whose rows are sessions: one sequence each, and as many as the step says.
+"""Converts groups to NeMo RL batches, whose rows are sessions: one sequence each, with a fixed number per step.
 
-Groups that such a batch cannot represent are rejected. A session of several traces is one row where each trace goes on
-from the one before it, and rejected otherwise. Rows are compared by their prompts' tokens, so those of a group are the
-same.
+Groups that such a batch cannot represent are rejected. A session with several traces becomes one row if each trace
+continues the previous one, and is rejected otherwise. NeMo RL compares rows with equal prompt tokens, so all rows of a
+group must have the same prompt.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 
 
 def to_batch(group: Group, num_samples: int, *, temperature: float = 1.0) -> dict[str, Any]:
-    """A group's rows in the order of its sessions, as NeMo RL's rollouts end: fields of its `BatchedDataDict`.
+    """A group's rows in the order of its sessions, in the format of NeMo RL's rollouts: fields of its
+    `BatchedDataDict`.
 
-    `message_log`: for each row the prompt as one `user` message, then `assistant` messages of trained tokens, with
-    `generation_logprobs`, and `tool` messages of the others; by `token_ids`, for text was never tokenised again.
-    `length` [B]: ids of the prompt. `total_reward`, `loss_multiplier`, `truncated` [B]. `extra_env_info` has ids, and
-    from where to where in the response each policy version goes.
+    `message_log`: for each row, the prompt as one `user` message, then `assistant` messages of trained tokens with
+    `generation_logprobs`, and `tool` messages of other tokens; given by `token_ids`, so text is never tokenised again.
+    `length` [B]: ids of the prompt. `total_reward`, `loss_multiplier`, `truncated` [B]. `extra_env_info` contains ids
+    and the range of each policy version in the response.
 
     temperature: NeMo RL's `policy.generation.temperature`.
 
-    Raises: InvalidGroup when the group is not whole, traces of a session are no continuation of each other or have
-    different rewards, prompts differ, or log-probs are of another temperature.
+    Raises: InvalidGroup if the group is incomplete, if traces of a session do not continue each other or have different
+    rewards, if prompts differ, or if log-probs are of another temperature.
     """
     by_session = itertools.groupby(rows_of(group, num_samples, temperature=temperature), lambda row: row.session_id)
     rows = [_joined(list(traces)) for _, traces in by_session]
@@ -56,7 +57,7 @@ def to_batch(group: Group, num_samples: int, *, temperature: float = 1.0) -> dic
 
 
 def _joined(traces: Sequence[TrainerRow]) -> TrainerRow:
-    """The traces of a session as one row, in which each goes on from the one before it. Raises: InvalidGroup."""
+    """The traces of a session as one row; each must continue the previous one. Raises: InvalidGroup."""
     if len({trace.reward for trace in traces}) > 1:
         raise InvalidGroup(
             f"traces of session {traces[0].session_id} have rewards of their own, and NeMo RL takes one a session: "
@@ -69,7 +70,7 @@ def _joined(traces: Sequence[TrainerRow]) -> TrainerRow:
 
 
 def _continued(row: TrainerRow, trace: TrainerRow) -> TrainerRow:
-    """`row`, and behind it what `trace` has beyond it: ids that came between, masked, and its response."""
+    """`row` followed by the rest of `trace`: the ids in between, masked, and its response."""
     known = np.concatenate([row.prompt_ids, row.response_ids])
     if not np.array_equal(trace.prompt_ids[: len(known)], known):
         raise InvalidGroup(
@@ -99,7 +100,7 @@ def _require_one_prompt(group: Group, rows: Sequence[TrainerRow]) -> None:
 
 
 def _messages(row: TrainerRow) -> list[dict[str, Any]]:
-    """Cut where the mask changes, for NeMo RL makes its own mask of roles."""
+    """Splits messages where the mask changes, because NeMo RL derives its own mask from roles."""
     messages = [_message("user", row.prompt_ids, False)]
     cuts = [0, *(np.flatnonzero(np.diff(row.loss_mask)) + 1).tolist(), len(row.response_ids)]
     for start, end in itertools.pairwise(cuts):

@@ -1,7 +1,7 @@
-"""The work of NeMo RL's collector, on one event loop.
+"""Implements NeMo RL's collector on one event loop.
 
-Laws: every step gets just as many groups as it trains on, of which no token is older than `max_age` versions; groups
-that the buffer has already, from a checkpoint, count; no more tasks are started than steps within that age need.
+Laws: every step gets exactly the groups it trains on, without tokens older than `max_age` versions. Groups already in
+the buffer, from a checkpoint, count. Only tasks needed by steps within that age are started.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["CONTRACT", "Buffer", "NemoCollector", "NemoSettings"]
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 _FULL_S = 0.2
-"""Between questions to a buffer that is full."""
+"""Delay between attempts to add to a full buffer."""
 
 
 class Buffer(Protocol):
-    """NeMo RL's `ReplayBuffer`. `RayBuffer` of `seam` asks the actor."""
+    """NeMo RL's `ReplayBuffer`. `RayBuffer` of `seam` calls the actor."""
 
     def add(self, trajectory: dict[str, Any], weight_version: int, target_weight_version: int) -> Awaitable[str]:
         """`success` or `full`."""
@@ -51,19 +51,19 @@ class Buffer(Protocol):
 
 class NemoSettings(TrainingOptions):
     num_samples: int = Field(ge=2)
-    """Sessions of each group: NeMo RL's `grpo.num_generations_per_prompt`."""
+    """Sessions per group: NeMo RL's `grpo.num_generations_per_prompt`."""
     groups_per_step: int = Field(ge=1)
     """`grpo.num_prompts_per_step`."""
     max_age: int = Field(default=1, ge=1)
     """`grpo.async_grpo.max_trajectory_age_steps`."""
     num_in_flight: int = Field(default=32, ge=1)
-    """Groups at most, and no more than steps within `max_age` need."""
+    """Maximum number of groups in flight; never more than steps within `max_age` need."""
     start_version: int = Field(default=0, ge=0)
-    """The step that training begins with."""
+    """The step at which training starts."""
     temperature: float = Field(default=1.0, gt=0)
     """`policy.generation.temperature`."""
     lease_s: float = Field(default=1800.0, gt=0)
-    """Longest refit: then gates open by themselves, for the trainer is dead."""
+    """Longest refit: after this time gates open by themselves, because the trainer is assumed dead."""
     validity: ValiditySettings = ValiditySettings()
 
     @model_validator(mode="after")
@@ -74,10 +74,10 @@ class NemoSettings(TrainingOptions):
 
 
 class NemoCollector:
-    """Fills NeMo RL's buffer, and closes the gates around its refits.
+    """Fills NeMo RL's buffer and closes the gates during its refits.
 
-    gates: of all nodes. tasks_of: an item of the data loader -> tasks. batch_type: NeMo RL's `BatchedDataDict`. The
-    clients are entered by `start_collection`.
+    gates: gates of all nodes. tasks_of: an item of the data loader -> tasks. batch_type: NeMo RL's `BatchedDataDict`.
+    `start_collection` enters the clients.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class NemoCollector:
         self._plan = _Plan(settings)
         self._counts = CollectionCounts()
         self.num_too_old = 0
-        """Groups that were collected, and older than the next step may train on."""
+        """Collected groups that were too old for the next step."""
         self._is_paused = False
         self._changed = asyncio.Event()
         self._clients = AsyncExitStack()
 
     @property
     def num_under_way(self) -> int:
-        """Groups whose tasks run, or that wait to be handed over."""
+        """Groups whose tasks run, or that wait to be pushed."""
         return _num_under_way(self._counts)
 
     @property
@@ -118,10 +118,10 @@ class NemoCollector:
 
     @property
     def closed_s(self) -> float:
-        """How long gates were closed for refits, in all."""
+        """Total time that gates were closed for refits."""
         return self._gates.closed_s
 
-    # What NeMo RL calls.
+    # Methods called by NeMo RL.
 
     async def start_collection(self, dataloader: Iterable[Any]) -> None:
         """Collect until there are no more tasks. Raises: InvalidGroup, the service's errors."""
@@ -147,11 +147,11 @@ class NemoCollector:
             raise
 
     async def stop(self) -> None:
-        """Close the clients, which weights still need when there are no more tasks; idempotent."""
+        """Close the clients, which weight updates need even after the last task; idempotent."""
         await self._clients.aclose()
 
     def set_weight_version(self, version: int) -> None:
-        """The version that NeMo RL has loaded; nodes receive it, and its tasks start, at `resume_after_refit`."""
+        """The version that NeMo RL has loaded. `resume_after_refit` sends it to the nodes and starts its tasks."""
         self._version = version
         self._changed.set()
 
@@ -159,7 +159,7 @@ class NemoCollector:
         return self._version
 
     async def prepare_for_refit(self) -> None:
-        """New model calls wait, and those in flight have ended. Raises: as `close_gates`."""
+        """Hold new model calls and wait until calls in flight have ended. Raises: as `close_gates`."""
         await self._gates.close()
 
     async def resume_after_refit(self) -> None:
@@ -168,14 +168,14 @@ class NemoCollector:
         self._changed.set()
 
     def pause(self) -> None:
-        """Start no more tasks."""
+        """Stop starting tasks."""
         self._is_paused = True
 
     def resume(self) -> None:
         self._is_paused = False
         self._changed.set()
 
-    # How it collects.
+    # Collection.
 
     def _tasks(self, dataloader: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
         for item in dataloader:
@@ -213,7 +213,7 @@ class NemoCollector:
             await self._changed.wait()
 
     async def _next_group(self, collector: ReplenishingCollector) -> Group:
-        """The next one; when more are needed meanwhile, their tasks start beside those under way."""
+        """The next group. If more groups are needed meanwhile, further tasks are started."""
         while True:
             self._changed.clear()
             collecting = asyncio.create_task(collector.collect(1))
@@ -249,7 +249,7 @@ class NemoCollector:
 
 
 class _Gates:
-    """The gates of all nodes, and how long they were closed."""
+    """The gates of all nodes, and the time they were closed."""
 
     def __init__(self, gates: Sequence[Gate], lease_s: float) -> None:
         self.all = gates
@@ -275,12 +275,12 @@ class _Gates:
 
 
 class _Plan:
-    """Which step the next group is for, and how many steps within `max_age` still need."""
+    """The step that the next group is for, and the number of groups that steps within `max_age` still need."""
 
     def __init__(self, settings: NemoSettings) -> None:
         self._settings = settings
         self._first_steps: list[int] = []
-        """Groups that each step of the beginning lacks: a checkpoint's buffer may have some."""
+        """Groups that each of the first steps lacks: a checkpoint's buffer may already contain some."""
         self.num_pushed = 0
 
     async def begin(self, buffer: Buffer) -> None:
@@ -292,7 +292,7 @@ class _Plan:
 
     @property
     def target(self) -> int:
-        """The step that the next group is for: the first that is not full."""
+        """The step that the next group is for: the first incomplete one."""
         num_left = self.num_pushed
         for place, needed in enumerate(self._first_steps):
             if num_left < needed:
@@ -315,12 +315,12 @@ def _metrics(group: Group) -> dict[str, float]:
 
 
 def _num_under_way(counts: CollectionCounts) -> int:
-    """Groups that are in flight, or were found and wait."""
+    """Groups in flight, or found and waiting."""
     return counts.submitted - counts.handed_out - counts.not_admitted - counts.invalid
 
 
 class _WhileNeeded(Iterator[Mapping[str, Any]]):
-    """Tasks, one by one as long as one is needed: it may end, and go on later."""
+    """Yields tasks while they are needed. Iteration may stop and be continued later."""
 
     def __init__(self, tasks: Iterator[Mapping[str, Any]], is_needed: Callable[[], bool]) -> None:
         self._tasks = tasks

@@ -1,8 +1,8 @@
-"""The way into NeMo RL's loop: it imports its collector by name when it starts, and that name is replaced.
+"""Installs our collector in NeMo RL's loop, which imports its collector by name: that name is replaced.
 
 `async_grpo_train` has no argument for a collector. It imports `AsyncTrajectoryCollector` from
 `nemo_rl.algorithms.async_utils` in its body, calls `.options(runtime_env=...).remote(...)` on it, and then the actor's
-methods. `collecting_with` puts an object there that makes our actor of the same arguments.
+methods. `collecting_with` replaces it by an object that creates our actor from the same arguments.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _NAME = "AsyncTrajectoryCollector"
 
 @dataclass(frozen=True, kw_only=True)
 class NemoService:
-    """Our side of NeMo RL's loop. It is pickled to the actor."""
+    """Our side of NeMo RL's loop, pickled to the actor."""
 
     server_url: str
     node_urls: Sequence[str]
-    """All nodes: their gates are closed around refits."""
+    """All nodes, whose gates are closed during refits."""
     tasks_of: Callable[[Any], Iterable[Mapping[str, Any]]]
     """An item of NeMo RL's data loader -> tasks."""
     token_env: str | None = None
-    """Names the environment variable, where the actor runs, with the control token of server and nodes."""
+    """Name of the environment variable, on the actor's machine, with the control token of server and nodes."""
     num_in_flight: int = 32
     lease_s: float = 1800.0
     validity: ValiditySettings = field(default_factory=ValiditySettings)
     admit: Admit | None = None
 
     def settings(self, master_config: Any, start_step: int) -> NemoSettings:
-        """With what NeMo RL's own configuration says. Raises: InvalidRequest for options that would be ignored."""
+        """Settings derived from NeMo RL's configuration. Raises: InvalidRequest for options that would be ignored."""
         _require_fitting(master_config)
         return NemoSettings(
             num_samples=master_config.grpo.num_generations_per_prompt,
@@ -89,10 +89,11 @@ class RayBuffer:
 
 @contextmanager
 def collecting_with(service: NemoService, *, actor_type: Callable[[type[Any]], Any] | None = None) -> Generator[None]:
-    """`async_grpo_train`, called inside, collects from our service.
+    """Makes `async_grpo_train`, called inside the block, collect from our service.
 
-    actor_type: makes a Ray actor of a class; `ray.remote` where None. The actor runs in the environment of the caller:
-    the one that NeMo RL makes for its own collector has no Gangline. Raises: ImportError without NeMo RL.
+    actor_type: makes a Ray actor of a class; `ray.remote` if None. The actor runs in the caller's environment, because
+    the environment that NeMo RL makes for its own collector does not contain Gangline. Raises: ImportError without NeMo
+    RL.
     """
     module = importlib.import_module(_MODULE)
     theirs = getattr(module, _NAME)
@@ -104,7 +105,7 @@ def collecting_with(service: NemoService, *, actor_type: Callable[[type[Any]], A
 
 
 class _Collectors:
-    """Made and called as the class that it replaces."""
+    """Created and called like the class that it replaces."""
 
     def __init__(self, service: NemoService, actor_type: Callable[[type[Any]], Any]) -> None:
         self._service = service
@@ -134,7 +135,7 @@ class _CollectorOfService(NemoActor):
 
 
 def _require_fitting(master_config: Any) -> None:
-    """Check options of NeMo RL that its collector honours and this one does not. Raises: InvalidRequest."""
+    """Reject options that NeMo RL's collector supports and this one does not. Raises: InvalidRequest."""
     generation = master_config.policy["generation"]
     for name, neutral in (("top_p", (1, None)), ("top_k", (-1, None))):
         if (value := generation.get(name)) not in neutral:

@@ -1,10 +1,10 @@
-"""The loop beside prime-rl's trainer: weights in, rollouts out, through files.
+"""The loop that runs alongside prime-rl's trainer: reads weights and writes rollouts as files.
 
-It waits for `broadcasts/step_N/STABLE`, gives these weights to the engines with the gates closed, collects groups, and
-writes `rollouts/step_{N+1}/rank_R.bin` by prime-rl's own sender. Batch N+1 is for the policy of step N.
+It waits for `broadcasts/step_N/STABLE`, loads these weights into the engines with the gates closed, collects groups,
+and writes `rollouts/step_{N+1}/rank_R.bin` with prime-rl's own sender. Batch N+1 is for the policy of step N.
 
-Laws: a file of another run is neither trained on nor loaded, so a folder that has any is refused. Groups with tokens
-older than the setting allows are left out by name, and others collected.
+Laws: files of another run are neither trained on nor loaded, so a folder that contains any is refused. Groups with
+tokens older than the setting allows are left out, logged, and replaced.
 
 Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl at 559b447, `trainer/rl/train.py` (order),
 `transports/rollouts/filesystem.py`, `transports/weights/filesystem.py`.
@@ -53,13 +53,13 @@ async def feed(
     mask: Mask = all_sampled,
     model_config: Any = None,
 ) -> None:
-    """Run it from before the trainer starts, until the engines have the weights of its last step.
+    """Start it before the trainer; it runs until the engines have the weights of the trainer's last step.
 
-    output_dir: the trainer's, on a disk that both see. Each `rollouts/step_N` also gets `sources.jsonl`: which trace
-    each row is, of which versions, with its rewards.
+    output_dir: the trainer's, on a disk that both can access. Each `rollouts/step_N` also gets `sources.jsonl`: each
+    row's trace, versions and rewards.
 
-    Raises: InvalidRequest when the folder has files of another run, or broadcasts are no whole models; NodeError when a
-    broadcast is late; errors of collector, weights and conversion. The trainer then waits until it is stopped.
+    Raises: InvalidRequest if the folder contains files of another run, or a broadcast is not a whole model. NodeError
+    if a broadcast is late. Errors of collector, weights and conversion. The trainer then waits until it is stopped.
     """
     folder = Path(output_dir)
     await asyncio.to_thread(_require_no_leftovers, folder, settings.start_step)
@@ -102,7 +102,7 @@ def _require_no_leftovers(folder: Path, start_step: int) -> None:
 
 
 def _steps(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Numbers and paths of the steps there, in their order."""
+    """Numbers and paths of existing steps, in order."""
     found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := _STEP.fullmatch(path.name))]
     yield from sorted(found)
 

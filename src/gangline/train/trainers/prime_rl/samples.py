@@ -1,7 +1,7 @@
-"""Groups as prime-rl's `TrainingSample`s, and these as micro-batches of equal number for each rank.
+"""Converts groups to prime-rl's `TrainingSample`s, and these to equal numbers of micro-batches per rank.
 
-Law, beside the contract (`gangline.train.trainers.contract`): a row longer than `seq_len`, which prime-rl would cut, is
-refused or left out by name.
+Law, in addition to the contract (`gangline.train.trainers.contract`): a row longer than `seq_len`, which prime-rl would
+cut, is refused, or left out and logged.
 
 Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl at 559b447, `transports/rollouts/types.py`, `trainer/batch.py`,
 `trainer/rl/loss.py` and `trainer/rl/train.py` (scale of the loss); at a608ad9, `transports/rollouts/types.py` (images).
@@ -38,43 +38,46 @@ __all__ = ["CONTRACT", "PrimeSample", "PrimeSettings", "pack", "prime_rl", "to_s
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 
 class PrimeSettings(TrainingOptions):
-    """What the trainer's own configuration says too must say the same here."""
+    """Settings that the trainer's configuration has too must have the same values here."""
 
     num_samples: int = Field(ge=2)
-    """Sessions of each group."""
+    """Sessions per group."""
     groups_per_step: int = Field(ge=1)
     seq_len: int = Field(ge=2)
     """prime-rl's `model.seq_len`."""
     max_steps: int = Field(ge=1)
-    """prime-rl's `max_steps`: the last step that is trained."""
+    """prime-rl's `max_steps`: the last trained step."""
     start_step: int = Field(default=0, ge=0)
-    """Step of the checkpoint that prime-rl resumes from; 0 where it begins."""
+    """Step of the checkpoint that prime-rl resumes from; 0 for a new run."""
     first_version: int = Field(default=1, ge=1)
-    """Policy version of the weights that it begins with: above all that the service has had."""
+    """Policy version of the initial weights; must be above all versions that the service has had."""
     data_ranks: int = Field(default=1, ge=1)
-    """Ranks that read files: GPUs of the trainer by `model.cp` (and by tensor and pipeline parallelism)."""
+    """Ranks that read files: the trainer's GPUs divided by `model.cp` (and by tensor and pipeline parallelism)."""
     pad_to_multiple_of: int = Field(default=1, ge=1)
     """prime-rl's `model.cp`."""
     temperature: float = Field(default=1.0, gt=0)
-    """That of the log-probs. It travels with the rows, and prime-rl divides its logits by it."""
+    """Temperature of the log-probs. It is stored in the rows, and prime-rl divides its logits by it."""
     long_rows: Literal["refuse", "leave_out"] = "refuse"
-    """Rows of more than `seq_len` tokens. Sessions are compared before a row is left out."""
+    """Treatment of rows of more than `seq_len` tokens. Sessions are compared before a row is left out."""
     router_replay: bool = False
-    """prime-rl's `enable_router_replay`: rows carry the experts that the engine chose, and one without is refused."""
+    """prime-rl's `enable_router_replay`: rows contain the experts that the engine chose, and rows without them are
+    refused.
+    """
     sampling_replay: bool = False
-    """Rows carry the ids that top-k and top-p left to draw each token from, and prime-rl's log-probs are among them.
-    Needs a prime-rl whose rows have a `SamplingMask`."""
+    """Rows contain the ids that top-k and top-p left for each token, and prime-rl's log-probs are relative to them.
+    Needs a prime-rl whose rows have a `SamplingMask`.
+    """
     staleness: StalenessSettings = StalenessSettings()
     env_name: str = "gangline"
     """Name of the rows in prime-rl's metrics."""
     patience_s: float | None = Field(default=None, gt=0)
-    """How long a broadcast is waited for. For ever where None, as prime-rl waits for batches."""
+    """How long to wait for a broadcast. None: forever, as prime-rl waits for batches."""
     engine_patience_s: float = Field(default=600.0, ge=0)
-    """How long engines, nodes and server may be down when a broadcast is pushed."""
+    """How long engines, nodes and server may be unreachable when a broadcast is pushed."""
 
     @field_validator("env_name")
     @classmethod
@@ -86,24 +89,25 @@ class PrimeSettings(TrainingOptions):
 
 @dataclass(frozen=True, eq=False)
 class PrimeSample:
-    """A row for prime-rl, and where it comes from, which its type cannot hold."""
+    """A row for prime-rl and its source, which prime-rl's type cannot contain."""
 
     training_sample: Any
-    """prime-rl's `TrainingSample`: the prompt, then the response; `mask`, `logprobs`, `advantages`, `temperatures`, and
-    `rl_weights` where tokens weigh unequally, are of all tokens."""
+    """prime-rl's `TrainingSample`: the prompt, then the response. `mask`, `logprobs`, `advantages`, `temperatures`, and
+    `rl_weights` if tokens have unequal weights, cover all tokens.
+    """
     row: TrainerRow
 
 
 def to_samples(
     groups: Sequence[Group], settings: PrimeSettings, algorithm: Algorithm, mask: Mask = all_sampled
 ) -> list[PrimeSample]:
-    """One sample a trace, in the order of groups, sessions, traces, for the batch of one step.
+    """One sample per trace, in the order of groups, sessions and traces, for the batch of one step.
 
-    prime-rl averages its loss over the tokens of a batch. The algorithm's own average (`loss.aggregation`), such as
-    each session weighing one, and the weights of the mask travel as `rl_weights`. Traces that the mask leaves nothing
-    of are not sent. Other settings of the algorithm's loss are prime-rl's to have.
+    prime-rl averages its loss over the tokens of a batch. Another average set by the algorithm (`loss.aggregation`),
+    such as equal weights for sessions, and the weights of the mask are passed as `rl_weights`. Fully masked traces are
+    not sent. Other settings of the algorithm's loss must be set in prime-rl.
 
-    Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest for a row that is too long.
+    Raises: InvalidGroup if a group is incomplete or of another temperature, InvalidRequest for a row that is too long.
     """
     algorithm.require_group_advantages("prime-rl")
     rows = [
@@ -134,10 +138,10 @@ def to_samples(
 
 
 def pack(samples: Sequence[PrimeSample], settings: PrimeSettings, *, model_config: Any = None) -> list[list[Any]]:
-    """prime-rl's `MicroBatch`es for each data rank, as many for one as for another.
+    """prime-rl's `MicroBatch`es for each data rank, the same number for every rank.
 
-    model_config: the model's Hugging Face configuration, to balance ranks by operations instead of by tokens.
-    Raises: InvalidRequest when there is no sample.
+    model_config: the model's Hugging Face configuration, to balance ranks by operations instead of tokens. Raises:
+    InvalidRequest if there are no samples.
     """
     if not samples:
         raise InvalidRequest("prime-rl cannot train on a step without a row: collect more groups a step.")
@@ -152,7 +156,7 @@ def pack(samples: Sequence[PrimeSample], settings: PrimeSettings, *, model_confi
 
 
 def prime_rl(module: str) -> Any:
-    """A module of prime-rl. Raises: ImportError, with the way out."""
+    """A module of prime-rl. Raises: ImportError, with a remedy."""
     try:
         return importlib.import_module(f"prime_rl.{module}")
     except ImportError as error:
@@ -178,7 +182,9 @@ def _fits(row: TrainerRow, settings: PrimeSettings) -> bool:
 
 
 def _loss_weights(samples: Sequence[Sample], loss: LossSettings) -> list[NDArray[np.float64]]:
-    """[T] of each sample, by which a sum over tokens divided by the number of trained ones is the wanted average."""
+    """[T] for each sample: factors with which the sum over tokens, divided by the number of trained tokens, is the
+    wanted average.
+    """
     trained = [int(np.count_nonzero(sample.weights)) for sample in samples]
     total = sum(trained)
     of_session = Counter[str]()
@@ -203,14 +209,14 @@ def _loss_weights(samples: Sequence[Sample], loss: LossSettings) -> list[NDArray
 
 
 def _fields(row: TrainerRow, sample: Sample, weights_T: NDArray[np.float64], settings: PrimeSettings) -> dict[str, Any]:
-    """All lists are of prompt and response together."""
+    """All lists cover prompt and response."""
     prompt = len(row.prompt_ids)
     is_trained = weights_T != 0
     fields: dict[str, Any] = {
         "token_ids": [*row.prompt_ids.tolist(), *row.response_ids.tolist()],
         "mask": [*[False] * prompt, *is_trained.tolist()],
         "logprobs": [*[0.0] * prompt, *row.logprobs.tolist()],
-        # Of every token: prime-rl divides the logits that predict a token by the temperature of the one before it.
+        # For every token: prime-rl divides the logits that predict a token by the temperature of the previous one.
         "temperatures": [settings.temperature] * (prompt + len(row.response_ids)),
         "env_name": settings.env_name,
         "advantages": [*[0.0] * prompt, *(sample.advantages * is_trained).tolist()],
@@ -221,7 +227,7 @@ def _fields(row: TrainerRow, sample: Sample, weights_T: NDArray[np.float64], set
 
 
 def _mask(row: TrainerRow) -> dict[str, Any]:
-    """Counts of all tokens: 0 in the prompt, and wherever the whole vocabulary stands.
+    """Counts for all tokens: 0 in the prompt, and for tokens drawn from the whole vocabulary.
 
     Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl, `transports/rollouts/types.py` as of September 2026 (read).
     """
@@ -239,7 +245,7 @@ def _mask(row: TrainerRow) -> dict[str, Any]:
 
 
 def _experts(row: TrainerRow) -> dict[str, Any]:
-    """Bytes of all tokens. The last one was never an input, and prime-rl fills its place with zeros too."""
+    """Bytes of all tokens. The last token was never an input; prime-rl also fills its place with zeros."""
     if row.routed_experts is None:
         return {}
     last = np.zeros((1, *row.routed_experts.shape[1:]), row.routed_experts.dtype)
@@ -249,7 +255,7 @@ def _experts(row: TrainerRow) -> dict[str, Any]:
 
 
 def _images(trace: Trace) -> dict[str, Any]:
-    """References to files: prime-rl's trainer runs the processor itself, and checks the number of placeholders."""
+    """References to files: prime-rl's trainer runs the processor itself and checks the number of placeholders."""
     if not placed_images(trace):
         return {}
     types = prime_rl("transports.rollouts.types")

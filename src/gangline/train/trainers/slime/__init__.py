@@ -1,10 +1,11 @@
-"""slime: groups as its `Sample` objects, a rollout function, and its engines for our nodes. miles shares all of it.
+"""slime: converts groups to its `Sample` objects, provides a rollout function, and gives its engines to our nodes.
+Shared with miles.
 
     # my_rollout.py, for slime's --rollout-function-path my_rollout.generate_rollout
     generate_rollout = SlimeRollout(server_url, task_of, folder)
 
-`samples` makes a sample of each trace, `rewards` compares sessions, `arguments` reads slime's options and refuses those
-under which it would train wrongly. `rollout` collects, in a thread of its own; `router` lists slime's engines, and
+`samples` makes a sample of each trace, `rewards` compares sessions, and `arguments` reads slime's options and refuses
+options with which training would be wrong. `rollout` collects in its own thread; `router` lists slime's engines, and
 `supply` gives them to the nodes and closes the gates between rollout calls. Start with `rollout`.
 
 Source: slime, github.com/THUDM/slime at 624b824 (2026-08-21): `slime/utils/types.py` (Sample), `slime/ray/rollout.py`

@@ -1,4 +1,4 @@
-"""The trainer's own options: those that this adapter reads, and those under which training would be silently wrong."""
+"""The trainer's options: options that this adapter reads, and options with which training would silently be wrong."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ IGNORED_BY_ROLLOUTS: Mapping[str, str] = {
     "rollout_all_samples_process_path": "groups that are not trained on are not kept",
     "mask_offpolicy_in_partial_rollout": "correct older tokens with --use-tis, or leave old groups out with `admit`",
 }
-"""Options that the trainers' own rollout function honours, by attribute: the reason that this one does not."""
+"""Options supported by the trainers' own rollout function but not here: attribute -> reason."""
 
 
 def refuse_options(args: Any, refused: Mapping[str, str]) -> None:
-    """refused: attribute -> reason. Raises: InvalidRequest for one that is set."""
+    """refused: attribute -> reason. Raises: InvalidRequest if one of them is set."""
     for name, reason in refused.items():
         if value := getattr(args, name, None):
             flag = "--" + name.replace("_", "-")
@@ -45,7 +45,7 @@ def refuse_options(args: Any, refused: Mapping[str, str]) -> None:
 
 
 def require_fitting(args: Any) -> None:
-    """Check options under which sessions would be left out, or learning would be from incomparable numbers.
+    """Check for options with which sessions would be dropped, or incomparable rewards compared.
 
     Raises: InvalidRequest.
     """
@@ -81,7 +81,7 @@ def _require_whole_distribution(args: Any) -> None:
 
 
 def require_compared_by_session(args: Any, samples: Sequence[Sequence[Sequence[Any]]]) -> None:
-    """Raises: InvalidRequest when a session has several samples and slime would compare samples."""
+    """Raises: InvalidRequest if a session has several samples and slime would compare samples."""
     if not compares_rewards(args) or getattr(args, "custom_reward_post_process_path", None) is not None:
         return
     if several := [session[0] for group in samples for session in group if len(session) > 1]:
@@ -92,14 +92,14 @@ def require_compared_by_session(args: Any, samples: Sequence[Sequence[Sequence[A
 
 
 def carries_over(args: Any) -> bool:
-    """Whether unfinished groups go on in the next call, under newer weights: `--partial-rollout`."""
+    """Whether unfinished groups continue in the next call under newer weights: `--partial-rollout`."""
     return bool(getattr(args, "partial_rollout", False))
 
 
 def require_correction(args: Any) -> None:
-    """Check that tokens of older weights, as groups that are carried over have, are corrected for.
+    """Check that tokens of older weights, as in groups carried over, are corrected for.
 
-    The trainer computes its old log-probs anew, with its newest weights: without a correction the ratio would compare
+    The trainer recomputes its old log-probs with its newest weights: without a correction, the ratio would compare
     those weights with themselves. Raises: InvalidRequest.
     """
     if getattr(args, "loss_type", "policy_loss") != "policy_loss":
@@ -112,12 +112,12 @@ def require_correction(args: Any) -> None:
 
 
 def replays_experts(args: Any) -> bool:
-    """Whether tokens are routed as they were when they were sampled: `--use-rollout-routing-replay`."""
+    """Whether tokens are routed as during sampling: `--use-rollout-routing-replay`."""
     return bool(getattr(args, "use_rollout_routing_replay", False))
 
 
 def replays_masks(args: Any) -> bool:
-    """Whether slime computes log-probs among the ids that tokens were drawn among: `--rollout-top-p` below 1.
+    """Whether slime computes log-probs relative to the ids that tokens were drawn from: `--rollout-top-p` below 1.
 
     Nodes sample by the tasks' `capture.sampling`, and record the ids under `capture.sampling_masks`.
     """
@@ -125,5 +125,5 @@ def replays_masks(args: Any) -> bool:
 
 
 def num_groups_in_flight(args: Any) -> int:
-    """`--over-sampling-batch-size`, else `--rollout-batch-size`."""
+    """`--over-sampling-batch-size`, or `--rollout-batch-size` if unset."""
     return getattr(args, "over_sampling_batch_size", None) or args.rollout_batch_size

@@ -1,7 +1,7 @@
-"""The comparing of rewards, in which each session weighs one.
+"""Compares rewards with equal weight for each session.
 
-slime's own cuts a batch into groups by counting samples, which is wrong as soon as a session has two; miles's own
-refuses traces of one session with different rewards. Both take this one by `--custom-reward-post-process-path
+slime's own normalisation splits a batch into groups by counting samples, which is wrong once a session has two; miles's
+own refuses traces of one session with different rewards. Both use this function with `--custom-reward-post-process-path
 gangline.train.trainers.slime.post_process_rewards`.
 """
 
@@ -24,16 +24,15 @@ _OWN = CreditSettings(scheme="own")
 _NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _DIVIDED = ("grpo", "gspo", "cispo")
 _NOT_COMPARED = ("reinforce_plus_plus", "ppo")
-"""Estimators that take rewards as they are."""
+"""Estimators that use rewards unchanged."""
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """slime's normalisation, in which each session weighs one: (rewards, compared rewards), by sample.
+    """slime's normalisation with equal weight for each session: (rewards, compared rewards), by sample.
 
-    The same numbers as slime's and miles's own where every session has one trace. Where the evaluator rewards traces
-    separately, the best trace takes all of a good outcome and the worst all of a bad one (scheme `own` of
-    `training/learning/credit/traces`).
-    Raises: InvalidRequest for an estimator whose baseline is not known here.
+    The results equal slime's and miles's own if every session has one trace. If the evaluator rewards traces
+    separately, the best trace takes all of a positive advantage and the worst all of a negative one (scheme `own` of
+    `training/learning/credit/traces`). Raises: InvalidRequest for an estimator whose baseline is not known here.
     """
     require_known_estimator(args.advantage_estimator)
     raw = np.array([float(sample.get_reward_value(args)) for sample in samples])

@@ -1,6 +1,6 @@
-"""slime's rollout function: tasks at our service in, groups of samples out.
+"""slime's rollout function: runs tasks at our service and returns groups of samples.
 
-A thread with an event loop of its own, for a rollout function that is called from a program without one.
+Uses a thread with its own event loop, because slime calls a rollout function from synchronous code.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from gangline.wire.client.server import ServerClient
 __all__ = ["CONTRACT", "DataSource", "GroupRollouts", "SlimeRollout"]
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     num_groups: int
     version: int | None
-    """Policy version that the trainer says its engines have; None: it does not say."""
+    """Policy version of the engines as reported by the trainer; None if it does not report one."""
     groups: Future[list[Group]]
 
 
 Requests = asyncio.Queue[Request | None]
-"""None: stop."""
+"""None stops the worker."""
 
 
 class Worker:
@@ -61,7 +61,7 @@ class Worker:
         return self._ended.done()
 
     def collect(self, num_groups: int, version: int | None = None) -> list[Group]:
-        """Raises: errors of collecting, or the one that ended the thread."""
+        """Raises: errors of the collection, or the error that ended the thread."""
         request = Request(num_groups, version, Future())
         self._send(request)
         waited_for: list[Future[Any]] = [request.groups, self._ended]
@@ -90,25 +90,24 @@ class Worker:
 
 
 class DataSource(Protocol):
-    """The trainer's: prompts as samples that are still empty."""
+    """The trainer's data source, which returns prompts as empty samples."""
 
     def get_samples(self, num_samples: int) -> list[list[Any]]: ...
 
 
 class GroupRollouts:
-    """Groups for rollout calls, of a trainer whose engines our nodes use. slime's and miles's functions share it.
+    """Groups for rollout calls of a trainer whose engines our nodes use. Shared by slime's and miles's functions.
 
-    It has a thread of its own, in which the collector runs and callbacks arrive, from the first call until `stop`.
+    From the first call until `stop`, the collector runs and callbacks arrive in its own thread.
 
-    Each call begins with the engines' addresses and version, and ends with closed gates (`supply`). What is unfinished
-    then is cancelled, or goes on in the next call under its weights, as `--partial-rollout` says.
+    Each call begins with the engines' addresses and version and ends with closed gates (`supply`). Unfinished groups
+    are then cancelled, or continue in the next call under its weights, as set by `--partial-rollout`.
 
-    task_of: one of the trainer's empty samples -> the task, with an id of its own that is the same after a restart; its
+    task_of: one of the trainer's empty samples -> the task, with a unique id that is the same after a restart; its
     `num_samples` is `n_samples_per_prompt`. folder: where groups are stored before their callback is acknowledged.
-    token_env: names the environment variable with the server's control token. port, public_url: fixed ones, where tasks
-    are to be known again after a restart. num_in_flight: groups; `over_sampling_batch_size` where None. supply: None
-    leaves engines and gates of the nodes alone.
-    Raises: InvalidRequest when the token is not there, or groups may shrink.
+    token_env: name of the environment variable with the server's control token. port, public_url: set fixed values if
+    tasks must be recognised after a restart. num_in_flight: groups; `over_sampling_batch_size` if None. supply: None
+    does not touch engines and gates of the nodes. Raises: InvalidRequest if the token is missing, or groups may shrink.
     """
 
     def __init__(
@@ -140,10 +139,10 @@ class GroupRollouts:
         self._worker: Worker | None = None
 
     def collect(self, args: Any, data_source: DataSource, version: int | None = None) -> list[Group]:
-        """`args.rollout_batch_size` groups. version: of the engines' weights, where the trainer says it.
+        """`args.rollout_batch_size` groups. version: version of the engines' weights, if the trainer reports it.
 
-        Raises: InvalidRequest when the trainer would train wrongly on them, InvalidGroup, OutOfTasks, errors of the
-        service and the engines.
+        Raises: InvalidRequest if training on them would be wrong, InvalidGroup, OutOfTasks, errors of the service and
+        the engines.
         """
         arguments.refuse_options(args, arguments.IGNORED_BY_ROLLOUTS)
         arguments.require_fitting(args)
@@ -154,7 +153,7 @@ class GroupRollouts:
         return self._worker.collect(args.rollout_batch_size, version)
 
     def stop(self) -> None:
-        """Cancel groups in flight, and end the thread; idempotent."""
+        """Cancel groups in flight and end the thread; idempotent."""
         if self._worker is not None:
             self._worker.stop()
         self._worker = None
@@ -196,8 +195,8 @@ class GroupRollouts:
 class SlimeRollout:
     """A rollout function for slime.
 
-    Arguments: of `GroupRollouts`; and sample_type: slime's `Sample`, which is imported where None; reader: image
-    processor of the model in training, without which rows with images are refused.
+    Arguments: those of `GroupRollouts`. sample_type: slime's `Sample`, imported if None. reader: image processor of the
+    trained model, without which rows with images are refused.
     """
 
     def __init__(self, *given: Any, sample_type: Any = None, reader: ImageReader | None = None, **options: Any) -> None:
@@ -228,7 +227,7 @@ class SlimeRollout:
         return samples
 
     def stop(self) -> None:
-        """Cancel groups in flight, and end the thread; idempotent."""
+        """Cancel groups in flight and end the thread; idempotent."""
         self._rollouts.stop()
 
 
@@ -238,7 +237,7 @@ async def _answer(
     collector: PlainCollector | ReplenishingCollector,
     client: CallbackClient,
 ) -> None:
-    """Errors of a call go to its caller: the collector continues."""
+    """Errors of a call are raised to its caller, and the collector continues."""
     try:
         async with nullcontext() if supply is None else supply.opened(request.version):
             groups = await collector.collect(request.num_groups)

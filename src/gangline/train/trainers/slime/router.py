@@ -1,4 +1,4 @@
-"""The SGLang engines behind the router of slime or miles: which there are, and the version of their weights.
+"""The SGLang engines behind the router of slime or miles: their addresses and the version of their weights.
 
 Source: slime's `slime/ray/rollout.py` (`args.sglang_router_ip`, `args.sglang_model_routers`) and `sglang_engine.py`
 (the router's workers, `/get_weight_version`); sglang-router 0.3.2; miles's `miles/router/router.py`.
@@ -43,7 +43,7 @@ class _Urls(msgspec.Struct):
 
 
 class Router:
-    """url: without a path. lists_urls: it is miles's own (`--use-miles-router`), which lists URLs alone."""
+    """url: without a path. lists_urls: whether it is miles's own (`--use-miles-router`), which lists only URLs."""
 
     def __init__(self, url: str, *, lists_urls: bool = False) -> None:
         self.url = url
@@ -51,9 +51,9 @@ class Router:
         self._http = EngineHttp(url, timeout_s=_TIMEOUT_S)
 
     async def engines(self) -> list[str]:
-        """URLs of the engines, without their routers: a stock router drops the ids that rows are made of.
+        """URLs of the engines, bypassing the router: a stock router drops the ids that rows need.
 
-        Raises: EngineUnavailable; EngineIncapable where prefill and decode are apart.
+        Raises: EngineUnavailable; EngineIncapable if prefill and decode are separate.
         """
         if self._lists_urls:
             found = decode(await self._http.get("/list_workers"), _Urls, self.url).urls
@@ -76,7 +76,7 @@ class Router:
 def router_of(args: Any, model: str | None = None) -> Router:
     """The router of the trained model.
 
-    model: its name in `--sglang-config`; needed where that has several. Raises: InvalidRequest.
+    model: its name in `--sglang-config`; needed if that lists several. Raises: InvalidRequest.
     """
     routers: dict[str, tuple[str, int]] = getattr(args, "sglang_model_routers", None) or {}
     if model is None and len(routers) > 1:
@@ -100,9 +100,9 @@ def _of(args: Any, what: str) -> Any:
 
 
 async def weight_version(urls: Sequence[str], *, kind: str = "sglang") -> tuple[list[str], int | None]:
-    """(engines that answer, policy version of their weights; None: never set, or they do not tell).
+    """(engines that answer, policy version of their weights; None if it was never set or is not reported).
 
-    Raises: EngineUnavailable when none answers, WeightsNotLoaded when they differ.
+    Raises: EngineUnavailable if no engine answers, WeightsNotLoaded if versions differ.
     """
     said = await asyncio.gather(*(_version(url, kind) for url in urls), return_exceptions=True)
     versions: dict[str, Version] = {}

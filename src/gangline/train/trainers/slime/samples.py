@@ -1,7 +1,7 @@
-"""Groups as the `Sample` objects of slime and miles.
+"""Converts groups to the `Sample` objects of slime and miles.
 
-A sample is one trace, and the samples of one session share its `rollout_id`: the trainer counts steps and averages
-losses by it.
+A sample is one trace, and the samples of one session share its `rollout_id`, by which the trainer counts steps and
+averages losses.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ def to_samples(
     replays_experts: bool = False,
     replays_masks: bool = False,
 ) -> list[list[list[Any]]]:
-    """For each group the samples of each session, as slime nests compact rollouts: [group][session][trace].
+    """For each group the samples of each session, nested like slime's compact rollouts: [group][session][trace].
 
-    Those of a session share `rollout_id` and `index`, which no other session of these groups has. `reward` is the
-    trace's own where the evaluator rewards traces separately; `metadata["session_reward"]` is the session's.
+    Samples of a session share `rollout_id` and `index`, which are unique among the sessions of these groups. `reward`
+    is the trace's own if the evaluator rewards traces separately; `metadata["session_reward"]` is the session's.
 
-    num_samples: sessions of each group. sample_type: the trainer's `Sample`; slime's is imported where None.
-    reader: image processor of the model in training; without it rows with images are refused.
-    replays_experts: fill `rollout_routed_experts`, int32 [len(tokens) - 1, layers, chosen], for
-    `--use-rollout-routing-replay`. replays_masks: fill `rollout_top_p_token_ids` and `rollout_top_p_token_offsets`, of
-    the response, for `--rollout-top-p` below 1.
-    first_group: `group_index` of the first. temperature: `rollout_temperature`. `weight_versions` has one entry a turn,
-    or more where weights changed within it; `metadata` says which trace it is, and from where to where each version
-    goes.
+    num_samples: sessions per group. sample_type: the trainer's `Sample`; slime's is imported if None. reader: image
+    processor of the trained model; without it rows with images are refused. replays_experts: fill
+    `rollout_routed_experts`, int32 [len(tokens) - 1, layers, chosen], for `--use-rollout-routing-replay`.
+    replays_masks: fill `rollout_top_p_token_ids` and `rollout_top_p_token_offsets`, of the response, for
+    `--rollout-top-p` below 1. first_group: `group_index` of the first. temperature: `rollout_temperature`.
+    `weight_versions` has one entry per turn, or more if weights changed within it; `metadata` contains the trace's id
+    and the range of each version.
 
-    Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when slime's type lacks a
+    Raises: InvalidGroup if a group is incomplete or of another temperature, InvalidRequest if slime's type lacks a
     field.
     """
     make = _maker(sample_type_of("slime") if sample_type is None else sample_type, reader)
@@ -72,7 +71,7 @@ def to_samples(
 
 
 def sample_type_of(trainer: str) -> Any:
-    """trainer: its package, `slime` or `miles`. Raises: ImportError."""
+    """trainer: name of its package, `slime` or `miles`. Raises: ImportError."""
     try:
         return importlib.import_module(f"{trainer}.utils.types").Sample
     except ImportError as error:
@@ -139,7 +138,7 @@ def _fields(row: TrainerRow, status: Any) -> dict[str, Any]:
 
 
 def _require_cut_everywhere(row: TrainerRow, mask: SamplingMask) -> None:
-    """slime counts a token without kept ids as certain: its log-prob is 0, and nothing is learnt from it.
+    """slime treats a token without kept ids as certain: its log-prob is 0, and nothing is learned from it.
 
     Source: slime at 624b824, `utils/ppo_utils.py`. Raises: InvalidGroup.
     """
@@ -156,6 +155,6 @@ def _is_cut_short(row: TrainerRow) -> bool:
 
 
 def _text(messages: Sequence[Message]) -> str:
-    """The model's own text; slime shows it, and trains on tokens."""
+    """The model's own text. slime displays it, but trains on tokens."""
     said = [message for message in messages if message.role == "assistant"]
     return "\n".join(part.text for message in said for part in message.parts if isinstance(part, Text))

@@ -1,15 +1,15 @@
-"""A trainer's engines for the nodes of a service, between the moments at which the trainer itself needs them.
+"""Provides a trainer's engines to the nodes of a service while the trainer itself does not need them.
 
-slime and miles tell the rollout side nothing. But both change weights, and offload engines, only between two rollout
-calls: `train.py` trains there, `train_async.py` waits for the open call before an update. So the gates of all nodes
-are open within a call and closed between calls, after calls in flight have ended. When a call begins, the engines are
-asked for the version of their weights, and the nodes learn it.
+slime and miles send no notifications to the rollout side. But both change weights and offload engines only between two
+rollout calls: `train.py` trains there, and `train_async.py` waits for the open call before an update. So the gates of
+all nodes are open during a call, and closed between calls after calls in flight have ended. When a call begins, the
+version of the engines' weights is read from the engines and sent to the nodes.
 
 Laws
-- Between rollout calls no node asks an engine for anything but its health; nodes that come meanwhile are closed too.
-- A node has the trainer's engines and no others: a foreign one that is healthy is an error, for its tokens would be of
-  other weights.
-- A version never goes back. Every reply of SGLang carries its version too, and that one is recorded.
+- Between rollout calls no node calls an engine except for its health; nodes that join meanwhile are closed too.
+- A node has only the trainer's engines: a healthy foreign engine is an error, because its tokens would be from other
+  weights.
+- A version never decreases. Every reply of SGLang carries its version too, and that one is recorded.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ _log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 30.0
 _UNREACHABLE = (ServerUnavailable, EngineUnavailable)
-"""Errors of one node or engine that died: the others go on. Any other error is one of the whole call."""
+"""Errors of a single dead node or engine, without which the call continues. Any other error ends the whole call."""
 
 
 class SupplySettings(TrainingOptions):
-    """How nodes get a trainer's engines."""
+    """How nodes receive a trainer's engines."""
 
     model: str | None = None
-    """The trained model's name in `--sglang-config`, where that has several."""
+    """The trained model's name in `--sglang-config`, if that lists several."""
     node_token_env: str | None = None
-    """Names the environment variable with the nodes' control token; None: it is the server's."""
+    """Name of the environment variable with the nodes' control token; None: the same as the server's."""
     kind: str = "sglang"
-    """Engine plug-in of the nodes: `sglang`, or `generate_sglang` and its relatives."""
+    """Engine plug-in of the nodes: `sglang`, or `generate_sglang` and related ones."""
     options: Mapping[str, Any] = {}
-    """Options of the plug-in, such as `parsers` where the trainer starts SGLang without a tool call parser."""
+    """Options of the plug-in, such as `parsers` if the trainer starts SGLang without a tool call parser."""
     lease_s: float = Field(default=60.0, gt=0)
-    """After which closed gates open by themselves, should the trainer die; renewed while it lives."""
+    """After which closed gates open by themselves if the trainer dies; renewed while it is alive."""
     patience_s: float = Field(default=1800.0, gt=0)
-    """For model calls in flight when a rollout call ends."""
+    """Time for model calls in flight to end after a rollout call."""
     poll_s: float = Field(default=2.0, gt=0)
-    """Between looks for engines and nodes that came or went."""
+    """Delay between checks for engines and nodes that joined or left."""
     lost_after_s: float = Field(default=60.0, gt=0)
-    """A node that the server has not heard for so long is left out."""
+    """Nodes without a heartbeat at the server for this long are left out."""
 
 
 class EngineSupply:
-    """Enter it before use; it watches until it is left, and leaves the gates open."""
+    """Enter it before use. It watches until it is left, and then leaves the gates open."""
 
     def __init__(
         self, service: Roster, router: Router, token: str | None, settings: SupplySettings | None = None
@@ -81,10 +81,10 @@ class EngineSupply:
         name = self._settings.node_token_env
         self._token = token if name is None else read_secret(name)
         self._nodes: dict[str, NodeClient] = {}
-        """By URL; all that were ever heard."""
+        """By URL; all nodes ever seen."""
         self._clients = AsyncExitStack()
         self._given: set[str] = set()
-        """Engines that were given to some node."""
+        """Engines that were added to some node."""
         self._is_open = False
         self._version: int | None = None
         self._lock = asyncio.Lock()
@@ -92,7 +92,7 @@ class EngineSupply:
 
     @property
     def version(self) -> int | None:
-        """Policy version of the engines' weights; None: nobody set one."""
+        """Policy version of the engines' weights; None if never set."""
         return self._version
 
     async def __aenter__(self) -> Self:
@@ -109,11 +109,12 @@ class EngineSupply:
 
     @asynccontextmanager
     async def opened(self, expected: int | None = None) -> AsyncGenerator[None]:
-        """A rollout call: nodes have the engines and their version inside, and leave them alone afterwards.
+        """A rollout call: inside the block the nodes use the engines and know their version; afterwards they leave them
+        alone.
 
-        expected: version that the trainer names. Raises: EngineUnavailable; WeightsNotLoaded when engines have other
-        weights than expected, or than each other; Conflict when a node has a foreign engine; InvalidRequest when the
-        version would go back; NodeError when calls in flight do not end.
+        expected: version that the trainer reports. Raises: EngineUnavailable. WeightsNotLoaded if engines have other
+        weights than expected, or different weights. Conflict if a node has a foreign engine. InvalidRequest if the
+        version would decrease. NodeError if calls in flight do not end.
         """
         try:
             await self._open(expected)
@@ -160,7 +161,7 @@ class EngineSupply:
                     _log.warning("engines.not_looked_after error=%s", error)
 
     async def _look(self) -> None:
-        """Do for nodes and engines that came meanwhile what was done for the others."""
+        """Apply the current state to nodes and engines that joined meanwhile."""
         nodes = await self._heard()
         if not self._is_open:
             await _at_each(nodes, self._hold)
@@ -169,7 +170,7 @@ class EngineSupply:
         await _at_each(nodes, lambda node: self._give(node, urls))
 
     async def _heard(self) -> list[NodeClient]:
-        """Nodes that the server heard of lately; as long as it does not answer, the last ones."""
+        """Nodes with a recent heartbeat at the server; the last known nodes while the server does not answer."""
         try:
             views = (await self._service.status()).nodes
         except ServerUnavailable as error:
@@ -182,7 +183,7 @@ class EngineSupply:
         return [self._nodes[view.url] for view in views if view.age_s <= self._settings.lost_after_s]
 
     async def _give(self, node: NodeClient, urls: Sequence[str]) -> None:
-        """The engines at `urls` and no others, and the version of their weights."""
+        """Give the node exactly the engines at `urls`, and the version of their weights."""
         views = [view for view in await node.backends() if view.role is None]
         have = {view.url: view for view in views if view.state != "draining"}
         for url in have.keys() - urls:
@@ -223,9 +224,9 @@ class EngineSupply:
 
 
 async def _at_each(nodes: Sequence[NodeClient], work: Callable[[NodeClient], Awaitable[object]]) -> None:
-    """At all at once, to the end of each.
+    """Run `work` at all nodes at once and wait for all.
 
-    Raises: the first error; one of a node or engine that does not answer only where no node does better.
+    Raises: the first error. Errors of unreachable nodes or engines are raised only if all nodes failed.
     """
     answers = await asyncio.gather(*(work(node) for node in nodes), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]

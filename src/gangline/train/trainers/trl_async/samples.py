@@ -1,11 +1,11 @@
-"""Groups as TRL's `RolloutSample`s, with ready advantages.
+"""Converts groups to TRL's `RolloutSample`s with computed advantages.
 
-Laws, beside the contract (`gangline.train.trainers.contract`): a row that TRL would drop for its length is refused or
-left out by name. Rows of a group have the version of its oldest token, so TRL keeps or drops them together, unless
-weights change while it takes them.
+Laws, in addition to the contract (`gangline.train.trainers.contract`): a row that TRL would drop for its length is
+refused, or left out and logged. Rows of a group have the version of its oldest token, so TRL keeps or drops them
+together, unless weights change while it takes them.
 
 Source: trl 1.16.0, experimental/async_grpo (`RolloutSample`, `RolloutQueueDataset`, `TokenBudgetBatcher`, `TreeRow`,
-`compute_loss`), which is experimental there.
+`compute_loss`), which is experimental in TRL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CONTRACT", "LongRows", "to_rollout_samples"]
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 LongRows = Literal["refuse", "leave_out"]
 
@@ -48,13 +48,13 @@ def to_rollout_samples(
 ) -> list[Any]:
     """TRL's `RolloutSample` for each trace, in the order of sessions and traces.
 
-    num_samples: sessions of the group. first_version: policy version that TRL counts as 1. token_budget: TRL's, above
-    which it would drop a row; 0 or less: none. Prompt and response are together in `input_ids`, `completion_mask` and
-    `old_log_probs` [T]. `metrics` is what TRL averages and logs.
+    num_samples: sessions of the group. first_version: policy version that TRL counts as 1. token_budget: TRL's limit,
+    above which it would drop a row; 0 or less: no limit. Prompt and response are concatenated in `input_ids`,
+    `completion_mask` and `old_log_probs` [T]. TRL averages and logs `metrics`.
 
-    Raises: InvalidGroup when the group is not whole or of another temperature; InvalidRequest when a row is too long,
-    has tokens of unequal advantage or weight, which TRL's type cannot hold, and when the algorithm needs more than
-    this group.
+    Raises: InvalidGroup if the group is incomplete or of another temperature; InvalidRequest if a row is too long, if
+    its tokens have unequal advantages or weights, which TRL's type cannot represent, or if the algorithm needs more
+    than this group.
     """
     make = importlib.import_module("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
     algorithm.require_group_advantages("TRL", one_by_one=True)
@@ -103,7 +103,7 @@ def _oldest(row: TrainerRow, sample: Sample) -> int:
 
 
 def _zeros_and_ones(row: TrainerRow, sample: Sample) -> Any:
-    """[T] of the response. Raises: InvalidRequest."""
+    """[T] for the response. Raises: InvalidRequest."""
     if not np.isin(sample.weights, (0.0, 1.0)).all():
         raise InvalidRequest(
             f"the mask weighs tokens of {row.trace_id} other than by 0 and 1, and TRL's rows have no weights. Use "
@@ -124,5 +124,5 @@ def _one_advantage(row: TrainerRow, sample: Sample) -> float:
 
 
 def _whole(row: TrainerRow, response: Any, dtype: Any) -> Any:
-    """[T] of prompt and response."""
+    """[T] for prompt and response."""
     return np.concatenate([np.zeros(len(row.prompt_ids)), response]).astype(dtype)

@@ -1,13 +1,13 @@
-"""The two objects that TRL's `AsyncGRPOTrainer` takes from outside, as one: rollout worker and weight transfer.
+"""Combines the two objects that TRL's `AsyncGRPOTrainer` accepts: rollout worker and weight transfer.
 
 As the rollout worker it puts a `RolloutSample` for each trace into the queue that TRL drains. As the weight transfer it
-writes the tensors that TRL streams into a folder, and pushes that to the engines: the gates close, the engines load,
-the gates learn the version, and open.
+writes the tensors that TRL streams into a folder and pushes that to the engines: the gates close, the engines load, the
+gates receive the version and open.
 
-Law: a group with tokens older than `max_staleness`, or of unknown version, is left out by name.
+Law: a group with tokens older than `max_staleness`, or of unknown version, is left out and logged.
 
 Source: trl 1.16.0, experimental/async_grpo/async_grpo_trainer.py (`RolloutWorkerProtocol`, `WeightTransferProtocol`,
-`_TrainBeginCallback`, `_sync_weight_merged`: order of the calls), which is experimental there.
+`_TrainBeginCallback`, `_sync_weight_merged`: order of the calls), which is experimental in TRL.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ __all__ = ["AsyncServiceRollouts"]
 _log = logging.getLogger(__name__)
 
 _FULL_S = 0.05
-"""Between looks at a queue that is full."""
+"""Delay between checks of a full queue."""
 _SHARD_BYTES = 5 * 1024**3
 
 
 class AsyncServiceRollouts:
     """The `rollout_worker` and the `weight_transfer` of one `AsyncGRPOTrainer`, for one call of `train`.
 
-    connect: opens the connection, on an event loop in a thread of its own; its collector goes on while TRL trains, so
-    make it a `ReplenishingCollector`. args: the trainer's `AsyncGRPOConfig`. max_queued: rows that wait in the queue
-    before collecting pauses; as many as one optimiser step takes where None. staging_dir: where tensors are written
-    before they are pushed, best on the disk of the engines' weights; the temporary folder where None.
-    engine_patience_s: how long engines, nodes and server may be down when weights are pushed.
+    connect: opens the connection, on an event loop in its own thread. Its collector continues while TRL trains, so make
+    it a `ReplenishingCollector`. args: the trainer's `AsyncGRPOConfig`. max_queued: queued rows at which collection
+    pauses; None: as many as one optimiser step uses. staging_dir: where tensors are written before they are pushed,
+    preferably on the disk of the engines' weights. Default: the temporary folder. engine_patience_s: how long engines,
+    nodes and server may be unreachable when weights are pushed.
 
-    Raises: InvalidRequest when the trainer is set up so that rows would be lost.
+    Raises: InvalidRequest if the trainer's configuration would lose rows.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class AsyncServiceRollouts:
         self.rollout_buffer = queue.Queue[Any]()
         self.metrics_queue = queue.Queue[dict[str, Any]]()
 
-    # As TRL's weight transfer: called by the trainer's thread.
+    # TRL's weight transfer: called by the trainer's thread.
 
     def init_weight_transfer(self) -> None:
         """Open the connection. Raises: the errors of `connect`."""
@@ -100,16 +100,16 @@ class AsyncServiceRollouts:
         self._is_open = True
 
     def pause(self) -> None:
-        """Nothing: sampling goes on while the tensors are written, and `send_weights` closes the gates."""
+        """Does nothing: sampling continues while the tensors are written, and `send_weights` closes the gates."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Give the engines these weights under the next version. Raises: as `WeightUpdater.push`."""
+        """Load these weights into the engines under the next version. Raises: as `WeightUpdater.push`."""
         with tempfile.TemporaryDirectory(prefix="gangline-trl-", dir=self._staging_dir) as folder:
             _write(iterator, Path(folder))
             self._service.run(lambda service: self._push(service, Path(folder)))
 
     def resume(self) -> None:
-        """Nothing: the gates are open again."""
+        """Does nothing: the gates are already open."""
 
     def destroy(self) -> None:
         """Close the connection; idempotent. Raises: errors of closing."""
@@ -117,24 +117,26 @@ class AsyncServiceRollouts:
             self._is_open = False
             self._service.__exit__()
 
-    # As TRL's rollout worker.
+    # TRL's rollout worker.
 
     def start(self) -> None:
-        """Begin collecting."""
+        """Start collection."""
         self._producing = self._service.run(self._begin)
 
     def stop(self) -> None:
-        """End collecting; idempotent. Groups in flight are cancelled as the connection closes."""
+        """Stop collection; idempotent. Groups in flight are cancelled when the connection closes."""
         producing, self._producing = self._producing, None
         if producing is not None:
             self._service.run(lambda _service: _end(producing))
 
     def update_model_version(self, model_version: int) -> None:
-        """TRL calls it after each push; it counts from 1."""
+        """Called by TRL after each push; TRL counts from 1."""
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises: the error that ended collecting. Slow sessions are no error: the collector waits for the service."""
+        """Raises: the error that ended collection. Slow sessions are not an error: the collector waits for the
+        service.
+        """
         if self._producing is not None and self._producing.done():
             self._producing.result()
 
@@ -182,7 +184,7 @@ async def _end(producing: asyncio.Task[None]) -> None:
 
 
 def _write(iterator: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Safetensors, by parts that fit into memory, with their index."""
+    """Safetensors, in parts that fit into memory, with their index."""
     part, size, number = dict[str, Tensor](), 0, itertools.count(1)
     places = dict[str, str]()
 

@@ -1,9 +1,9 @@
 """The class for `actor_rollout_ref.rollout.agent.agent_loop_manager_class` of verl's v1 trainer.
 
-verl makes it in its task runner, and asks it one thing: begin these prompts. Their rows go through verl's transfer
-queue. Sessions run on the nodes of a Gangline service; their model calls come back to verl's engines.
+verl creates it in its task runner and only calls it to start prompts. Their rows go through verl's transfer queue.
+Sessions run on the nodes of a Gangline service, whose model calls go back to verl's engines.
 
-Laws: `generate_sequences` returns before any session has ended. Nothing is asked of verl's engines but by verl's own
+Laws: `generate_sequences` returns before any session has ended. verl's engines are called only through verl's own
 client, so its modes pause, abort and resume calls as they do with its own agent loops.
 
 Source: verl 0.9.1, `trainer/main_ppo.py` (`TaskRunnerV1`), `trainer/ppo/v1/agent_loop_tq.py` (`AgentLoopManagerTQ`).
@@ -25,7 +25,7 @@ __all__ = ["GanglineAgentLoopManager"]
 
 _log = logging.getLogger("gangline.train.trainers.verl")
 _AT_ONCE = 100_000
-"""Calls of the worker's actor; each only begins something, or waits for the start."""
+"""Concurrent calls of the worker's actor; each only starts something or waits for the start."""
 
 
 class GanglineAgentLoopManager:
@@ -39,10 +39,10 @@ class GanglineAgentLoopManager:
     def create(
         cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> Self:
-        """Returns when a node samples from verl's engines.
+        """Returns once a node samples from verl's engines.
 
-        reward_loop_worker_handles: not needed, for sessions are graded by their task's evaluator.
-        Raises: InvalidRequest when verl's configuration does not fit, before anything is started; errors of the start.
+        reward_loop_worker_handles: unused, because sessions are graded by their task's evaluator. Raises:
+        InvalidRequest if verl's configuration is not supported, before anything is started; errors of the start.
         """
         if teacher_client is not None:
             raise InvalidRequest("distillation needs log-probs of a teacher, which rows of sessions do not have.")
@@ -55,5 +55,5 @@ class GanglineAgentLoopManager:
         return cls(worker)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Begin the prompts. Raises: InvalidRequest, InvalidGroup; Ray's errors when the worker has died."""
+        """Start the prompts. Raises: InvalidRequest, InvalidGroup; Ray's errors if the worker has died."""
         ray.get(self._worker.generate.remote(prompts))

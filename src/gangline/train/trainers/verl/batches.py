@@ -1,15 +1,15 @@
-"""verl: groups as its `DataProto`, as its agent loops hand them to its trainer.
+"""verl: converts groups to its `DataProto`, as its agent loops pass them to its trainer.
 
 A row is one trace: the prompt padded on the left, the response (tool output included) on the right, `response_mask` 1
-where the model is trained. The reward (the trace's own where the evaluator rewards traces separately) is the score of
-the last token. verl groups rows by `uid`, the task's id here, and a row counts as one in the group: where sessions have
-several traces, give an `algorithm`, and take the advantages that come with the batch instead of `compute_advantage`'s.
+for trained tokens. The reward (the trace's own if the evaluator rewards traces separately) is the score of the last
+token. verl groups rows by `uid`, here the task's id, and counts every row separately: if sessions have several traces,
+pass an `algorithm`, and use the advantages in the batch instead of `compute_advantage`'s.
 
 Source: verl 0.9.1, `protocol.DataProto`, `experimental/agent_loop/agent_loop.py`, `trainer/ppo/ray_trainer.py`.
 
-Routed experts as verl's tensors hold them. Source: verl 0.9.1, `experimental/agent_loop/agent_loop.py`.
+Routed experts are in verl's tensor format. Source: verl 0.9.1, `experimental/agent_loop/agent_loop.py`.
 
-Images as verl's batches have them: each row's processed pixels, and positions of text, time, height and width.
+Images are in the format of verl's batches: each row's processed pixels, and positions of text, time, height and width.
 
 Source: verl 0.9.1, `experimental/agent_loop/agent_loop.py` (`_compute_multi_modal_inputs`, `_compute_position_ids`).
 """
@@ -46,11 +46,11 @@ except ImportError as error:
 __all__ = ["CONTRACT", "to_data_proto"]
 
 CONTRACT = 3
-"""Version of the contract with trainers that this keeps."""
+"""Version of the contract with trainers that this adapter fulfils."""
 
 
 def multi_modal_inputs(rows: Sequence[TrainerRow], reader: ImageReader) -> NDArray[Any]:
-    """[B] of dictionaries: `pixel_values`, `image_grid_thw`, `images_seqlens`; empty where a row has no image."""
+    """[B] dictionaries: `pixel_values`, `image_grid_thw`, `images_seqlens`; empty for rows without images."""
     found = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         found[number] = _inputs(row, reader) if placed_images(row.trace) else {}
@@ -67,9 +67,9 @@ def _inputs(row: TrainerRow, reader: ImageReader) -> dict[str, Any]:
 def vision_positions(
     input_ids: Tensor, attention_mask: Tensor, inputs: NDArray[Any], processor: Any, placeholder_id: int
 ) -> Tensor:
-    """[B, 4, P + T], as verl hands them to models whose positions have several dimensions; the first one is the text's.
+    """[B, 4, P + T], in verl's format for models with multi-dimensional positions; the first dimension is for text.
 
-    processor: verl's, to which it has bound the model's `get_rope_index`.
+    processor: verl's, with the model's `get_rope_index` bound to it.
     """
     rows = zip(input_ids[:, None], attention_mask[:, None], inputs, strict=True)
     return torch.cat([_positions(ids, mask, one, processor, placeholder_id) for ids, mask, one in rows])
@@ -86,7 +86,7 @@ def _positions(ids: Tensor, mask: Tensor, inputs: dict[str, Any], processor: Any
 
 
 def expert_tensor(experts: ExpertArray) -> torch.Tensor:
-    """int16, as verl has them. Raises: InvalidRequest for a number that int16 does not hold."""
+    """int16, as in verl. Raises: InvalidRequest for a number above the int16 range."""
     if experts.size and int(experts.max()) > np.iinfo(np.int16).max:
         raise InvalidRequest(f"verl holds experts as int16, and there is expert {int(experts.max())}.")
     return torch.from_numpy(experts.astype(np.int16))
@@ -105,25 +105,25 @@ def to_data_proto(
     reader: ImageReader | None = None,
     processor: Any = None,
 ) -> DataProto:
-    """One row a trace, in the order of groups, sessions, traces.
+    """One row per trace, in the order of groups, sessions and traces.
 
-    num_samples: sessions of each group. prompt_length, response_length: widths P and T; as the longest row needs where
-    None. algorithm: adds `advantages` and `returns` [B, T], in which each session weighs one.
+    num_samples: sessions per group. prompt_length, response_length: widths P and T; None: as wide as the longest row.
+    algorithm: adds `advantages` and `returns` [B, T], with equal weight for each session.
 
     Tensors: `prompts` [B, P], `responses`, `response_mask`, `rollout_log_probs`, `rm_scores`, `token_level_scores`,
-    `rollout_versions` (-1 where masked) [B, T], `input_ids`, `attention_mask`, `position_ids` [B, P + T].
-    Beside them, [B]: `uid`, `session_id`, `trace_id`, `session_reward`, `__num_turns__`, and the oldest and newest
-    policy version as `min_global_steps`, `max_global_steps`.
+    `rollout_versions` (-1 if masked) [B, T], `input_ids`, `attention_mask`, `position_ids` [B, P + T]. Non-tensors,
+    [B]: `uid`, `session_id`, `trace_id`, `session_reward`, `__num_turns__`, and the oldest and newest policy version as
+    `min_global_steps`, `max_global_steps`.
 
-    replays_experts: add `routed_experts` [B, P + T, layers, chosen], int16, for verl's router replay; 0 where there is
-    padding, and for the last token, which was never an input.
+    replays_experts: add `routed_experts` [B, P + T, layers, chosen], int16, for verl's router replay; 0 for padding,
+    and for the last token, which was never an input.
 
-    reader, processor: of the vision model in training; `processor` is verl's own (`verl.utils.hf_processor`), which
-    knows the model's positions. Rows then carry `multi_modal_inputs`, and `position_ids` are [B, 4, P + T]. Without
+    reader, processor: of the trained vision model; `processor` is verl's own (`verl.utils.hf_processor`), which
+    computes the model's positions. Rows then have `multi_modal_inputs`, and `position_ids` are [B, 4, P + T]. Without
     them rows with images are refused.
 
-    Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when a row does not fit the
-    widths: nothing is cut.
+    Raises: InvalidGroup if a group is incomplete or of another temperature, InvalidRequest if a row exceeds the widths:
+    nothing is cut.
     """
     carried = {"takes_images": _sees(reader, processor), "replays_experts": replays_experts}
     rows = [row for group in groups for row in rows_of(group, num_samples, temperature=temperature, **carried)]
@@ -151,7 +151,7 @@ def to_data_proto(
 
 
 def _sees(reader: ImageReader | None, processor: Any) -> bool:
-    """Raises: InvalidRequest when one is there without the other."""
+    """Raises: InvalidRequest if only one of the two is given."""
     if (reader is None) != (processor is None):
         raise InvalidRequest("rows with images need both a reader and verl's processor of the model.")
     if processor is not None and not hasattr(processor, "get_rope_index"):
@@ -198,7 +198,7 @@ def _tensors(rows: Sequence[TrainerRow], prompt_width: int, width: int, pad_id: 
 
 
 def _experts(rows: Sequence[TrainerRow], prompt_width: int, width: int) -> Tensor:
-    """[B, P + T, layers, chosen]. Raises: InvalidRequest when rows are of models of different shapes."""
+    """[B, P + T, layers, chosen]. Raises: InvalidRequest if rows are from models of different shapes."""
     found = [row.routed_experts for row in rows if row.routed_experts is not None]
     if len({one.shape[1:] for one in found}) != 1:
         raise InvalidRequest("rows of one batch have experts of different numbers of layers or choices.")

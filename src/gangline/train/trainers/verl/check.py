@@ -1,8 +1,9 @@
-"""Whether verl would take a configuration: `python -m gangline.train.trainers.verl.check ARGUMENT...`, in verl's
+"""Checks whether verl accepts a configuration: `python -m gangline.train.trainers.verl.check ARGUMENT...`, in verl's
 interpreter.
 
-The arguments are those of verl's own command. It composes them, fills in its defaults and checks them, as its command
-does, and makes its classes of them. Nothing is started. Prints a line of JSON: the errors, and the whole configuration.
+The arguments are the same as for verl's own command. Like that command, it composes them, fills in defaults, checks
+them and creates verl's configuration classes from them. Nothing is started. Prints one line of JSON with the errors and
+the whole configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = ["check", "main"]
 
 
 def check(arguments: Sequence[str]) -> dict[str, Any]:
-    """`errors`: list of str, empty where verl takes it. `config`: what verl makes of it; None if it cannot read it."""
+    """`errors`: list of str, empty if verl accepts it. `config`: verl's resolved configuration; None if it is
+    unreadable.
+    """
     omegaconf: Any = importlib.import_module("omegaconf")
     try:
         config = _composed(list(arguments))
@@ -57,7 +60,7 @@ def _by_verls_rules(config: Any) -> None:
 
 
 def _as_verls_classes(config: Any) -> None:
-    """The sections that workers turn into classes, each with checks of its own."""
+    """The sections that workers turn into classes, each with its own checks."""
     as_class: Callable[[Any], Any] = importlib.import_module("verl.utils.config").omega_conf_to_dataclass
     as_class(config.actor_rollout_ref.rollout)
     as_class(config.algorithm)

@@ -1,4 +1,6 @@
-"""verl's engines, served to the nodes: one engine server of ours over verl's client, and the nodes that know it."""
+"""Serves verl's engines to the nodes: runs an engine server of ours over verl's client, and registers it with the
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ _LOOK_EVERY_S = 2.0
 
 
 class Roster(Protocol):
-    """`gangline.wire.client.ServerClient` is one."""
+    """A list of nodes, such as `gangline.wire.client.ServerClient`."""
 
     async def status(self) -> ServiceStatus: ...
 
 
 def make_sampler(config: Any, client: Any, settings: GanglineSettings) -> VerlSampler:
-    """verl's client as a sampler, with the tokenizer that verl itself loads. Raises: NotFound."""
+    """verl's client as a sampler, with the tokenizer that verl loads. Raises: NotFound."""
     auto: Any = importlib.import_module("transformers").AutoConfig  # Ray's workers import this module without a need
     copy_to_local: Callable[[str], str] = importlib.import_module("verl.utils.fs").copy_to_local
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -51,7 +53,7 @@ def make_sampler(config: Any, client: Any, settings: GanglineSettings) -> VerlSa
 
 @asynccontextmanager
 async def served(sampler: VerlSampler, settings: GanglineSettings) -> AsyncGenerator[str]:
-    """Gives the URL for the nodes. Raises: PortUnavailable."""
+    """Yields the URL for the nodes. Raises: PortUnavailable."""
     names = OwnNames(settings.host, public_url=settings.public_url)
     app = create_app(sampler, dev_mode=False, names=names)
     async with serving(app, host=settings.host, port=settings.port) as url:
@@ -63,17 +65,17 @@ async def served(sampler: VerlSampler, settings: GanglineSettings) -> AsyncGener
 
 
 class NodeKeeper:
-    """Gives the engine to every node of the service, also to those that join later."""
+    """Registers the engine with every node of the service, including nodes that join later."""
 
     def __init__(self, roster: Roster, token: str | None, url: str, settings: GanglineSettings) -> None:
-        """url: of the engine."""
+        """url: the engine's."""
         self._roster = roster
         self._token = token
         self._url = url
         self._settings = settings
 
     async def first(self) -> None:
-        """Until a node samples from the engine. Raises: EngineUnavailable, naming the last problem."""
+        """Wait until a node samples from the engine. Raises: EngineUnavailable, with the last problem."""
         why = "no node is there"
         try:
             async with asyncio.timeout(self._settings.ready_within_s):
@@ -91,7 +93,7 @@ class NodeKeeper:
             ) from error
 
     async def keep(self) -> None:
-        """For ever."""
+        """Run forever."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             await self.look()
@@ -106,7 +108,7 @@ class NodeKeeper:
         return sum(problem is None for problem in answers), next((one for one in answers if one is not None), None)
 
     async def _give(self, node: NodeView) -> str | None:
-        """The problem, if there was one."""
+        """Returns the problem, if any."""
         try:
             async with NodeClient(node.url, self._token) as client:
                 for backend in await client.backends():

@@ -1,4 +1,4 @@
-"""An experiment whose trainer is verl: one YAML file, and the arguments of verl's own command that follow from it."""
+"""An experiment whose trainer is verl: one YAML file, and the resulting arguments of verl's own command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.train.trainers.verl.settings import KEY, MANAGER
 __all__ = ["VerlData", "VerlExperiment", "arguments_of", "is_verl", "read_verl_experiment", "write_data"]
 
 _AFTER_THE_LAST = 1_000_000
-"""Steps between validations; verl validates after its last step in any case."""
+"""Steps between validations; verl always validates after its last step."""
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 _MANAGER_KEY = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
@@ -32,9 +32,9 @@ class VerlData(TrainingOptions):
     tasks: Path
     """As for `gangline submit`; relative to the experiment's file. Ids are replaced."""
     num_samples: int = Field(default=8, ge=1)
-    """Sessions of each prompt."""
+    """Sessions per prompt."""
     vetted: Vetted = "any"
-    """`required` refuses tasks, held-out ones too, that `gangline vet` did not find sound."""
+    """`required` refuses tasks, including held-out tasks, that `gangline vet` did not find sound."""
 
 
 class VerlExperiment(TrainingOptions):
@@ -47,14 +47,16 @@ class VerlExperiment(TrainingOptions):
     """Environment in which verl and Gangline are installed, such as `.venv-verl`, or its interpreter; relative to the
     experiment's file."""
     environment: Mapping[str, str] = Field(default_factory=dict)
-    """Variables of verl's processes, beside those of this one."""
+    """Environment variables of verl's processes, in addition to those of this process."""
     data: VerlData
     evaluation: EvaluationSettings | None = None
-    """Held-out tasks, for verl's validation. `every`: as `trainer.test_freq`. None: there is no validation."""
+    """Held-out tasks for verl's validation. `every`: as `trainer.test_freq`. None disables validation."""
     service: ServiceSettings = ServiceSettings()
-    """Its nodes get verl's engines."""
+    """The service whose nodes use verl's engines."""
     settings: Mapping[str, Any] = Field(default_factory=dict)
-    """verl's own, by dotted key as on its command line; `+` before a key that verl's configuration does not have."""
+    """verl's own settings, by dotted key as on its command line, with `+` before keys that verl's configuration does
+    not contain.
+    """
 
     @field_validator("name")
     @classmethod
@@ -71,7 +73,9 @@ def _document(path: Path) -> Mapping[str, Any]:
     import yaml  # noqa: PLC0415 - of the extra `training`
 
     class Numbers(yaml.SafeLoader):
-        """`1e-6` is a number, as in verl's own files, which OmegaConf reads. For PyYAML it is a text without a dot."""
+        """Reads `1e-6` as a number, as OmegaConf does for verl's own files. PyYAML reads it as text, because it has no
+        dot.
+        """
 
     Numbers.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
     try:
@@ -84,7 +88,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def is_verl(path: Path) -> bool:
-    """Whether the file names verl as its trainer. Raises: InvalidRequest when it cannot be read."""
+    """Whether the file names verl as its trainer. Raises: InvalidRequest if it cannot be read."""
     return _document(path).get("trainer") == "verl"
 
 
@@ -110,7 +114,9 @@ def read_verl_experiment(path: Path) -> VerlExperiment:
 
 
 def write_data(folder: Path, tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
-    """verl's data sets, `train.jsonl` and `val.jsonl`. Without held-out tasks the second has a task that never runs."""
+    """verl's data sets, `train.jsonl` and `val.jsonl`. Without held-out tasks, `val.jsonl` contains a task that never
+    runs.
+    """
     for name, chosen in (("train.jsonl", tasks), ("val.jsonl", held_out or tasks[:1])):
         lines = "".join(json.dumps(_row(number, task)) + "\n" for number, task in enumerate(chosen))
         write_whole(folder / name, lines.encode())
@@ -128,7 +134,7 @@ def _row(number: int, task: Mapping[str, Any]) -> dict[str, Any]:
 def arguments_of(experiment: VerlExperiment, folder: Path, server_url: str) -> list[str]:
     """Arguments of `python -m verl.trainer.main_ppo`. folder: the run's, with the data sets.
 
-    Settings of the experiment win over those that follow from the rest of it.
+    Explicit settings of the experiment override derived ones.
     """
     evaluation = experiment.evaluation
     ours: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""verl's own command as a child process: checked first, then run until it has trained."""
+"""Runs verl's own command as a child process, after checking its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.train.trainers.verl.experiment import VerlExperiment, arguments_of
 __all__ = ["METRICS", "checked", "read_metrics", "train"]
 
 METRICS = "verl_metrics.jsonl"
-"""In the run's folder: verl's own, `step` and `data` in each line."""
+"""verl's own file in the run's folder, with `step` and `data` in each line."""
 _LOG = "verl.log"
 _TAIL_LINES = 12
 _END_WITHIN_S = 20.0
@@ -34,9 +34,9 @@ def _environment(experiment: VerlExperiment, folder: Path, token: str | None) ->
 
 
 async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> Metrics:
-    """verl's whole configuration, after all checks that verl makes of it. Takes seconds: verl is imported.
+    """verl's whole configuration, after all of verl's checks. Takes seconds, because it imports verl.
 
-    Raises: InvalidRequest with each of verl's errors, or when verl or Gangline are not installed there.
+    Raises: InvalidRequest with each of verl's errors, or if verl or Gangline are not installed there.
     """
     process = await asyncio.create_subprocess_exec(
         str(experiment.interpreter),
@@ -65,9 +65,10 @@ async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> 
 async def train(
     experiment: VerlExperiment, folder: Path, server_url: str, token: str | None, on_step: Callable[[Metrics], None]
 ) -> list[Metrics]:
-    """Run verl to its end, in `folder`. Returns the lines of its metrics; `on_step` gets each as it comes.
+    """Run verl in `folder` until it ends. Returns the lines of its metrics; `on_step` receives each line as it is
+    written.
 
-    Raises: NodeError with the end of its log when it fails.
+    Raises: NodeError with the end of its log if it fails.
     """
     metrics = folder / METRICS
     metrics.unlink(missing_ok=True)  # verl begins the file anew
@@ -92,7 +93,7 @@ async def train(
 async def _running(
     experiment: VerlExperiment, folder: Path, token: str | None, command: tuple[str, ...], log: Any
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """verl's driver, in a session of its own; it is ended with the block, and its Ray with it."""
+    """verl's driver in its own session. Leaving the block ends it and its Ray processes."""
     process = await asyncio.create_subprocess_exec(
         str(experiment.interpreter),
         *command,
@@ -116,7 +117,7 @@ async def _running(
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Whole lines of verl's metrics: `step` and its metrics, by their names."""
+    """Complete lines of verl's metrics: `step` and the metrics by name."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:

@@ -1,4 +1,4 @@
-"""verl's prompts: a `TensorDict` of its data set's columns, and the tasks that they stand for."""
+"""verl's prompts, a `TensorDict` of its data set's columns, and the tasks made from them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Prompt:
     """One row of the data set, to be attempted by `num_samples` sessions."""
 
     uid: str
-    """verl's name of the group."""
+    """verl's id of the group."""
     partition: Literal["train", "val"]
     global_steps: int
-    """The trainer's step at which it was asked for."""
+    """The trainer's step at which it was requested."""
     num_samples: int | None
-    """None: as many as verl's configuration says."""
+    """None: as many as verl's configuration sets."""
     columns: dict[str, Any]
-    """All columns of the row, `uid` and `global_steps` among them."""
+    """All columns of the row, including `uid` and `global_steps`."""
 
 
 def prompts_in(batch: TensorDict) -> list[Prompt]:
-    """The rows of a batch as verl's trainer hands it over. Raises: InvalidRequest for a uid that verl would cut."""
+    """The rows of a batch from verl's trainer. Raises: InvalidRequest for a uid that verl would truncate."""
     columns: list[tuple[str, Any]] = [(str(key), batch.get(key)) for key in cast("list[Any]", list(batch.keys()))]
     return [_prompt({name: _cell(name, values, row) for name, values in columns}) for row in range(len(batch))]
 
@@ -70,12 +70,12 @@ class TaskMaker:
     """Tasks for prompts."""
 
     def __init__(self, settings: GanglineSettings) -> None:
-        """Raises: InvalidRequest when the template cannot be read."""
+        """Raises: InvalidRequest if the template cannot be read."""
         self._column = settings.task_column
         self._template = None if settings.task_template is None else _read(settings)
 
     def task(self, prompt: Prompt, task_id: str, num_samples: int, sampling: Sampling) -> dict[str, Any]:
-        """Raises: InvalidRequest when there is neither the column nor a template, or a held-out task is trained on."""
+        """Raises: InvalidRequest if there is neither the column nor a template, or if a training task is held out."""
         written = prompt.columns.get(self._column)
         if written is not None:
             task = _parsed(written, f"column {self._column} of prompt {prompt.uid}")

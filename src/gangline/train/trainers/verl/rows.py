@@ -1,9 +1,9 @@
-"""Sessions as verl's transfer queue holds them: one row a trace, under `{uid}_{session}_{index}`.
+"""Sessions in the format of verl's transfer queue: one row per trace, under `{uid}_{session}_{index}`.
 
-verl reads the first and the last policy version of a row; all of them are in `extra_fields` too.
+verl reads the first and the last policy version of a row; `extra_fields` contains all of them.
 
-verl compares the rows of highest index, one a session, and gives each advantage to all rows of its session. So every
-row carries its session's reward; the trace's own, where the evaluator rewards traces separately, is in `extra_fields`.
+verl compares the rows of highest index, one per session, and gives each advantage to all rows of its session. So every
+row has its session's reward; if the evaluator rewards traces separately, the trace's own is in `extra_fields`.
 
 Source: verl 0.9.1, `trainer/ppo/v1/agent_loop_tq.py` (fields and tags), `trainer/ppo/v1/utils.py` (the comparison).
 """
@@ -29,12 +29,12 @@ from gangline.train.trainers.verl.prompts import Prompt
 __all__ = ["QueueRows", "training_rows", "validation_rows"]
 
 _NOT_REWARD_PARTS = ("reward", "uid")
-"""verl makes these columns of its validation metrics itself."""
+"""Columns of its validation metrics that verl creates itself."""
 
 
 @dataclass
 class QueueRows:
-    """Parallel lists, one entry a row."""
+    """Parallel lists with one entry per row."""
 
     keys: list[str] = field(default_factory=list["str"])
     fields: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -48,11 +48,12 @@ def training_rows(
 ) -> QueueRows:
     """Rows of a group whose sessions are all valid.
 
-    order: ids of the prompt's sessions, which number its rows. temperature: verl's divisor of logits.
-    compares_sessions: whether verl's estimator counts sessions; else it counts rows, and a session may have only one.
+    order: ids of the prompt's sessions, by which rows are numbered. temperature: verl's divisor of logits.
+    compares_sessions: whether verl's estimator counts sessions; otherwise it counts rows, and a session may have only
+    one.
 
-    Raises: InvalidGroup when a session is not valid, was sampled at another temperature, has tokens of unknown version,
-    or several traces where rows are compared.
+    Raises: InvalidGroup if a session is not valid, was sampled at another temperature, has tokens of unknown version,
+    or has several traces although rows are compared.
     """
     rows = rows_of(group, len(group.sessions), temperature=temperature)
     if not compares_sessions and len(rows) > len(group.sessions):
@@ -64,7 +65,7 @@ def training_rows(
 
 
 def validation_rows(prompt: Prompt, sessions: Sequence[SessionResult], order: Sequence[str]) -> QueueRows:
-    """Rows of the sessions that have a reward, with all that they sampled: validation does not train."""
+    """Rows of the sessions with a reward, with everything that they sampled, because validation does not train."""
     graded = [session for session in sessions if why_not_measured(session) is None]
     return _queued(prompt, [row for session in graded for row in _all_traces(session)], graded, order)
 
@@ -113,7 +114,7 @@ def _numbers(details: dict[str, Any]) -> dict[str, float]:
 
 
 def _versions(prompt: Prompt, row: TrainerRow) -> tuple[int, int]:
-    """The oldest and the newest of the trained tokens; where there are none (validation), the prompt's step."""
+    """The oldest and the newest version of the trained tokens; the prompt's step if there are none (validation)."""
     trained = row.versions[row.loss_mask != 0]
     if len(trained) == 0:
         return prompt.global_steps, prompt.global_steps

@@ -1,8 +1,8 @@
-"""verl's engines as a `Sampler`, so that our own engine server serves them to the nodes.
+"""verl's engines as a `Sampler`, so that our own engine server can serve them to the nodes.
 
 Tokens come from verl's client, which chooses the engine. verl aborts calls when it updates weights. An aborted call
-goes on with the tokens that it has. Each part is asked for by itself, so every token has the version that sampled it.
-verl's own retry knows only the first and the last version of a reply, and is left out.
+continues from the tokens sampled so far, as a separate request, so every token has the version that sampled it. verl's
+own retry only reports the first and the last version of a reply, so it is not used.
 
 Source: verl 0.9.1, `workers/rollout/llm_server.py` (`LLMServerClient`, `FullyAsyncLLMServerClient`).
 """
@@ -23,7 +23,7 @@ __all__ = ["TokenOutput", "VerlSampler", "one_attempt"]
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 1.0
-"""As verl's own retry."""
+"""As in verl's own retry."""
 
 
 class TokenOutput(Protocol):
@@ -39,7 +39,7 @@ Generate = Callable[..., Awaitable[TokenOutput]]
 
 
 def one_attempt(client: Any) -> Generate:
-    """The client's `generate` without the retry of its asynchronous kind."""
+    """The client's `generate`, without the retry of the asynchronous client."""
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient  # noqa: PLC0415 - imports Ray, and seconds
 
     if isinstance(client, FullyAsyncLLMServerClient):
@@ -48,7 +48,7 @@ def one_attempt(client: Any) -> Generate:
 
 
 class VerlSampler:
-    """Implements `gangline.models.engine_server.sampler.Sampler`. verl moves the weights, so the control methods
+    """Implements `gangline.models.engine_server.sampler.Sampler`. verl manages the weights, so the control methods
     refuse.
     """
 
@@ -73,9 +73,9 @@ class VerlSampler:
         self._retry_s = retry_s
 
     async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
-        """Tokens come when a part is whole: verl streams none.
+        """Tokens are yielded once a request is complete, because verl does not stream.
 
-        Raises: EngineIncapable when verl gives no log-probs, EngineMalformed.
+        Raises: EngineIncapable if verl returns no log-probs, EngineMalformed.
         """
         prompt, left, request_id = list(request.prompt_ids), request.max_tokens, uuid4().hex
         while True:
@@ -94,7 +94,7 @@ class VerlSampler:
             await asyncio.sleep(self._retry_s)
 
     def _tokens(self, output: TokenOutput) -> list[tuple[int, float, int]]:
-        """(id, log-prob, version) of each."""
+        """(id, log-prob, version) of each token."""
         if not output.token_ids:
             return []
         if output.log_probs is None:
@@ -122,7 +122,9 @@ class VerlSampler:
 
 
 def _parameters(request: SampleRequest, max_tokens: int) -> dict[str, Any]:
-    """verl's names, which its vLLM and SGLang servers share; neutral ones are left out. It may keep the dictionary."""
+    """verl's parameter names, shared by its vLLM and SGLang servers. Neutral values are left out. verl may keep the
+    dictionary.
+    """
     if request.num_top_logprobs:
         raise InvalidRequest("verl's engines report no top_logprobs.")
     optional = {
@@ -143,5 +145,5 @@ def _parameters(request: SampleRequest, max_tokens: int) -> dict[str, Any]:
 
 
 def _reason(request: SampleRequest, last_id: int, left: int) -> FinishReason:
-    """verl says `completed` of both."""
+    """verl reports `completed` for both."""
     return "length" if last_id not in request.stop_ids and left <= 0 else "stop"

@@ -1,7 +1,7 @@
-"""One of verl's prompts, from its task to the rows in the transfer queue.
+"""Runs one of verl's prompts, from its task to the rows in the transfer queue.
 
-The order is verl's law: `running`, all rows, then `finished` or `failure`, and nothing after it. A prompt whose
-sessions cannot all be trained on ends as `failure`: never with a reward that nobody gave.
+The order is prescribed by verl: `running`, all rows, then `finished` or `failure`, and nothing after it. A prompt with
+sessions that cannot be trained on ends as `failure`, never with an invented reward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Status = Literal["finished", "failure"]
 
 
 class Queue(Protocol):
-    """The calls of the package `transfer_queue` that are needed here."""
+    """The used calls of the package `transfer_queue`."""
 
     async def async_kv_put(self, key: str, partition_id: str, *, tag: dict[str, Any]) -> Any: ...
 
@@ -65,12 +65,12 @@ class PromptRunner:
         self._given_up: InvalidGroup | None = None
 
     def check(self) -> None:
-        """Before more prompts are begun: verl replaces each that failed, for ever. Raises: InvalidGroup."""
+        """Call before starting more prompts: verl replaces failed prompts forever. Raises: InvalidGroup."""
         if self._given_up is not None:
             raise self._given_up
 
     async def run(self, prompt: Prompt) -> None:
-        """Raises nothing: verl waits for a status, and only for that."""
+        """Never raises: verl waits for a status, and only for that."""
         await self._tag(prompt, "running")
         status: Status = "failure"
         try:
@@ -86,7 +86,7 @@ class PromptRunner:
         await self._tag(prompt, status)
 
     async def _tag(self, prompt: Prompt, status: str) -> None:
-        """Put alone: the other tags of a prompt are the trainer's."""
+        """Sets only the status: a prompt's other tags belong to the trainer."""
         await self._queue.async_kv_put(prompt.uid, prompt.partition, tag={"status": status})
 
     async def _put(self, prompt: Prompt, rows: QueueRows) -> None:
@@ -96,7 +96,7 @@ class PromptRunner:
         await self._queue.async_kv_batch_put(rows.keys, prompt.partition, fields=fields, tags=rows.tags)
 
     async def _training(self, prompt: Prompt) -> tuple[QueueRows, Status]:
-        """Raises: InvalidGroup when not all sessions, or with `shrink` too few, can be trained on."""
+        """Raises: InvalidGroup if not all sessions, or with `shrink` too few, can be trained on."""
         for run in range(1, MOST_RUNS + 1):
             results = await self._results(prompt, run)
             num_samples = self._num_sessions(prompt)
@@ -119,7 +119,7 @@ class PromptRunner:
         raise InvalidGroup(f"prompt {prompt.uid} has too few sessions that can be trained on.")
 
     async def _validation(self, prompt: Prompt) -> tuple[QueueRows, Status]:
-        """Rows of the sessions that have a reward; verl knows how many it expects."""
+        """Rows of the sessions with a reward. verl knows how many to expect."""
         results = await self._results(prompt, 1)
         rows = validation_rows(prompt, results, [result.session_id for result in results])
         missing = {result.session_id: why for result in results if (why := why_not_measured(result)) is not None}
@@ -128,8 +128,9 @@ class PromptRunner:
         return rows, "failure" if missing or len(results) < self._num_sessions(prompt) else "finished"
 
     async def _results(self, prompt: Prompt, run: int) -> Sequence[SessionResult]:
-        """The sessions of one run of the prompt's task, by sample index. A trainer that starts again gives the same
-        prompt the same uid, so it finds the task that it had begun."""
+        """The sessions of one run of the prompt's task, by sample index. A restarted trainer gives the same prompt the
+        same uid, so it finds the task that it had started.
+        """
         task_id = prompt.uid if run == 1 else f"{prompt.uid}-run{run}"
         sampling = self._sampling[prompt.partition]
         task = self._tasks.task(prompt, task_id, self._num_sessions(prompt), sampling)

@@ -1,4 +1,6 @@
-"""The settings under `actor_rollout_ref.rollout.custom.gangline`, and what they need of verl's own configuration."""
+"""The settings under `actor_rollout_ref.rollout.custom.gangline`, and their requirements on verl's own
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,28 @@ class GanglineSettings(TrainingOptions):
     url: str
     """URL of the rollout server."""
     token_env: str | None = None
-    """Names the environment variable with the server's control token, in verl's workers; None is GANGLINE_TOKEN."""
+    """Name of the environment variable, in verl's workers, with the server's control token; None is GANGLINE_TOKEN."""
     task_column: str = "gangline_task"
-    """Column of the data set with a whole task, as JSON text."""
+    """Column of the data set that contains a whole task as JSON text."""
     task_template: Path | None = None
-    """File of one task, for rows without `task_column`: the row's last user message becomes its instruction."""
+    """File with one task, for rows without `task_column`. The row's last user message becomes its instruction."""
     validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
-    """The treatment of a prompt with a session that cannot be trained on, after all its runs: with `refuse` and
-    `resubmit` none of its rows reach verl; with `shrink` those of the others do."""
+    """Treatment of a prompt with a session that cannot be trained on, after all its runs: with `refuse` and `resubmit`
+    verl receives none of its rows; with `shrink` it receives the rows of the valid sessions.
+    """
     model_name: str = "policy"
-    """Name under which agents find the model."""
+    """Name under which agents call the model."""
     host: str = "127.0.0.1"
     """Address at which verl's engines are served to the nodes."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: any free one."""
+    """0: any free port."""
     public_url: str | None = None
-    """URL of that address for the nodes, where they are on other machines. None: this machine's in Ray, where `host` is
-    0.0.0.0."""
+    """URL of that address for nodes on other machines. None: this machine's address in Ray, if `host` is 0.0.0.0."""
     ready_within_s: float = Field(default=300.0, gt=0)
     """Seconds until a node must have accepted the engine."""
 
     def token(self) -> str | None:
-        """Raises: InvalidRequest when the variable is not set."""
+        """Raises: InvalidRequest if the variable is not set."""
         return Settings.from_environ().control_token if self.token_env is None else read_secret(self.token_env)
 
 
@@ -54,12 +56,12 @@ class Sampling(TrainingOptions):
     temperature: float
     top_p: float
     top_k: int
-    """0 is no limit."""
+    """0 means no limit."""
     max_tokens: int
-    """Limit of one reply."""
+    """Limit per reply."""
 
     def as_policy(self) -> dict[str, Any]:
-        """A task's `capture.sampling`: nothing is left to the agent, but shorter replies."""
+        """A task's `capture.sampling`: agents can only shorten replies."""
         fixed = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         rules: dict[str, Any] = {name: {"override": value} for name, value in fixed.items()}
         penalties = {name: {"override": 0.0} for name in ("presence_penalty", "frequency_penalty")}
@@ -98,7 +100,7 @@ def sampling_of(config: Any, kind: Literal["train", "val"]) -> Sampling:
 
 
 def require_supported(config: Any) -> None:
-    """Refuse settings of verl under which sessions would be trained on wrongly.
+    """Refuse verl settings with which training on sessions would be wrong.
 
     Raises: InvalidRequest, with all of them.
     """

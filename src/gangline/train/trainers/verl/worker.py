@@ -1,4 +1,4 @@
-"""The process in which verl's prompts are carried out: an asynchronous Ray actor beside the trainer."""
+"""The process that runs verl's prompts: an asynchronous Ray actor next to the trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SessionWorker", "with_own_address"]
 
 
 class SessionWorker:
-    """`start` once, then `generate` any number of times. It lives as long as its actor."""
+    """Call `start` once, then `generate` any number of times. It lives as long as its actor."""
 
     def __init__(self, config: Any, llm_client: Any) -> None:
         """config: verl's. llm_client: verl's client of its engines. Raises: InvalidRequest."""
@@ -34,7 +34,7 @@ class SessionWorker:
         self._runner: PromptRunner | None = None
 
     async def start(self) -> str:
-        """Serve verl's engines, and wait for a node that takes them. Returns their URL.
+        """Serve verl's engines and wait for a node that accepts them. Returns their URL.
 
         Raises: InvalidRequest, NotFound, EngineUnavailable, PortUnavailable.
         """
@@ -62,9 +62,9 @@ class SessionWorker:
         return url
 
     async def generate(self, batch: TensorDict) -> int:
-        """Begin the batch's prompts. Returns their number at once.
+        """Start the batch's prompts. Returns their number at once.
 
-        Raises: InvalidRequest, and InvalidGroup once no session can run, before any is begun.
+        Raises, before any is started: InvalidRequest, and InvalidGroup once sessions can no longer run.
         """
         assert self._runner is not None, "start comes first"
         self._runner.check()
@@ -80,7 +80,7 @@ class SessionWorker:
 
 
 def with_own_address(settings: GanglineSettings) -> GanglineSettings:
-    """Where every address is listened on, nodes use this machine's address in Ray: Ray chose the machine."""
+    """If `host` is a wildcard address, nodes use this machine's address in Ray, because Ray chose the machine."""
     if settings.public_url is not None or settings.host not in ("0.0.0.0", "::"):
         return settings
     util: Any = ray.util

@@ -1,4 +1,5 @@
-"""A critic instead of a group's baseline: a head that predicts returns, and advantages over its predictions (GAE).
+"""A critic replaces the group's baseline: a head predicts returns, and advantages are computed from its predictions
+(GAE).
 
-`settings` is read without PyTorch. Start with `targets`.
+`settings` can be read without PyTorch. Start with `targets`.
 """

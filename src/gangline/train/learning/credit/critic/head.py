@@ -1,6 +1,6 @@
-"""The value head: one number for a hidden state, [H] weights and a bias, beside the model and not in it.
+"""The value head: maps a hidden state to one number, with [H] weights and a bias, stored outside the model.
 
-Engines never get it. It begins at 0, so that a first step's advantages are the returns.
+Engines never receive it. It starts at 0, so the advantages of the first step are the returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ValueHead", "value_head_of"]
 
 
 class ValueHead(torch.nn.Module):
-    """width: H. trunk: factor of the gradient in the hidden states."""
+    """width: H. trunk: factor of its gradient into the hidden states."""
 
     def __init__(self, width: int, *, trunk: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ValueHead(torch.nn.Module):
     def forward(self, hidden: Tensor, places: Tensor) -> Tensor:
         """Values [N] in float32, before the tokens that the hidden states at `places` [N] predict. hidden: [P, H].
 
-        No copy of the hidden states is made: all but the model's own tensors is [P].
+        Does not copy the hidden states: apart from the model's own tensors, only [P] values are allocated.
         """
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self.weight.dtype)

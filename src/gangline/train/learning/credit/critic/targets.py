@@ -1,4 +1,4 @@
-"""From the values of a whole step's batches to their advantages, and to what the critic should have said.
+"""Computes advantages and the critic's targets from the values of a whole step's batches.
 
 Advantages by a critic: generalised advantage estimation over the trained tokens of each trace.
 
@@ -7,8 +7,8 @@ With r_t the reward after token t, V_t the critic's value before it, and t + 1 t
     delta_t = r_t + gamma * V_{t+1} - V_t
     A_t = delta_t + gamma * lam * A_{t+1}        return_t = A_t + V_t
 
-After the last trained token of a trace, V and A are 0: nothing is bootstrapped over the end of a trace, nor over
-tokens between turns, which are no decisions of the policy.
+After the last trained token of a trace, V and A are 0: nothing is bootstrapped over the end of a trace, nor over tokens
+between turns, which the policy did not choose.
 
 Laws: with values of 0, gamma 1 and lam 1, A is the sum of the rewards to come. With the exact values, the mean of A is
 0. With lam 1 the returns do not depend on the values. Source: GAE (arXiv 1506.02438, 3); equal to verl's function.
@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
     """[N] each."""
 
     advantages: NDArray[np.float64]
-    """Neither whitened nor clipped."""
+    """Before whitening and clipping."""
     returns: NDArray[np.float64]
     """The critic's targets."""
 
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
 def estimate_traces(
     rewards: NDArray[np.float64], values: NDArray[np.float64], traces: NDArray[np.int64], settings: CriticSettings
 ) -> Estimate:
-    """rewards, values: [N] of trained tokens, trace by trace, in order. traces: [N] which trace a token is of."""
+    """rewards, values: [N] of trained tokens, trace by trace, in order. traces: [N], each token's trace."""
     ends = np.append(np.flatnonzero(np.diff(traces)) + 1, len(traces))
     advantages, start = np.zeros(len(rewards)), 0
     for end in ends.tolist():
@@ -61,7 +61,7 @@ def estimate_traces(
 def _advantages(
     rewards: NDArray[np.float64], values: NDArray[np.float64], settings: CriticSettings
 ) -> NDArray[np.float64]:
-    """[T] of one trace."""
+    """[T] for one trace."""
     deltas = rewards + settings.gamma * np.append(values[1:], 0.0) - values
     decay, later = settings.gamma * settings.lam, 0.0
     found = np.empty(len(deltas))
@@ -71,7 +71,9 @@ def _advantages(
 
 
 def explained_variance(returns: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """1 with a perfect critic, 0 with one that knows the mean alone, less with a worse one. 0 of equal returns."""
+    """1 for a perfect critic, 0 for a critic that only knows the mean, less for a worse one. 0 if all returns are
+    equal.
+    """
     variance = float(np.var(returns)) if len(returns) else 0.0
     return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else 0.0
 
@@ -82,21 +84,21 @@ class Rewarded(NamedTuple):
     rewards: NDArray[np.float64]
     """After each token."""
     traces: NDArray[np.int64]
-    """Which trace a token is of; the tokens of one stand together, in order."""
+    """Each token's trace. Tokens of one trace are adjacent and in order."""
     values: Tensor
-    """The critic's before the step's first update."""
+    """The critic's values before the step's first update."""
 
 
 class ValueTargets(NamedTuple):
     """[N] each, of one batch."""
 
     values: Tensor
-    """The critic's before the step's first update."""
+    """The critic's values before the step's first update."""
     returns: Tensor
 
 
 class Estimated(NamedTuple):
-    """By batch."""
+    """Lists with one entry per batch."""
 
     advantages: list[NDArray[np.float64]]
     targets: list[ValueTargets]
@@ -105,7 +107,7 @@ class Estimated(NamedTuple):
 
 
 def estimate_batches(batches: Sequence[Rewarded], critic: CriticSettings, advantage: AdvantageSettings) -> Estimated:
-    """batches: all of a step. Under `scale: batch`, advantages are whitened over all of them."""
+    """batches: all batches of a step. Under `scale: batch`, advantages are whitened over all of them."""
     found = [one.values.double().cpu().numpy() for one in batches]
     estimates = [
         estimate_traces(one.rewards, values, one.traces, critic) for one, values in zip(batches, found, strict=True)
