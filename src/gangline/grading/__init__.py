@@ -1,5 +1,5 @@
 """Evaluators: (trajectory, artifacts, runtime) -> reward.
 
-An evaluator that cannot give a reward raises EvaluatorError: nothing is scored 0 because *we* broke. Start with
+An evaluator that cannot determine a reward raises EvaluatorError: a failure of ours never counts as 0. Start with
 `script`, the general one.
 """

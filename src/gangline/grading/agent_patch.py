@@ -1,11 +1,11 @@
-"""An agent's changes in a repository, as one patch, whatever it did to `.git`, to its HOME or to git's settings.
+"""Takes an agent's changes in a repository as one patch, whatever it did to `.git`, its HOME or git's settings.
 
-Nothing in the agent's `.git` is read. In the agent's runtime an index and an object store of our own, in a folder that
-was cleared from outside, take in the files of its working tree; the objects that are new go to the clean runtime, whose
-untouched repository has all others and makes the patch. So the agent's settings, hooks, filters, attributes, index
-flags and objects have no effect, and no command of its runs.
+Nothing in the agent's `.git` is read. In the agent's runtime, a separate index and object store, in a folder cleared
+from outside, record the files of its working tree. The new objects go to the clean runtime, whose untouched repository
+has all other objects and makes the patch. So the agent's settings, hooks, filters, attributes, index flags and objects
+have no effect, and none of its commands run.
 
-The patch contains the files that `git add -A` takes: files named by `.gitignore` files of the working tree, or by the
+The patch contains the files that `git add -A` adds. Files ignored by `.gitignore` files of the working tree, or by the
 clean repository's own `info/exclude`, are left out unless the base commit has them. So are submodules and repositories
 in folders of the repository.
 """
@@ -53,17 +53,18 @@ tree=$(git write-tree --missing-ok) && printf '%s\\n' "$tree" &&
 git cat-file --batch-all-objects --batch-check='%(objectname)' > "$GIT_DIR/new" &&
 git pack-objects -q --stdout < "$GIT_DIR/new"
 """
-"""An index with the base commit's files but without their modification times, so that each is read. The refresh keeps
-unchanged ones from being stored."""
+"""An index with the base commit's files but without their modification times, so that every file is read. The refresh
+avoids storing unchanged files.
+"""
 _DIFF = "git diff-tree -p --binary -M --no-color --no-ext-diff --no-textconv --ignore-submodules=all"
 
 
 class Base(NamedTuple):
-    """The agent's starting point, as the clean runtime's repository has it."""
+    """The agent's starting point, from the clean runtime's repository."""
 
     commit: str
     prefix: str
-    """From the repository's top to `repo_dir`: empty, or with a slash at its end."""
+    """Path from the repository's top to `repo_dir`: empty, or ending with a slash."""
     exclude: str
     """Content of `info/exclude`."""
 
@@ -71,9 +72,9 @@ class Base(NamedTuple):
 class Patch(NamedTuple):
     data: bytes
     is_whole: bool
-    """Else its end is cut off."""
+    """False if its end is cut off."""
     left_out: str
-    """Git's message about files that could not be read."""
+    """Git's message about unreadable files."""
 
 
 async def base_of(clean: Sandbox, repo_dir: str) -> Base:
@@ -89,7 +90,7 @@ async def base_of(clean: Sandbox, repo_dir: str) -> Base:
 async def take_patch(runtime: Sandbox, clean: Sandbox, repo_dir: str, base: Base, limit: int) -> Patch:
     """The agent's changes in `repo_dir` of `runtime` since `base`, up to `limit` bytes of them.
 
-    Raises: EvaluatorError when they cannot be determined, whoever caused that.
+    Raises: EvaluatorError if they cannot be determined, whatever the cause.
     """
     listed = await run(
         clean, ["git", "ls-tree", "-r", "-z", "--full-tree", base.commit], cwd=repo_dir, limit=_MAX_LISTING_BYTES
@@ -152,7 +153,7 @@ async def run(
     stdin: bytes | None = None,
     limit: int = 1 << 20,
 ) -> ExecResult:
-    """Raises: EvaluatorError when it is not done in time."""
+    """Raises: EvaluatorError on a timeout."""
     how: dict[str, Any] = {"timeout_s": _GIT_TIMEOUT_S, "max_output_bytes": limit}
     result = await runtime.exec(command, cwd=cwd, env={**GIT_ENV, **(env or {})}, stdin=stdin, **how)
     if result.timed_out:
@@ -171,5 +172,5 @@ def _places(runtime: Sandbox, repo_dir: str, base: Base) -> tuple[str, str]:
 
 
 def _pattern(path: str) -> str:
-    """A `.gitignore` pattern for this path alone."""
+    """A `.gitignore` pattern that matches only this path."""
     return "/" + re.sub(r"([\\*?\[\] ])", r"\\\1", path)

@@ -1,4 +1,4 @@
-"""The text that an agent gives as its answer: standard output, a file, or the model's last message."""
+"""Reads the agent's answer: its standard output, a file, or the model's last message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AnswerSource(BaseModel):
     path: FilePath | None = None
     """The file, with `source: file`."""
     max_bytes: int = Field(default=1 << 20, gt=0)
-    """A file larger than this is no answer."""
+    """Larger files do not count as an answer."""
 
     @model_validator(mode="after")
     def _path_goes_with_file(self) -> Self:
@@ -36,7 +36,7 @@ class AnswerSource(BaseModel):
 
 
 async def answer_of(context: EvaluationContext, where: AnswerSource) -> tuple[str | None, str]:
-    """The text, or None and why there is none."""
+    """The text, or None and the reason."""
     if where.source == "stdout":
         return context.harness_stdout.decode(errors="replace"), ""
     if where.source == "last_message":
@@ -50,5 +50,5 @@ async def answer_of(context: EvaluationContext, where: AnswerSource) -> tuple[st
 
 
 def without_thoughts(text: str) -> str:
-    """The text after the model's thoughts, where an engine left them in its answer."""
+    """The text after the model's thoughts, if an engine left them in its answer."""
     return text.rpartition(_END_OF_THOUGHT)[2]

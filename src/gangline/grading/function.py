@@ -1,11 +1,11 @@
-"""Evaluator `function`: a plain Python function on the node gives the reward.
+"""Evaluator `function`: a plain Python function on the node computes the reward.
 
     def reward(session: dict) -> float: ...
 
 The function comes from the operator: an entry point of the group `gangline.rewards`, or `module:function` on the node's
-list `reward_functions`. A task chooses among these by name. `session` is the transcript (`transcript.py`); the function
+list `reward_functions`. A task selects one of them by name. `session` is the transcript (`transcript.py`); the function
 may be async, and may return a number, a `Reward`, or a dict with `reward`, `trace_rewards`, `turn_scores` and details.
-It runs in the node's process: bound its work on text that an agent wrote.
+It runs in the node's process, so limit its work on text that an agent wrote.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class FunctionConfig(BaseModel):
     function: str = Field(min_length=1, max_length=300)
     """Name of an entry point of the group `gangline.rewards`, or `module:function` on the node's list."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments beside the session."""
+    """Keyword arguments in addition to the session."""
     timeout_seconds: Seconds = 60
-    """Time that the function may take. A thread cannot be ended: a function that goes on keeps its thread."""
+    """Time limit of the function. A thread cannot be stopped: a function that does not return keeps its thread."""
 
     @field_validator("function")
     @classmethod
@@ -54,7 +54,7 @@ class FunctionConfig(BaseModel):
 
 
 class _Failed(EvaluatorError):
-    """An error of the function, not of what it returned."""
+    """An exception raised by the function, as opposed to an invalid return value."""
 
 
 class FunctionEvaluator:
@@ -68,7 +68,7 @@ class FunctionEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when the function is not allowed, fails, is too slow or returns no reward."""
+        """Raises: EvaluatorError if the function is not allowed, fails, is too slow or returns no reward."""
         before = GradedBefore(context, self._config)
         if context.is_control:
             return await self._controlled(context, before)
@@ -76,14 +76,15 @@ class FunctionEvaluator:
         try:
             reward = await self._called(context, msgspec.json.decode(data))
         except _Failed:
-            # What an agent wrote fails again; a service that the function asks has most likely failed for a moment.
+            # If the agent's text is the cause, it fails again. A service that the function calls most likely failed
+            # only for a moment.
             reward = await self._called(context, msgspec.json.decode(data))
         if not before:
             before.keep(data)
         return reward
 
     async def _controlled(self, context: EvaluationContext, before: GradedBefore) -> Reward:
-        """Grade what another session left, or else nothing. Raises: EvaluatorError."""
+        """Grade another session's input if there is one, otherwise nothing. Raises: EvaluatorError."""
         remembered = before.get()
         try:
             return await self._called(

@@ -1,4 +1,4 @@
-"""Evaluator `session_completed`: one value when the agent came to its own end, another when it did not."""
+"""Evaluator `session_completed`: one value if the agent ended by itself, another if it did not."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class SessionCompletedConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     completed: FiniteFloat = 1.0
-    """Reward of outcome `completed`."""
+    """Reward for outcome `completed`."""
     otherwise: FiniteFloat = 0.0
-    """Reward of all other outcomes of the agent's: `agent_timeout`, `turn_limit`, `token_limit`, `agent_loop`,
-    `memory_limit` and `agent_error`."""
+    """Reward for all other outcomes of the agent: `agent_timeout`, `turn_limit`, `token_limit`, `agent_loop`,
+    `memory_limit` and `agent_error`.
+    """
 
 
 class SessionCompletedEvaluator:
-    """Looks at the outcome only; for trying things out, and for tasks that are their own judge."""
+    """Uses only the outcome; for experiments, and for tasks that judge themselves."""
 
     name: ClassVar[str] = "session_completed"
     Config: ClassVar[type[BaseModel]] = SessionCompletedConfig
@@ -36,7 +37,7 @@ class SessionCompletedEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError on an outcome that says nothing of the agent."""
+        """Raises: EvaluatorError for an outcome that does not depend on the agent."""
         if context.outcome in UNGRADED:
             raise EvaluatorError(f"outcome {context.outcome} says nothing of the agent: the session has no reward")
         reward = self._config.completed if context.outcome == "completed" else self._config.otherwise

@@ -1,9 +1,9 @@
-"""Commands of a grader that run as the solution's user: how code under test is kept from its grader.
+"""Runs a grader's commands as the solution's user, which isolates code under test from its grader.
 
-The grader runs as the user `grader`, which may not become another. So a server, run as `agent` beside it, starts
-commands for it: the grader calls `$GANGLINE_SOLUTION COMMAND...`, a client that hands over its streams and gives back
-the exit code. That command, whatever it is, can neither enter the grader's HOME, nor signal or read the grader. It can
-end or imitate the server: then the grader reads output of the solution's choosing, as it does from any solution.
+The grader runs as the user `grader`, which cannot switch to another user. So a server, started as `agent`, runs
+commands for it: the grader calls `$GANGLINE_SOLUTION COMMAND...`, a client that passes on its streams and returns the
+exit code. That command can neither enter the grader's HOME, nor signal or read the grader. It can end or imitate the
+server, but then the grader only reads output chosen by the solution, as it does from any solution.
 
 Both programs need `python3` inside.
 """
@@ -20,7 +20,7 @@ from gangline.domain.sandbox import ExecResult, Sandbox
 __all__ = ["serving_solution"]
 
 _SOCKET = ".gangline/solution"
-"""Relative to the working folder: the name of a socket must be short."""
+"""Relative to the working folder, because the name of a socket must be short."""
 _CLIENT = ".gangline/solution"
 """Relative to the grader's HOME."""
 _READY_S = 30.0

@@ -1,14 +1,14 @@
-"""Evaluator `swe_bench`: the agent's patch, in a clean runtime, against tests that it never saw.
+"""Evaluator `swe_bench`: runs hidden tests on the agent's patch in a clean runtime.
 
-The agent's changes in the repository are its whole answer: a patch is taken of its working folder when its processes
-are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime, except for files that
-would run before the tests (`protected`). Then the files of the test patch are put in place, over any version of the
-agent's, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test of `pass_to_pass`
-still does, else 0.
+Only the agent's changes in the repository are graded. After its processes are gone, a patch is taken of its working
+folder (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime, except for files that
+would run before the tests (`protected`). Then the files of the test patch replace any version of the agent's, and the
+tests run. The reward is 1 if every test of `fail_to_pass` passes and every test of `pass_to_pass` still does, otherwise
+0.
 
-The code under test runs in the process of its tests, as in SWE-bench itself: a patch of it can forge their results.
+The code under test runs in the process of its tests, as in SWE-bench itself, so a patch can forge their results.
 
-A patch that does not apply, is empty, or keeps tests from ending is the agent's fault; a test patch that does not apply
+A patch that does not apply, is empty, or keeps tests from ending is the agent's fault. A test patch that does not apply
 to the repository is ours.
 
 Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grading as in its harness 5.0.
@@ -78,41 +78,47 @@ class SweBenchConfig(BaseModel):
     repo_dir: str = Field(default=".", min_length=1)
     """Folder of the repository, relative to the working folder or absolute inside the runtime."""
     patch_command: str | None = Field(default=None, min_length=1)
-    """Prints the agent's patch; given to `sh -c` in the agent's working folder once its processes are gone. None: the
-    changes in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`."""
+    """Command that prints the agent's patch, run by `sh -c` in the agent's working folder once its processes are gone.
+    None: the changes in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`.
+    """
     instance: dict[str, Any] | None = None
-    """A row of a SWE-bench style dataset (or its JSON, as a string): grading reads the settings from it that are not
-    given here."""
+    """A row of a SWE-bench style dataset (or its JSON, as a string). Grading settings not given here are read from
+    it.
+    """
     fail_to_pass: tuple[str, ...] = ()
-    """Names of tests that must pass, as the log has them."""
+    """Names of tests that must pass, as in the log."""
     pass_to_pass: tuple[str, ...] = ()
-    """Names of tests that must pass still, or be skipped."""
+    """Names of tests that must still pass, or be skipped."""
     expected_statuses: dict[str, Status] = Field(default_factory=dict)
-    """In place of both, as in R2E-Gym: the log must have these tests with these statuses, and no others."""
+    """Replaces both, as in R2E-Gym: the log must contain exactly these tests with these statuses."""
     exit_code_line: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """In place of both, as in OpenSWE: the log's last line `NAME=CODE` of this name decides, and 0 is resolved."""
+    """Replaces both, as in OpenSWE: the last line `NAME=CODE` of the log with this name decides, and 0 means
+    resolved.
+    """
     ignore_timings: bool = False
-    """Compare names of tests without durations in them, such as `[1.3 ms]`."""
+    """Ignore durations in names of tests, such as `[1.3 ms]`."""
     test_patch: str = ""
     """Applied before the tests run."""
     test_command: str | None = None
     """Runs the tests, in `repo_dir`, by `sh -c`."""
     eval_script: str | None = None
-    """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
+    """Replaces both: a dataset's own bash script, which applies the test patch and runs the tests."""
     log_parser: str = "pytest"
     """`pytest`, `unittest`, `r2e`, `status_lines` (lines `PASSED NAME`, also FAILED, ERROR and SKIPPED), or the name of
-    one of the `swebench` package, which the node must then have."""
+    a parser of the `swebench` package, which must then be installed on the node.
+    """
     timeout_seconds: Seconds = 1800
-    """Seconds that the tests may take."""
+    """Time limit of the tests in seconds."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
     protected: tuple[str, ...] = PROTECTED
-    """Names, with `*`, of files that stay as the repository has them, even if the agent's patch changes them: they run,
-    or stand for tests, before any test does. `reward_details.not_applied` lists those that the patch had."""
+    """Names, with `*`, of files kept as in the repository even if the agent's patch changes them, because they run
+    before the tests or could replace them. `reward_details.not_applied` lists such files of the patch.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _read_instance(cls, given: Any) -> Any:
-        """Raises: ValueError, InvalidRequest when the row cannot be graded."""
+        """Raises: ValueError, InvalidRequest if the row cannot be graded."""
         own = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         if (instance := own.get("instance")) is None:
             return cast("Any", given)
@@ -141,7 +147,7 @@ class SweBenchConfig(BaseModel):
 
 
 class SweBenchEvaluator:
-    """Applies the agent's changes, then the hidden tests, and runs them."""
+    """Applies the agent's changes and the hidden tests, and runs the tests."""
 
     name: ClassVar[str] = "swe_bench"
     Config: ClassVar[type[BaseModel]] = SweBenchConfig
@@ -152,8 +158,9 @@ class SweBenchEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when the clean runtime has no such repository, the agent's changes cannot be read, or
-        the test patch does not apply."""
+        """Raises: EvaluatorError if the clean runtime has no such repository, the agent's changes cannot be read, or
+        the test patch does not apply.
+        """
         await context.runtime.kill()
         clean = await context.fresh_runtime()
         base = await base_of(clean, self._config.repo_dir)
@@ -186,7 +193,7 @@ class SweBenchEvaluator:
     async def _patch(self, context: EvaluationContext, clean: Sandbox, base: Base) -> tuple[Patch, str | None]:
         """The agent's changes since `base`, and the reason not to grade them, if any.
 
-        Raises: EvaluatorError when they cannot be determined, or that takes too long.
+        Raises: EvaluatorError if they cannot be determined, or that takes too long.
         """
         if _ARTIFACT in context.kept:
             return Patch(context.kept[_ARTIFACT], True, ""), None

@@ -1,6 +1,6 @@
-"""Rows of SWE-bench style datasets, and the configuration that evaluator `swe_bench` grades one with.
+"""Rows of SWE-bench style datasets, and the `swe_bench` configuration derived from a row.
 
-Rows of SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; for all else pytest is assumed.
+Rows of SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; otherwise pytest is assumed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ PYTEST_PARSERS = frozenset(
 )
 """Names of the parsers of `swebench` and of SWE-rebench for the formats that `pytest` reads."""
 PROTECTED = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc")
-"""Names of files that run, or stand for tests, before any test does."""
+"""Names of files that run before any test, or could replace tests."""
 _OTHER_RUNNERS = ("django/django", "sympy/sympy")
-"""SWE-bench's repositories whose tests do not run under pytest."""
+"""Repositories of SWE-bench whose tests do not run under pytest."""
 _PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -v -p no:cacheprovider {tests}"
-"""The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist. `-v`, as a summary
-does not name skipped tests."""
+"""The folder contains the repository's Python in SWE-bench's images; elsewhere it does not exist. `-v` is needed
+because a summary does not name skipped tests.
+"""
 
 
 class SweBenchRow(BaseModel):
-    """The fields that grading reads; a dataset has more, which describe the instance to people."""
+    """The fields used for grading. Datasets have more, which describe the instance to people."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -57,7 +58,7 @@ class SweBenchRow(BaseModel):
     exit_code_line: str | None = None
     ignore_timings: bool = False
     test_files: tuple[str, ...] = ()
-    """Files of the tests, in place of those that `test_patch` brings."""
+    """Test files, instead of the files of `test_patch`."""
 
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
@@ -69,9 +70,9 @@ class SweBenchRow(BaseModel):
 def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser: str | None = None) -> dict[str, Any]:
     """Configuration of evaluator `swe_bench` for one row.
 
-    test_command: instead of the row's own; `{tests}` is the files of the test patch.
+    test_command: overrides the row's; `{tests}` is replaced by the files of the test patch.
 
-    Raises: InvalidRequest when the row is graded in a way that is not supported, or does not say how.
+    Raises: InvalidRequest if the row needs unsupported grading, or does not specify any.
     """
     if row.eval_type == "fail_only" or row.image_assets not in (None, {}, "", "{}"):
         raise InvalidRequest(
@@ -93,12 +94,12 @@ def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser:
 
 
 def _files_with_tests(row: SweBenchRow) -> Iterator[str]:
-    """For a patch of data alone."""
+    """Used if the patch contains only data."""
     return (name.partition("::")[0] for name in (*row.fail_to_pass, *row.pass_to_pass) if ".py::" in name)
 
 
 def _decision(row: SweBenchRow, log_parser: str | None) -> dict[str, Any]:
-    """The fields that decide whether a log is of a resolved instance."""
+    """The fields that decide whether a log shows a resolved instance."""
     if row.exit_code_line is not None:
         return {"exit_code_line": row.exit_code_line}
     if not (row.fail_to_pass or row.expected_statuses):

@@ -1,6 +1,6 @@
 """Evaluator `test_on_output`: weighted checks on the agent's output.
 
-Missing output (no such file, no answer) fails every check; it is the agent's doing, so it is scored.
+Missing output (no such file, no answer) fails every check. It counts as the agent's failure, so it is scored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _MAX_SHOWN_CHARS = 500
 
 
 class Check(BaseModel):
-    """One thing that must hold of the output."""
+    """One condition on the output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["equals", "contains", "regex", "answer"]
-    """`regex` is found anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole. `answer` is the
-    value in any writing: `1,234` for `1234`, `The answer is 1/2.` for `0.5`, `(B)` for `B`."""
+    """`regex` matches anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole. `answer` accepts
+    any notation of the value: `1,234` for `1234`, `The answer is 1/2.` for `0.5`, `(B)` for `B`.
+    """
     value: str
     others: tuple[str, ...] = ()
-    """With `answer`: more values, each of which is right as well."""
+    """With `answer`: further accepted values."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     ignore_case: bool = False
 
@@ -44,7 +45,7 @@ class Check(BaseModel):
         return self
 
     def holds(self, text: str) -> bool:
-        """Whether a check of any kind but `regex` holds."""
+        """Whether a check of any kind except `regex` holds."""
         value = self.value
         if self.kind == "answer":
             answer = without_thoughts(text)
@@ -66,17 +67,17 @@ class TestOnOutputConfig(AnswerSource):
     __test__: ClassVar[bool] = False  # not a test, whatever pytest makes of the name
 
     checks: Annotated[tuple[Check, ...], AfterValidator(_not_empty)]
-    """The reward is the weight of the checks that hold over the weight of all."""
+    """The reward is the weight of the checks that hold divided by the total weight."""
     source: Literal["stdout", "file", "last_message"] = "stdout"
     """The agent's standard output, a file it left in its runtime, or the model's last answer."""
     part: Literal["all", "last_line"] = "all"
     """`last_line`: the last line that is not blank."""
     strip: bool = True
-    """Leave out blanks at both ends before checking."""
+    """Remove whitespace at both ends before checking."""
 
 
 class TestOnOutputEvaluator:
-    """Checks one text; never runs anything in a runtime."""
+    """Checks one text, without using a runtime."""
 
     __test__: ClassVar[bool] = False
     name: ClassVar[str] = "test_on_output"
@@ -87,7 +88,7 @@ class TestOnOutputEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: TaskAtFault when a regular expression does not come to an end."""
+        """Raises: TaskAtFault if a regular expression times out."""
         output, missing = await answer_of(context, self._config)
         if output is None:
             return Reward(reward=0.0, details={"source": self._config.source, "missing": missing})

@@ -1,10 +1,10 @@
-"""A session as JSON for graders: the recorded conversation, rather than the agent's account of it.
+"""A session as JSON for graders: the recorded conversation, not the agent's description of it.
 
     {"session_id", "instruction", "outcome", "harness_exit": {"exit_code", "signal", "timed_out"}, "harness_stdout",
      "metadata", "traces": [{"trace_id", "role", "parent_trace_id", "num_turns", "turns": [completion id, ...],
                              "finish_reason", "prompt_messages", "response_messages"}]}
 
-Messages are in the form of OpenAI's chat API. `response_messages` begins with the model's first answer in the trace;
+Messages have the format of OpenAI's chat API. `response_messages` begins with the model's first answer in the trace;
 the harness's answers in between follow in order.
 """
 
@@ -35,8 +35,9 @@ def transcript(context: EvaluationContext) -> dict[str, Any]:
 
 
 def last_answer(trajectory: Trajectory) -> str | None:
-    """The model's last answer on the main line (of all traces, where none is a main one): what it submitted by a call
-    of the tool `submit`, else its text."""
+    """The model's last answer in the main traces (in all traces if there is no main one): the argument of a call to the
+    tool `submit`, or its text.
+    """
     traces = [trace for trace in trajectory.traces if trace.role == "main"] or trajectory.traces
     for trace in reversed(traces):
         for message in reversed(trace.response_messages):
@@ -51,7 +52,7 @@ class _Submitted(msgspec.Struct):
 
 
 def _submitted(message: Message) -> str:
-    """The answer in the first call of `submit` that can be read; empty where there is none."""
+    """The answer in the first readable call to `submit`; empty if there is none."""
     for part in message.parts:
         if isinstance(part, ToolCall) and part.name == "submit":
             try:
@@ -62,7 +63,7 @@ def _submitted(message: Message) -> str:
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form; one with several tool results becomes several."""
+    """Messages in OpenAI's format. A message with several tool results becomes several messages."""
     return [item for message in messages for item in _chat_items(message)]
 
 
@@ -91,7 +92,7 @@ def _chat_items(message: Message) -> list[dict[str, Any]]:
 
 
 def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, Any]]:
-    """One string where there is text alone, else parts in order."""
+    """A string if there is only text, otherwise parts in order."""
     if all(isinstance(piece, Text) for piece in pieces):
         return "".join(piece.text for piece in pieces if isinstance(piece, Text))
     return [_content_part(piece) for piece in pieces]

@@ -1,1 +1,1 @@
-"""Evaluator `cases`: a program against hidden inputs and outputs. Start with `evaluator.py`."""
+"""Evaluator `cases`: tests a program with hidden inputs and outputs. Start with `evaluator.py`."""

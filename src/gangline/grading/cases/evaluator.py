@@ -1,16 +1,16 @@
-"""Evaluator `cases`: the agent's program runs on hidden inputs, and its outputs are compared with the expected ones.
+"""Evaluator `cases`: runs the agent's program on hidden inputs and compares its outputs with the expected ones.
 
-The program runs in a clean runtime, once for each case. Expected outputs and the comparison never leave the node: the
-program gets one input at a time and gives back an output, so there is nothing in its reach to read, to forge or to
-void. It can end or confuse only itself, which fails its cases. Between two cases all processes are killed.
+The program runs in a clean runtime, once per case. Expected outputs and the comparison never leave the node: the
+program receives one input at a time and returns an output, so there is nothing it could read, forge or disable. It can
+only crash or confuse itself, which fails its cases. All processes are killed between cases.
 
 A case is standard input and output, or arguments and result of a function (`function`). A driver in the program's
-process calls the function; its result comes back over a stream that the program's prints do not reach.
+process calls the function and returns its result over a stream that the program's prints do not reach.
 
-The agent's failures score: no program, a failed build, wrong or too much output, a crash, too much time or memory. A
-clean runtime without the program's interpreter is ours: EvaluatorError.
+Failures of the agent count as failed cases: no program, a failed build, wrong or too much output, a crash, too much
+time or memory. A clean runtime without the program's interpreter is our failure: EvaluatorError.
 
-Rules by which a program's output equals the expected one. All take linear time.
+The rules for comparing outputs all take linear time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Case", "CasesConfig", "CasesEvaluator", "same_output", "same_value"]
 
 _ARTIFACT = "cases.json"
 _MAX_KEPT_CHARS = 16_384
-"""Characters of an output, an input and an error that the artifact keeps for each case."""
+"""Characters of output, input and error that the artifact keeps per case."""
 _MAX_SHOWN_CASES = 20
 _CHECK_TIMEOUT_S = 60.0
 _LIMITED = 'ulimit -c 0; ulimit -v "$1" || exit 126; shift; exec "$@"'
@@ -57,8 +57,9 @@ while data:
 """
 
 Rule = Literal["exact", "trimmed", "tokens", "floats"]
-"""`exact`: every byte. `trimmed`: lines without whitespace at their ends, and without empty lines at the end. `tokens`:
-words between whitespace. `floats`: such words, where two numbers may differ by the tolerance."""
+"""`exact`: every byte. `trimmed`: lines without trailing whitespace, and without empty lines at the end. `tokens`:
+words separated by whitespace. `floats`: words, where numbers may differ by the tolerance.
+"""
 
 
 def same_output(rule: Rule, expected: str, found: bytes, tolerance: float) -> bool:
@@ -77,7 +78,9 @@ def same_output(rule: Rule, expected: str, found: bytes, tolerance: float) -> bo
 
 
 def same_value(rule: Rule, expected: Any, found: Any, tolerance: float) -> bool:
-    """Whether two JSON values are equal; with `floats`, numbers may differ by the tolerance. A boolean is no number."""
+    """Whether two JSON values are equal. With `floats`, numbers may differ by the tolerance. Booleans are not
+    numbers.
+    """
     if isinstance(expected, list) and isinstance(found, list):
         ours, theirs = cast("list[Any]", expected), cast("list[Any]", found)
         return len(ours) == len(theirs) and all(
@@ -116,7 +119,7 @@ def _are_near(expected: float, found: float, tolerance: float) -> bool:
 
 
 class Case(BaseModel):
-    """One input and the expected output; which fields are given follows from `function`."""
+    """One input and its expected output. `function` decides which fields are required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -138,32 +141,33 @@ class CasesConfig(BaseModel):
 
     cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=10_000)]
     solution: FilePath = "solution.py"
-    """File of the agent's that is the program, relative to its working folder."""
+    """The agent's program file, relative to its working folder."""
     collect: tuple[FilePath, ...] = ()
-    """More files of the agent's that the program needs; those that do not exist are left out."""
+    """Further files of the agent that the program needs. Missing files are skipped."""
     command: Argv | None = None
-    """Runs the program in the working folder. None: `python3` and the solution."""
+    """Command that runs the program in the working folder. None: `python3` and the solution."""
     build: Argv | None = None
-    """Runs once before the cases, such as a compiler; its failure fails all cases."""
+    """Command run once before the cases, such as a compiler. If it fails, all cases fail."""
     function: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of a Python function of the solution, or of a method of its class `Solution`. None: cases are standard input
     and output."""
     compare: Rule = "trimmed"
-    """How outputs are compared; results of functions are compared as JSON values, by `floats` with the tolerance."""
+    """How outputs are compared. Results of functions are compared as JSON values, with the tolerance for `floats`."""
     tolerance: float = Field(default=1e-6, ge=0)
     """Absolute and relative difference that `floats` allows."""
     partial: bool = False
-    """The reward is the weight of the passed cases over that of all; else 1 when all pass, 0 when one fails, and the
-    cases after the first failure do not run."""
+    """The reward is the weight of the passed cases divided by the total weight. Otherwise it is 1 if all cases pass and
+    0 if one fails, and the cases after the first failure do not run.
+    """
     case_timeout_seconds: Seconds = 10
     case_memory_bytes: int = Field(default=1 << 30, ge=16 << 20, lt=2**63)
     """Address space of each process of a case."""
     timeout_seconds: Seconds = 240
-    """Time for the build and all cases; cases that are left then have failed."""
+    """Time for the build and all cases. Cases not reached in that time fail."""
     max_output_bytes: int = Field(default=1 << 20, gt=0)
-    """Output of one case; more fails it."""
+    """Output limit of one case; more fails it."""
     max_solution_bytes: int = Field(default=4 << 20, gt=0)
-    """Bytes of the solution, and of each collected file."""
+    """Maximum bytes of the solution and of each collected file."""
 
     @model_validator(mode="after")
     def _cases_fit(self) -> Self:
@@ -184,7 +188,7 @@ class CasesConfig(BaseModel):
 
 
 class CasesEvaluator:
-    """Runs the program on each case, and compares here."""
+    """Runs the program on each case and compares the outputs on the node."""
 
     name: ClassVar[str] = "cases"
     Config: ClassVar[type[BaseModel]] = CasesConfig
@@ -194,7 +198,7 @@ class CasesEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when the clean runtime cannot run such a program."""
+        """Raises: EvaluatorError if the clean runtime cannot run such a program."""
         config = self._config
         await context.runtime.kill()
         files, missing = await self._collected(context.runtime)
@@ -293,7 +297,7 @@ class CasesEvaluator:
 
 
 def _record(case: Case, status: Status, result: ExecResult) -> dict[str, Any]:
-    """The evidence of one case. A text that is cut says so."""
+    """The evidence of one case. Truncated text is marked as such."""
     asked = case.model_dump(exclude_unset=True, exclude={"weight"})
     return {
         "status": status,

@@ -1,5 +1,5 @@
-"""Evaluators made of evaluators: `composite`, `staged`, `shaped` and `per_turn`.
+"""Evaluators that combine other evaluators: `composite`, `staged`, `shaped` and `per_turn`.
 
-Each holds others by name and configuration (`nested.py`), which are checked when a task is submitted. Start with
+Each contains others by name and configuration (`nested.py`), which are validated when a task is submitted. Start with
 `composite.py`.
 """

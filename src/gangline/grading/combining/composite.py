@@ -1,6 +1,6 @@
 """Evaluator `composite`: the weighted sum of several evaluators' rewards.
 
-All parts are asked, in order; one that can give no reward leaves the session without any. Source: paper 003, 8.
+All parts are evaluated in order. If one cannot determine a reward, the session has none. Source: paper 003, 8.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CompositeConfig(BaseModel):
 
     parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=32), AfterValidator(names_are_unique)]
     average: bool = False
-    """Divide the sum by that of the weights."""
+    """Divide the sum by the sum of the weights."""
 
     @model_validator(mode="after")
     def _can_be_averaged(self) -> CompositeConfig:
@@ -46,7 +46,7 @@ class CompositeConfig(BaseModel):
 
 
 class CompositeEvaluator:
-    """Asks all parts."""
+    """Evaluates all parts."""
 
     name: ClassVar[str] = "composite"
     Config: ClassVar[type[BaseModel]] = CompositeConfig

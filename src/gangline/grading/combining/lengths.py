@@ -14,7 +14,7 @@ class _Transformation(BaseModel):
 
 
 class LengthPenalty(_Transformation):
-    """Takes a reward to 0 along a cosine between `target_tokens` and `max_tokens`."""
+    """Reduces a reward to 0 along a cosine between `target_tokens` and `max_tokens`."""
 
     target_tokens: int = Field(gt=0)
     max_tokens: int = Field(gt=0)
@@ -37,12 +37,14 @@ class LengthScaling(_Transformation):
     alpha: float = Field(default=0.5, ge=0)
 
     def apply(self, reward: float, num_tokens: int) -> float:
-        """num_tokens: 0 is taken as 1."""
+        """num_tokens: 0 counts as 1."""
         return reward * (self.target_tokens / max(num_tokens, 1)) ** self.alpha
 
 
 class OverlongPenalty(_Transformation):
-    """Adds 0 down to -1 over the last `margin_tokens` before `max_tokens`. Source: DAPO, soft overlong punishment."""
+    """Adds a penalty from 0 down to -1 over the last `margin_tokens` before `max_tokens`. Source: DAPO, soft overlong
+    punishment.
+    """
 
     max_tokens: int = Field(default=16384, gt=0)
     margin_tokens: int = Field(default=4096, gt=0)

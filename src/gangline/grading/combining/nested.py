@@ -1,4 +1,4 @@
-"""An evaluator inside another one's configuration, checked with it: an error names the field, however deep."""
+"""An evaluator inside another one's configuration, validated with it. Errors name the nested field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NestedEvaluator(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
-    """Its name in the details, and before the names of its artifacts. None: its strategy."""
+    """Its name in the details, and the prefix of its artifacts' names. None: its strategy."""
     strategy: str
     """Name of an evaluator plug-in."""
     config: dict[str, Any] = Field(default_factory=dict, validate_default=True)
@@ -49,7 +49,7 @@ class NestedEvaluator(BaseModel):
 
 
 def names_are_unique(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raises: ValueError when two parts have one name."""
+    """Raises: ValueError if two parts have the same name."""
     labels = [part.label for part in parts]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ValueError(f"two evaluators are called {twice[0]!r}: give each a `name`")
@@ -57,7 +57,7 @@ def names_are_unique(parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Nested:
-    """One evaluator of several, at work."""
+    """One nested evaluator at run time."""
 
     def __init__(self, spec: NestedEvaluator) -> None:
         self.label = spec.label
@@ -72,10 +72,10 @@ class Nested:
         return isinstance(self.evaluator, GradesClean) and self.evaluator.grades_clean
 
     async def grade(self, context: EvaluationContext) -> Reward:
-        """Its reward; its artifacts come into `context`, under its name.
+        """Its reward. Its artifacts are added to `context` under its name.
 
-        In a control, an evaluator that has none gives 0 unasked: what it would say decides nothing.
-        Raises: EvaluatorError, GraderUnavailable, GradingSpoiled.
+        In a control run, an evaluator without a control returns 0 without being called, because its result would not
+        matter. Raises: EvaluatorError, GraderUnavailable, GradingSpoiled.
         """
         if context.is_control and not self.is_controlled:
             return Reward(reward=0.0)
@@ -97,7 +97,7 @@ class Nested:
 
 
 class AroundOne:
-    """An evaluator that changes another one's reward: it grades clean, and has a control, where that one does."""
+    """An evaluator that changes another one's reward. It grades clean and has a control if the other one does."""
 
     def __init__(self, spec: NestedEvaluator) -> None:
         self._inner = Nested(spec)

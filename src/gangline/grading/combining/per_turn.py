@@ -1,8 +1,9 @@
-"""Evaluator `per_turn`: a score for each of the model's turns, and a reward for each trace, beside the session's.
+"""Evaluator `per_turn`: a score for each of the model's turns and a reward for each trace, in addition to the
+session's.
 
 Rules score turns by the recorded conversation. A trace's reward is the session's, plus `turns_weight` times the mean
-(or sum) of its turns' scores; the session's own reward stays the inner evaluator's, so that sessions are compared by
-their outcome. A trace whose messages cannot be matched to its turns gets no scores.
+(or sum) of its turns' scores. The session's own reward remains the inner evaluator's, so sessions are compared by their
+outcome. A trace whose messages cannot be matched to its turns gets no scores.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ class _Spec(BaseModel):
 
 
 class TurnRule(_Spec):
-    """A score that every turn gets for which the rule holds."""
+    """A score for every turn that matches the rule."""
 
     when: Literal["tool_call", "no_tool_call", "tool_error", "tool_success", "repeated_call", "contains"]
-    """`tool_call`: it calls a tool. `tool_error`: a tool that it called failed; `tool_success`: all that it called gave
-    results without errors. `repeated_call`: it calls a tool as an earlier turn of the trace did, with equal arguments.
-    `contains`: its text contains `value`."""
+    """`tool_call`: the turn calls a tool. `tool_error`: one of its tool calls failed. `tool_success`: all its tool
+    calls succeeded. `repeated_call`: it repeats a tool call of an earlier turn of the trace with equal arguments.
+    `contains`: its text contains `value`.
+    """
     score: float
     tools: tuple[str, ...] = ()
-    """Only calls of these tools; empty is all. Not for `no_tool_call` and `contains`."""
+    """Only calls of these tools; empty means all tools. Not for `no_tool_call` and `contains`."""
     value: str = ""
 
     def holds(self, turn: Turn, before: set[tuple[str, str]], beginnings: tuple[str, ...]) -> bool:
@@ -60,18 +62,18 @@ class PerTurnConfig(_Spec):
     """Configuration of evaluator `per_turn`."""
 
     evaluator: NestedEvaluator
-    """Gives the session's reward. Its own turn scores are added to those of the rules."""
+    """Determines the session's reward. Its own turn scores are added to the rules' scores."""
     rules: Annotated[tuple[TurnRule, ...], Field(max_length=64)] = ()
     turns_weight: float = 1.0
-    """How much the scores of its turns add to a trace's reward."""
+    """Factor of the turns' scores in a trace's reward."""
     turns: Literal["mean", "sum"] = "mean"
-    """How the scores of a trace's turns become one number."""
+    """How the scores of a trace's turns are combined."""
     error_beginnings: tuple[str, ...] = ERROR_BEGINNINGS
-    """A tool's result that begins so is an error, beside those that the client marked."""
+    """A tool result that begins with one of these is an error, as is a result marked by the client."""
 
 
 class PerTurnEvaluator(AroundOne):
-    """Asks one evaluator, and scores turns by rules."""
+    """Calls one evaluator and scores turns by rules."""
 
     name: ClassVar[str] = "per_turn"
     Config: ClassVar[type[BaseModel]] = PerTurnConfig
@@ -101,7 +103,7 @@ class PerTurnEvaluator(AroundOne):
         return Reward(reward=found.reward, trace_rewards=rewards, turn_scores=scores, details=details)
 
     def _scores(self, trace: Trace) -> dict[str, float] | None:
-        """Scores by the rules; None where turns cannot be matched."""
+        """Scores by the rules; None if turns cannot be matched."""
         turns = turns_of(trace)
         if turns is None:
             return None

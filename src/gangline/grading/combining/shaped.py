@@ -1,7 +1,7 @@
-"""Evaluator `shaped`: another evaluator's reward, changed by the session's length, its turns and its tool errors.
+"""Evaluator `shaped`: another evaluator's reward, changed by the session's length, turns and tool errors.
 
-In this order: `length_scaling`, `length_penalty`, `overlong_penalty`, `turns`, `tool_errors`. All look at the recorded
-conversation, never at the agent's claims. Source: paper 003, 6 and 8.
+The order is `length_scaling`, `length_penalty`, `overlong_penalty`, `turns`, `tool_errors`. All use the recorded
+conversation, never the agent's claims. Source: paper 003, 6 and 8.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class TurnBonus(_Spec):
 
 
 class ToolErrorPenalty(_Spec):
-    """Takes `each` for every failed tool call, up to `at_most`."""
+    """Subtracts `each` for every failed tool call, up to `at_most`."""
 
     each: float = Field(default=0.05, ge=0)
     at_most: float = Field(default=0.5, ge=0)
     beginnings: tuple[str, ...] = ERROR_BEGINNINGS
-    """A result that begins so has failed, beside those that the client marked."""
+    """A result that begins with one of these has failed, as has a result marked by the client."""
 
 
 class ShapedConfig(_Spec):
     """Configuration of evaluator `shaped`."""
 
     evaluator: NestedEvaluator
-    """Gives the reward to shape."""
+    """Determines the reward to shape."""
     length_scaling: LengthScaling | None = None
     length_penalty: LengthPenalty | None = None
     overlong_penalty: OverlongPenalty | None = None
@@ -59,7 +59,7 @@ class ShapedConfig(_Spec):
 
 
 class ShapedEvaluator(AroundOne):
-    """Asks one evaluator and changes its reward."""
+    """Calls one evaluator and changes its reward."""
 
     name: ClassVar[str] = "shaped"
     Config: ClassVar[type[BaseModel]] = ShapedConfig

@@ -1,6 +1,6 @@
-"""Evaluator `staged`: gates in a row, each an evaluator; the reward is that of the last gate that was passed.
+"""Evaluator `staged`: a sequence of gates, each an evaluator. The reward is determined by the last gate passed.
 
-The first gate that is not passed ends the grading: cheap checks come before expensive ones. Source: paper 003, 8.
+Grading stops at the first failed gate, so cheap checks can come before expensive ones. Source: paper 003, 8.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Stage(NestedEvaluator):
     """An evaluator as a gate."""
 
     at_least: float = 1.0
-    """The gate is passed when its evaluator's reward is not below this."""
+    """The gate is passed if its evaluator's reward is at least this."""
     reward: float | None = None
-    """Reward of a session that passes no later gate. None: the evaluator's own."""
+    """Reward of a session that passes no later gate. None: the evaluator's own reward."""
 
 
 class StagedConfig(BaseModel):
@@ -41,7 +41,7 @@ class StagedConfig(BaseModel):
 
 
 class StagedEvaluator:
-    """Asks one gate after another."""
+    """Evaluates one gate after another."""
 
     name: ClassVar[str] = "staged"
     Config: ClassVar[type[BaseModel]] = StagedConfig

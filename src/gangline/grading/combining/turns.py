@@ -1,4 +1,4 @@
-"""Turns of a trajectory as graders see them: the model's message, and the results of its tool calls."""
+"""Turns of a trajectory for graders: the model's message and the results of its tool calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.domain.trajectory import Trace, Trajectory
 __all__ = ["ERROR_BEGINNINGS", "Turn", "is_error", "num_sampled_tokens", "num_turns", "tool_results", "turns_of"]
 
 ERROR_BEGINNINGS = ("Error", "error:", "Traceback (most recent call last)")
-"""Beginnings of tool results that are errors, for dialects that mark none (OpenAI's, Google's)."""
+"""Beginnings of tool results that are errors, for dialects that do not mark errors (OpenAI's, Google's)."""
 
 
 class Turn(NamedTuple):
@@ -31,8 +31,9 @@ class Turn(NamedTuple):
 
 
 def turns_of(trace: Trace) -> list[Turn] | None:
-    """The turns of a trace in order; None where a client put messages into the model's mouth, so that it is not known
-    which message is which turn's."""
+    """The turns of a trace in order. None if a client wrote messages in the model's name, so messages cannot be matched
+    to turns.
+    """
     messages = trace.response_messages
     begins = [at for at, message in enumerate(messages) if message.role == "assistant"]
     if len(begins) != len(trace.spans):

@@ -1,4 +1,4 @@
-"""Evaluator `math`: an agent's answer against the right one, by mathematics rather than by letters.
+"""Evaluator `math`: compares an agent's answer with the right one mathematically instead of as text.
 
-`evaluator.py` finds the answer in the session, `comparing.py` compares, in a child process. Start with the first.
+`evaluator.py` finds the answer in the session, and `comparing.py` compares it in a child process. Start with the first.
 """

@@ -1,4 +1,4 @@
-"""Comparison of a right answer with an agent's, by the package math-verify; runs in a child process (`isolated.py`).
+"""Compares a right answer with an agent's, using the package math-verify. Runs in a child process (`isolated.py`).
 
 Source: https://github.com/huggingface/Math-Verify; the right answer comes first, as the comparison is not symmetric.
 """
@@ -26,13 +26,13 @@ class Prepared(NamedTuple):
 
 
 def warm() -> None:
-    """Build the grammar's tables, as the first formula does, and import what the first comparison does."""
+    """Build the grammar's tables and import everything needed, as the first formula and comparison would."""
     golds, text = [r"\frac{1}{2}", "7"], r"$\boxed{0.5}$"
     work(prepare({"golds": golds, "text": text, "only_boxed": False, "choices": [], "rules": {}}))
 
 
 def prepare(job: dict[str, Any]) -> Prepared:
-    """Raises: ValueError when a right answer cannot be read."""
+    """Raises: ValueError if a right answer cannot be read."""
     logging.disable(logging.WARNING)
     golds = [read_gold(gold, job["choices"]) for gold in job["golds"]]
     unread = [gold for gold, read in zip(job["golds"], golds, strict=True) if not read]
@@ -42,7 +42,7 @@ def prepare(job: dict[str, Any]) -> Prepared:
 
 
 def work(prepared: Prepared) -> dict[str, Any]:
-    """Whether the answer in `job["text"]` is one of the right ones, and the text that was read as the answer."""
+    """Whether the answer in `job["text"]` is one of the right ones, and the text recognized as the answer."""
     golds, job = prepared
     text = job["text"]
     if job["only_boxed"]:
@@ -115,7 +115,7 @@ def _are_near(gold: Any, found: Any, relative: float, absolute: float) -> bool:
 
 
 def _numbers(value: Any) -> tuple[str, list[float]] | None:
-    """The kind of a value and its numbers in order; None if it is not made of real numbers."""
+    """The kind of a value and its numbers in order; None if it does not consist of real numbers."""
     match value:
         case sympy.Interval():
             kind, parts = f"interval {value.left_open} {value.right_open}", [value.start, value.end]

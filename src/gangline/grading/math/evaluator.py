@@ -1,11 +1,11 @@
-"""Evaluator `math`: 1 when the agent's answer equals the right one as mathematics, else 0.
+"""Evaluator `math`: 1 if the agent's answer equals the right one mathematically, otherwise 0.
 
-The answer that counts: of the agent's text (`source`) without the model's thoughts, the last `\\boxed{...}`; where none
-is there, the last formula or number behind "answer", else the last formula or number at all. With `only_boxed`, an
-answer outside of a box is none.
+The answer is taken from the agent's text (`source`) without the model's thoughts: the last `\\boxed{...}`. Without a
+box, it is the last formula or number after "answer", or else the last formula or number. With `only_boxed`, answers
+outside a box do not count.
 
-The comparison runs in a child process (`isolated.py`). An answer that takes more than its processor time or memory is
-a wrong one, and the details give the reason; a right answer that cannot be read gives no reward.
+The comparison runs in a child process (`isolated.py`). An answer that exceeds its processor time or memory is wrong,
+and the details give the reason. If a right answer cannot be read, there is no reward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["MathConfig", "MathEvaluator"]
 
 _CHILD = "gangline.grading.math.comparing"
 _WALL_PER_CPU = 12
-"""Wall-clock seconds per second of processor time: a loaded machine makes no answer wrong."""
+"""Wall-clock seconds per second of processor time, so that a loaded machine does not make answers wrong."""
 
 Answer = Annotated[str, Field(min_length=1, max_length=10_000)]
 
@@ -36,33 +36,35 @@ class MathConfig(AnswerSource):
     """Configuration of evaluator `math`."""
 
     answer: Answer | Annotated[tuple[Answer, ...], Field(min_length=1, max_length=64)]
-    """The right answer, or several of which each is right: LaTeX (`\\frac{1}{2}`, with or without `$`), a number, a set
-    `\\{1, 2\\}`, an interval `[0, 1)`, an equation, a matrix."""
+    """The right answer, or several alternatives: LaTeX (`\\frac{1}{2}`, with or without `$`), a number, a set `\\{1,
+    2\\}`, an interval `[0, 1)`, an equation, a matrix.
+    """
     only_boxed: bool = False
-    """Only the last `\\boxed{...}` is an answer."""
+    """Only the last `\\boxed{...}` counts as an answer."""
     choices: tuple[str, ...] = ()
     """Letters of a multiple-choice task, such as A to D."""
     decimals: int = Field(default=6, ge=0, le=15)
     """Decimal places to which numbers are compared."""
     relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """A number is right, too, when it differs by at most this part of the right one; so are sets, tuples, matrices and
-    intervals of such numbers."""
+    """A number is also right if it differs by at most this fraction of the right one. The same holds for sets, tuples,
+    matrices and intervals of numbers.
+    """
     absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The same, as a difference."""
+    """The same, as an absolute difference."""
     strict: bool = True
-    """Variables have their names, and a tuple is no set; else they are matched by position."""
+    """Variables must have the same names, and a tuple does not equal a set. Otherwise they are matched by position."""
     sets_as_relations: bool = False
-    """An inequality such as `0 < x < 1` is right for an interval."""
+    """An inequality such as `0 < x < 1` counts as right for an interval."""
     max_chars: int = Field(default=100_000, gt=0)
-    """Characters of the text that are read, from its end."""
+    """Characters of the text to read, from its end."""
     cpu_seconds: int = Field(default=10, gt=0)
-    """Processor time for one answer."""
+    """Processor time per answer."""
     memory_bytes: int = Field(default=1 << 30, ge=64 << 20)
-    """Memory for one answer."""
+    """Memory per answer."""
 
 
 class MathEvaluator:
-    """Compares one answer; never runs anything in a runtime."""
+    """Compares one answer, without using a runtime."""
 
     name: ClassVar[str] = "math"
     Config: ClassVar[type[BaseModel]] = MathConfig
@@ -71,7 +73,7 @@ class MathEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when a right answer cannot be read, or the machine is too slow."""
+        """Raises: EvaluatorError if a right answer cannot be read, or the machine is too slow."""
         config = self._config
         text, missing = await answer_of(context, config)
         golds = [config.answer] if isinstance(config.answer, str) else list(config.answer)

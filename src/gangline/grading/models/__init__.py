@@ -1,4 +1,4 @@
-"""Evaluators that ask a model: `judge` and `reward_model`, over one HTTP client (`endpoint.py`).
+"""Evaluators that call a model: `judge` and `reward_model`, over one HTTP client (`endpoint.py`).
 
-They call only the engine that their configuration names. Start with `judge.py`.
+They call only the engine named in their configuration. Start with `judge.py`.
 """

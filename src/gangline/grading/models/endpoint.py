@@ -1,6 +1,6 @@
-"""Calls of graders to a model. None of them passes the node's proxy, so none is recorded as a session's.
+"""Calls from graders to a model. They do not pass the node's proxy, so they are not recorded as the session's.
 
-A call that gets no usable answer raises GraderUnavailable: the evaluator's failure, never a reward.
+A call without a usable answer raises GraderUnavailable: a failure of the evaluator, never a reward.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["Endpoint", "EngineConfig", "EngineUser", "engine_of"]
 _MAX_ANSWER_BYTES = 4 << 20
 _MAX_SHOWN_CHARS = 300
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses after which a call is tried again."""
+"""Statuses after which a call is retried."""
 _LONGEST_PAUSE_S = 30.0
 
 
 class EngineConfig(BaseModel):
-    """A model that the task itself names."""
+    """A model defined in the task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     url: str = Field(pattern=r"^https?://[^\s\x00]+$")
-    """Base URL, with or without `/v1`; the node calls it."""
+    """Base URL, with or without `/v1`, called by the node."""
     model: str | None = None
     prompt_price: float = Field(default=0.0, ge=0)
-    """Price of a million prompt tokens, in any currency."""
+    """Price per million prompt tokens, in any currency."""
     completion_price: float = Field(default=0.0, ge=0)
-    """Price of a million completion tokens."""
+    """Price per million completion tokens."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -51,21 +51,22 @@ class EngineConfig(BaseModel):
 
 
 class EngineUser(BaseModel):
-    """Fields of evaluators that ask a model."""
+    """Fields of evaluators that call a model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     engine: str | EngineConfig
-    """The model: a name among the node's `grader_engines`, a URL with its model, or `policy`, the engine that serves
-    the agents."""
+    """The model: a name from the node's `grader_engines`, a URL with its model, or `policy`, the engine that serves the
+    agents.
+    """
     call_timeout_seconds: float = Field(default=120, gt=0)
-    """Time for one try of one call."""
+    """Timeout of one attempt of a call."""
     tries: int = Field(default=3, ge=1, le=10)
-    """Tries of one call; those after the first wait longer each time, or as long as `Retry-After` says."""
+    """Attempts per call. Each waits longer than the previous one, or as long as `Retry-After` requires."""
 
 
 def engine_of(context: EvaluationContext, named: str | EngineConfig) -> GraderEngine:
-    """Raises: GraderUnavailable when the node knows no such engine."""
+    """Raises: GraderUnavailable if the node has no such engine."""
     if isinstance(named, EngineConfig):
         return GraderEngine(**named.model_dump())
     if named not in context.engines:
@@ -77,13 +78,10 @@ def engine_of(context: EvaluationContext, named: str | EngineConfig) -> GraderEn
 
 
 class Endpoint:
-    """One engine, as a grader calls it."""
+    """Client of one engine for graders."""
 
     def __init__(self, engine: GraderEngine, *, tries: int, timeout_s: float, pause_s: float = 0.5) -> None:
-        """
-        timeout_s: for one try.
-        pause_s: before the second try; doubles for each further one.
-        """
+        """timeout_s: for one attempt. pause_s: before the second attempt; doubles for each further one."""
         self.engine = engine
         self._url = engine.url.rstrip("/")
         self._tries = tries

@@ -1,12 +1,12 @@
-"""Evaluator `judge`: a model reads the agent's answer and gives a score by a rubric.
+"""Evaluator `judge`: a model reads the agent's answer and scores it by a rubric.
 
-The judge answers with JSON, `{"reason": ..., "score": ...}`; several votes become one score. It sees the task, the
-answer (or the whole recorded conversation) and the rubric, never the agent's files. What the agent wrote stands between
-marks that it cannot foresee, and the judge is told to take it as data; a model can be talked into a score all the same,
-so prefer a check that cannot where there is one. Asked to read traces, it scores each of them in the same one answer.
+The judge answers with JSON, `{"reason": ..., "score": ...}`. Several votes are combined into one score. It receives the
+task, the answer (or the whole recorded conversation) and the rubric, never the agent's files. The agent's text is
+enclosed in marks that the agent cannot predict, and the judge is instructed to treat it as data. A model can still be
+persuaded, so prefer a deterministic check if there is one. To score traces, it scores all of them in one answer.
 
-A judge that is down, slow or gives no usable verdict leaves the session without a reward: GraderUnavailable. Every
-request and answer is in the artifact `judge.json`.
+A judge that is unreachable, slow or returns no usable verdict leaves the session without a reward: GraderUnavailable.
+Every request and answer is in the artifact `judge.json`.
 """
 
 from __future__ import annotations
@@ -45,34 +45,36 @@ class JudgeConfig(EngineUser, AnswerSource):
     """Configuration of evaluator `judge`."""
 
     rubric: str = Field(min_length=1, max_length=100_000)
-    """What earns which score. The agent never sees it."""
+    """The scoring rules. The agent never sees them."""
     reference: str | None = Field(default=None, max_length=100_000)
-    """A right answer, for the judge to compare with."""
+    """A right answer for the judge to compare with."""
     reads: Literal["answer", "conversation", "traces"] = "answer"
-    """`conversation`: all recorded messages of the main traces instead of the answer alone. `traces`: the messages of
-    each trace from the model's first one on, each with a score and a reward of its own. The session's reward is their
-    mean; traces without tokens to train on, such as those of other models, count only where all are such."""
+    """`conversation`: all recorded messages of the main traces instead of only the answer. `traces`: the messages of
+    each trace from the model's first one on, each with its own score and reward. The session's reward is their mean.
+    Traces without tokens to train on, such as traces of other models, count only if there are no others.
+    """
     lowest: float = 0.0
     highest: float = 10.0
-    """Scores are on this scale; the reward is 1 at `highest`."""
+    """Scores are on this scale. The reward is 1 at `highest`."""
     reward_at_lowest: float = Field(default=0.0, lt=1)
-    """The reward at `lowest`, such as -1 for a scale from -5 to 5 whose middle is worth nothing."""
+    """The reward at `lowest`, such as -1 for a scale from -5 to 5 whose middle should give 0."""
     votes: Annotated[int, Field(ge=1, le=32)] = 1
     combine: Literal["mean", "median", "majority"] = "mean"
-    """How votes become one score. `majority`: the score given most often; the lower one of two."""
+    """How votes are combined into one score. `majority`: the most frequent score, or the lowest of these in a tie."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     """None: 0 for one vote, 1 for several."""
     max_tokens: int = Field(default=1024, gt=0)
-    """Tokens that a verdict may take, the judge's thinking included; with `traces`, 128 more for each."""
+    """Maximum tokens of a verdict, including the judge's thinking. With `traces`, 128 more per trace."""
     answer_format: Literal["json_schema", "json_object", "text"] = "json_schema"
-    """How the engine is asked for JSON (`response_format`); `text`: only in words."""
+    """How JSON is requested from the engine (`response_format`). `text`: only in the prompt."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request."""
+    """Further fields of the request."""
     max_chars: int = Field(default=100_000, gt=0)
-    """Characters of the agent's work that the judge reads; of longer work, the beginning and the end. Traces share
-    them: none is cut while a longer one is whole."""
+    """Characters of the agent's work that the judge reads. Longer work is reduced to its beginning and end. Traces
+    share this limit: the longest are cut first.
+    """
     cache: bool = True
-    """Give an equal question the verdict that this node has already got."""
+    """Reuse the verdict of an identical question already answered on this node."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> JudgeConfig:
@@ -82,7 +84,7 @@ class JudgeConfig(EngineUser, AnswerSource):
 
 
 class JudgeEvaluator:
-    """Asks one model for a verdict, or for several votes."""
+    """Requests a verdict, or several votes, from one model."""
 
     name: ClassVar[str] = "judge"
     Config: ClassVar[type[BaseModel]] = JudgeConfig
@@ -131,7 +133,7 @@ class JudgeEvaluator:
         )
 
     async def _works(self, context: EvaluationContext) -> tuple[list[str], str]:
-        """The texts to grade, and why there are none: one for each trace where these are read, else one."""
+        """The texts to grade, and the reason if there are none. One per trace if traces are read, otherwise one."""
         if self._config.reads == "answer":
             answer, missing = await answer_of(context, self._config)
             return ([] if answer is None else self._cut([without_thoughts(answer)])), missing
@@ -142,7 +144,7 @@ class JudgeEvaluator:
         return (self._cut([_text(main)]) if main else []), "the session has no conversation"
 
     def _cut(self, works: list[str]) -> list[str]:
-        """The works, of which the longest are cut until all have room."""
+        """The works, with the longest ones cut until all fit."""
         left, room = self._config.max_chars, dict[int, int]()
         for number, at in enumerate(sorted(range(len(works)), key=lambda at: len(works[at]))):
             room[at] = min(len(works[at]), left // (len(works) - number))
@@ -178,7 +180,7 @@ class JudgeEvaluator:
         form: Form,
         log: list[dict[str, Any]],
     ) -> Verdict:
-        """Raises: GraderUnavailable when no try gives a usable verdict."""
+        """Raises: GraderUnavailable if no attempt returns a usable verdict."""
         engine = endpoint.engine
         body = ({} if engine.model is None else {"model": engine.model}) | body
         key = hashlib.sha256(msgspec.json.encode([engine.url, body, form])).digest()
@@ -211,7 +213,7 @@ class JudgeEvaluator:
 
 
 def _text(messages: list[Any]) -> str:
-    """JSON, in which what the agent wrote begins no line of its own."""
+    """JSON, so that the agent's text cannot begin a line."""
     return json.dumps(messages, ensure_ascii=False, indent=1)
 
 
@@ -223,7 +225,7 @@ def _shortened(work: str, room: int) -> str:
 
 
 def _cost(engine: GraderEngine, log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens and cost of all calls that were made for a session, those without a usable verdict too."""
+    """Tokens and cost of all calls for a session, including calls without a usable verdict."""
     used = [cast("dict[str, Any]", usage) for call in log if isinstance(usage := _usage_of(call["answer"]), dict)]
     prompt, completion = (
         sum(count for usage in used if isinstance(count := usage.get(name), int))

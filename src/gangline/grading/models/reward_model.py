@@ -1,6 +1,6 @@
-"""Evaluator `reward_model`: a scoring service gives the reward.
+"""Evaluator `reward_model`: a scoring service returns the reward.
 
-Formats of requests and answers are those of the servers in use; `json` is for a service of one's own:
+Requests and answers have the formats of common servers. `json` is for a custom service:
 
     POST url {"session_id", "instruction", "answer", "messages", "metadata"} -> {"reward": number, ...}
 
@@ -33,11 +33,11 @@ class RewardModelConfig(EngineUser, AnswerSource):
 
     format: Format = "json"
     path: str | None = Field(default=None, pattern=r"^(/[^\s\x00]*)?$")
-    """Path after the engine's URL. None: that of the format (`/classify`, `/pooling`, `/score`; none for `json`)."""
+    """Path after the engine's URL. None: the format's default (`/classify`, `/pooling`, `/score`; empty for `json`)."""
     label: int = Field(default=-1)
-    """With `vllm_classify`: index of the class whose probability is the reward; the last one."""
+    """With `vllm_classify`: index of the class whose probability is the reward; by default the last one."""
     template: str = "{instruction}\n\n{answer}"
-    """Text that `vllm_classify` and `sglang_classify` are asked for; a model's own chat format belongs here."""
+    """Text sent with `vllm_classify` and `sglang_classify`. A model's own chat format belongs here."""
     activation: Literal["none", "sigmoid"] = "none"
     """Applied to the score."""
 
@@ -52,7 +52,7 @@ _PATHS: dict[Format, str] = {
 
 
 class RewardModelEvaluator:
-    """Asks one service for a score."""
+    """Requests a score from one service."""
 
     name: ClassVar[str] = "reward_model"
     Config: ClassVar[type[BaseModel]] = RewardModelConfig
@@ -88,7 +88,7 @@ def _text(config: RewardModelConfig, context: EvaluationContext, answer: str) ->
 
 
 def _conversation(context: EvaluationContext, answer: str) -> list[dict[str, Any]]:
-    """Messages of the last main trace; of an answer from elsewhere, the instruction and the answer."""
+    """Messages of the last main trace; without one, the instruction and the answer."""
     traces = [trace for trace in context.trajectory.traces if trace.role == "main"]
     if traces:
         return chat_messages([*traces[-1].prompt_messages, *traces[-1].response_messages])
@@ -106,7 +106,7 @@ def _json_body(context: EvaluationContext, answer: str) -> dict[str, Any]:
 
 
 def _last_number(value: Any) -> Any:
-    """A pooled score: a number, a vector of one, or the last token's."""
+    """A pooled score: a number, a one-element vector, or the last token's score."""
     while isinstance(value, list):
         value = cast("list[Any]", value)[-1]
     return value
@@ -127,7 +127,7 @@ def _body(config: RewardModelConfig, context: EvaluationContext, answer: str) ->
 
 
 def _score(config: RewardModelConfig, said: Any) -> Any:
-    """Raises: KeyError, IndexError, TypeError for an answer that is not of the format."""
+    """Raises: KeyError, IndexError, TypeError for an answer in another format."""
     match config.format:
         case "json":
             return said["reward"]

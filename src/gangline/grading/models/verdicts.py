@@ -1,7 +1,8 @@
-"""A judge's verdict: the form in which it is asked for, and the scores in an answer.
+"""A judge's verdict: the requested format, and parsing of the scores in an answer.
 
-Of one work the answer is `{"reason": ..., "score": ...}`; of several parts an object of such objects by the parts'
-numbers, from "1" on. An answer without a score for each part is not usable, nor is one with a part that was not shown.
+For a single work the answer is `{"reason": ..., "score": ...}`. For several parts it is an object of such objects,
+keyed by part number from "1". An answer is not usable if it lacks the score of a part, or contains a part that was not
+shown.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["Form", "Verdict"]
 
 _REASON_CHARS = 2_000
 _MOST_OBJECTS = 64
-"""Beginnings of objects that are tried in an answer, beside those of its parts."""
+"""Object beginnings tried in an answer, in addition to one per part."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """By part, in their order; one of each where the work is one."""
+    """By part, in order; a single entry for a single work."""
 
     scores: tuple[float, ...]
     reasons: tuple[str, ...]
@@ -31,29 +32,29 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Form(NamedTuple):
-    """The form of an answer."""
+    """The format of an answer."""
 
     lowest: float
     highest: float
     num_parts: int | None
-    """None: the work is one."""
+    """None for a single work."""
 
     @property
     def words(self) -> str:
-        """For the judge."""
+        """Instructions for the judge."""
         one = f'{{"reason": "<two sentences>", "score": <a number from {self.lowest:g} to {self.highest:g}>}}'
         return one if self.num_parts is None else f'{{"1": {one}, "2": ...}}, with every part by its number'
 
     @property
     def schema(self) -> dict[str, Any]:
-        """For the engine, as `response_format` takes it."""
+        """The schema for the engine's `response_format`."""
         score = {"type": "number", "minimum": self.lowest, "maximum": self.highest}
         one = _object({"reason": {"type": "string"}, "score": score})
         schema = one if self.num_parts is None else _object(dict.fromkeys(self._numbers, one))
         return {"name": "verdict", "schema": schema, "strict": True}
 
     def read(self, answer: Any) -> Verdict:
-        """answer: of a chat API. Raises: ValueError when it has no usable verdict."""
+        """answer: from a chat API. Raises: ValueError if it contains no usable verdict."""
         try:
             found = self._last_object(without_thoughts(answer["choices"][0]["message"]["content"]))
             parts = [found] if self.num_parts is None else [found[number] for number in self._numbers]
@@ -71,7 +72,7 @@ class Form(NamedTuple):
         return [str(number) for number in range(1, (self.num_parts or 0) + 1)]
 
     def _last_object(self, text: str) -> dict[str, Any]:
-        """The last JSON object in a text that has this form. Raises: KeyError when there is none."""
+        """The last JSON object of this format in a text. Raises: KeyError if there is none."""
         decoder = json.JSONDecoder()
         for found in reversed(list(re.finditer(r"\{", text))[-_MOST_OBJECTS - (self.num_parts or 0) :]):
             try:

@@ -1,1 +1,1 @@
-"""A command writes the reward, and what it is given of the agent's runtime. Start with `evaluator`."""
+"""A command that writes the reward, and the files it receives from the agent's runtime. Start with `evaluator`."""

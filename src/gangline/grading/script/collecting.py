@@ -1,6 +1,6 @@
-"""What the agent left, carried from its runtime into the grader's: files, and whole folders with their modes and links.
+"""Transfers the agent's files to the grader's runtime: single files, and whole folders with their modes and links.
 
-All of it is the agent's claim. Archives are made and unpacked inside sandboxes only, by the agent's user.
+All of it is untrusted. Archives are made and unpacked only inside sandboxes, by the agent's user.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _UNPACK = 'place=$1; shift; mkdir -p -- "$place" && exec tar -xpf - -C "$place" 
 
 
 class CollectCommand(BaseModel):
-    """A command that makes files to collect of the state that the agent left."""
+    """A command that creates files to collect from the state that the agent left."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     command: Line
-    """Given to `sh -c` in the working folder."""
+    """Run by `sh -c` in the working folder."""
     service: ServiceName | None = None
-    """One of the runtime's services, in whose container the command runs; None is the agent's."""
+    """The runtime's service in whose container the command runs; None is the agent's container."""
     user: str | None = None
-    """In a service: another user than the service's own."""
+    """User for a command in a service, if not the service's own."""
     timeout_seconds: Seconds = 60
 
     @model_validator(mode="after")
@@ -47,17 +47,17 @@ class CollectCommand(BaseModel):
 class Archive(NamedTuple):
     data: bytes
     place: str
-    """The folder that its names begin in."""
+    """Folder relative to which its names are stored."""
     excluded: Sequence[str] = ()
-    """Patterns of what is not unpacked."""
+    """Patterns of files that are not unpacked."""
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = {}
     archives: dict[str, Archive] = {}
-    """Path of a folder, or of a file -> tar archive of it."""
+    """Path of a folder or file -> its tar archive."""
     missing: list[str] = []
-    """What could not be taken, and why: the agent's doing."""
+    """Files that could not be collected, and why. These count as the agent's failures."""
 
     async def bring(self, runtime: Sandbox) -> list[str]:
         """Write everything to its old place in another runtime. Returns what could not be."""
@@ -76,7 +76,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 async def run_commands(
     runtime: Sandbox, commands: Sequence[CollectCommand], services: SideServices | None
 ) -> list[str]:
-    """Run each, whatever becomes of the others. Returns how those ended that failed. Raises: EvaluatorError."""
+    """Run every command, even if others fail. Returns the failures. Raises: EvaluatorError."""
     failed: list[str] = []
     for one in commands:
         if one.service is None:
@@ -95,10 +95,7 @@ async def run_commands(
 async def collected(
     runtime: Sandbox, files: Sequence[str], folders: Mapping[str, Sequence[str]], max_bytes: int
 ) -> Collected:
-    """
-    folders: path -> patterns of `tar --exclude`.
-    max_bytes: for each file and each folder.
-    """
+    """folders: path -> patterns of `tar --exclude`. max_bytes: for each file and each folder."""
     found = Collected(files={}, archives={}, missing=[])
     for path in files:
         try:
@@ -113,7 +110,8 @@ async def collected(
 async def collected_of_services(
     services: SideServices | None, wanted: Mapping[str, Mapping[str, Sequence[str]]], max_bytes: int, found: Collected
 ) -> None:
-    """wanted: service -> path in it -> patterns of what is left out. What has its path already comes first.
+    """wanted: service -> path in it -> patterns to exclude. Files already collected under the same path take
+    precedence.
 
     Raises: EvaluatorError.
     """
@@ -149,7 +147,7 @@ async def _take(runtime: Sandbox, path: str, excluded: Sequence[str], max_bytes:
 
 
 def _place(path: str) -> str:
-    """The folder that the archive's names begin in: an absolute path keeps all its parts."""
+    """Folder relative to which the archive's names are stored. An absolute path keeps all its parts."""
     return "/" if path.startswith("/") else "."
 
 

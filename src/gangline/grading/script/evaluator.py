@@ -1,17 +1,18 @@
 """Evaluator `script`: a command writes the reward.
 
-With `refresh_runtime` it runs in a clean runtime, prepared like the agent's, that the agent never touched; only the
-files of `collect` come over. Hidden files arrive after the agent's processes are gone, and replace anything in their
-place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
+With `refresh_runtime` it runs in a clean runtime, prepared like the agent's but never touched by the agent; only the
+files of `collect` are copied over. Hidden files are written after the agent's processes are gone, and replace anything
+in their place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
 
-The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, that is an EvaluatorError, never 0: a control shows whose failure it is. Its HOME
-is empty and its own: the agent's HOME may hold files that programs read at their start.
+The command can read `.gangline/trajectory.json` (see `transcript.py`), and must write one finite number to its reward
+file. If it does not, that is an EvaluatorError, never 0; a control run shows whose failure it is. It has its own empty
+HOME, because the agent's HOME may contain files that programs read at startup.
 
-What a control grades: files that this grader has graded before; else nothing, and stand-ins for a solution.
+A control run grades files that this grader has graded before. If there are none, it grades nothing, and stand-ins for a
+solution.
 
-Most graders import or open the solution, and fail where there is none, as they do where it is wrong in its syntax.
-A control with nothing would call them broken. Either of these shows that they work.
+Most graders import or open the solution, and fail if it is missing or has invalid syntax. A control run only without
+files would report them as broken. Either of the two shows that they work.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ def __getattr__(name):
         raise AttributeError(name)
     return _thing
 """
-"""A module that has every name and gets every answer wrong."""
+"""A module that defines every name and gets every answer wrong."""
 
 
 def stand_ins(paths: Iterable[str]) -> Collected:
-    """Files for `paths` that can be read as what their names say, and solve nothing."""
+    """Files for `paths` that are readable as their names suggest, and solve nothing."""
     kinds = {".py": _MODULE, ".json": b"{}"}
     return Collected(files={path: kinds.get(path[path.rfind(".") :], b"") for path in paths})
 
@@ -105,13 +106,13 @@ async def working_folder(runtime: Sandbox) -> Collected | None:
 
 
 class HiddenFile(BaseModel):
-    """A hidden file that is no plain text, or must be a program."""
+    """A hidden file that is not plain text, or must be executable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     content: str
     encoding: TextEncoding = "utf-8"
-    """How `content` stands for bytes."""
+    """How `content` encodes the bytes."""
     mode: int = Field(default=0o644, ge=0, le=0o777)
 
     @model_validator(mode="after")
@@ -126,41 +127,49 @@ class ScriptConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     command: Line | Argv
-    """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a grading that failed, not a low
-    reward: see `on_failure`."""
+    """Run in the working folder; a string is passed to `sh -c`. A non-zero exit code means that grading failed, not a
+    low reward: see `on_failure`.
+    """
     separate: bool = False
-    """Run the command as a user of its own, in its own HOME; relative paths of `files`, `clear` and `reward_file` are
-    there. Nothing that runs as the solution's user can read it, write the reward or end the command, and
+    """Run the command as a separate user with its own HOME; relative paths of `files`, `clear` and `reward_file` are in
+    that HOME. Processes of the solution's user cannot read it, write the reward or end the command, and
     `$GANGLINE_SOLUTION COMMAND...` runs a command as that user, in `$GANGLINE_WORKDIR`. Code that the command imports
-    itself is not kept apart. Needs a runtime with such a user, and `python3` in it."""
+    itself is not isolated. Needs a runtime with such a user, and `python3` in it.
+    """
     files: dict[FilePath, str | HiddenFile] = Field(default_factory=dict)
-    """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
+    """Path -> content of hidden files, such as tests, which are written once the agent can no longer see them."""
     clear: tuple[AnyPath, ...] = ()
-    """Folders that are emptied first, even if the agent filled them: the targets of hidden files, and the folder for
-    the command's findings."""
+    """Folders to empty first, even if the agent filled them: the targets of hidden files, and the folder for the
+    command's findings.
+    """
     collect: tuple[FilePath, ...] = ()
-    """The solution's files, which are copied from the agent's runtime into the clean one; those that do not exist are
-    left out. Name them also where the runtime is the agent's own: when grading fails, a control puts stand-ins there,
-    which shows that the grader works."""
+    """The solution's files, copied from the agent's runtime into the clean one; missing files are skipped. List them
+    even if grading in the agent's own runtime: if grading fails, a control run puts stand-ins there to show that the
+    grader works.
+    """
     collect_folders: dict[AnyPath, tuple[str, ...]] = Field(default_factory=dict)
-    """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
-    them. Both runtimes need `tar`."""
+    """Folders to copy in the same way, with modes and links -> patterns to exclude, as for `tar --exclude`. Both
+    runtimes need `tar`.
+    """
     collect_services: dict[ServiceName, dict[Annotated[str, Field(pattern=r"^/[^\x00]+$")], tuple[str, ...]]] = Field(
         default_factory=dict
     )
-    """Services of the agent's runtime -> absolute paths of files and folders in their containers, which are copied to
-    the same paths likewise -> patterns of what is left out."""
+    """Services of the agent's runtime -> absolute paths of files and folders in their containers, copied to the same
+    paths -> patterns to exclude.
+    """
     collect_commands: tuple[CollectCommand, ...] = ()
-    """Run first, in the agent's runtime, when its processes are gone: they write what is to be collected. One that
-    fails is told in the reward's details."""
+    """Commands run first in the agent's runtime, after its processes are gone, to write files to collect. Failures are
+    reported in the reward's details.
+    """
     reward_file: FilePath | Annotated[tuple[FilePath, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
-    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details, but
-    for `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first
-    that exists counts."""
+    """Where the command writes a number, or JSON `{"reward": number, ...}`. Other fields are kept as details, except
+    `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first that
+    exists is used.
+    """
     env: Environment = Field(default_factory=dict)
     timeout_seconds: Seconds = 120
     max_collect_bytes: Size = 16 << 20
-    """For each collected file and folder."""
+    """Limit for each collected file and folder."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +215,7 @@ class ScriptEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when the command fails, is not done in time, or leaves no finite number."""
+        """Raises: EvaluatorError if the command fails, times out, or leaves no finite number."""
         runtime, found, lacks = await self._grading_runtime(context)
         before = GradedBefore(context, self._config)
         if context.is_control:
@@ -219,10 +228,10 @@ class ScriptEvaluator:
     async def _controlled(
         self, context: EvaluationContext, runtime: Sandbox, found: Collected | None, before: GradedBefore
     ) -> Reward:
-        """Grade what another session left; where nothing is remembered, nothing and then stand-ins.
+        """Grade another session's remembered files; if there are none, grade nothing and then stand-ins.
 
-        Many graders give these two their 0 at once, and break further on: they say less than what was graded before.
-        Raises: EvaluatorError when none of them gets a reward.
+        Many graders return 0 for these two early, and break later, so they are weaker evidence than files graded
+        before. Raises: EvaluatorError if none of them gets a reward.
         """
         data = before.get()
         remembered = None if data is None else msgspec.msgpack.decode(data, type=Collected)
@@ -271,7 +280,7 @@ class ScriptEvaluator:
     ) -> tuple[Sandbox, Collected | None, dict[str, list[str]]]:
         """The runtime to grade in, the files that were brought there, and details about those that could not be.
 
-        The files are None where the runtime is the agent's.
+        The files are None if the runtime is the agent's.
         """
         config = self._config
         if not context.refresh_runtime:
@@ -299,7 +308,7 @@ class ScriptEvaluator:
         return _Place(runtime, "grader", runtime.grader_home, runtime.grader_home)
 
     async def _write_inputs(self, place: _Place, context: EvaluationContext) -> None:
-        """Clear the places of all inputs and of the reward completely, and write the inputs."""
+        """Clear the places of all inputs and of the reward completely, then write the inputs."""
         if place.user == "grader":
             await place.clear(place.folder)
             await place.clear(f"{place.runtime.workdir}/{_FOLDER}")
@@ -336,7 +345,7 @@ class ScriptEvaluator:
         raise EvaluatorError(f"the grading command ended well but wrote no {' or '.join(self._reward_files())}")
 
     def _own_paths(self) -> tuple[str, ...]:
-        """Places of its inputs and of the reward."""
+        """Paths of its inputs and of the reward."""
         return (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files)
 
     def _reward_files(self) -> tuple[str, ...]:

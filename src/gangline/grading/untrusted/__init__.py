@@ -1,1 +1,1 @@
-"""Reading of text that an agent wrote, in linear time or in child processes with limits. Start with `isolated.py`."""
+"""Parses untrusted text, in linear time or in limited child processes. Start with `isolated.py`."""

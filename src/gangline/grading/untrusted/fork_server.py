@@ -1,13 +1,14 @@
-"""A process that has imported the modules of some work, and forks a child for each job. `python -c`, one thread.
+"""A process that has imported the modules of some work, and forks a child per job. `python -c`, one thread.
 
 Laws
-- It never reads a job: a child does, so no child has the memory of another one's job. A child keeps no descriptor but
-  its job's socket.
-- A child lives as long as somebody waits for its result: it is killed when the other end of its socket is closed, and
-  all are when the control socket is.
+- Only children read jobs, so no child inherits the memory of another job. A child keeps no descriptor except its job's
+  socket.
+- A child lives as long as its caller waits: it is killed when the other end of its socket is closed, and all children
+  are killed when the control socket is closed.
 
-Wire: one byte on the control socket for each job, with the job's socket attached. On that socket the request, to its
-end; back come `PREPARED`, the result as JSON or the text of an error, and a last line with the child's exit code.
+Wire: one byte on the control socket per job, with the job's socket attached. On that socket the request is sent, up to
+end of file. The reply is `PREPARED`, the result as JSON or the text of an error, and a last line with the child's exit
+code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["OUT_OF_MEMORY", "PREPARED", "main"]
 
 PREPARED = b"prepared\n"
 OUT_OF_MEMORY = 77
-"""Exit code of a child that was out of memory."""
+"""Exit code of a child that ran out of memory."""
 
 _JOB = 3
 """Descriptor of a child's job."""
@@ -79,7 +80,7 @@ class _Server:
                 os.kill(pid, signal.SIGKILL)
 
     def _accept(self) -> bool:
-        """Whether there was another job."""
+        """Accept a job. Returns False if the control socket was closed."""
         byte, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
         if not byte:
             return False
@@ -105,7 +106,7 @@ class _Server:
 
 
 def _note(_number: int, _frame: FrameType | None) -> None:
-    """Nothing: its descriptor wakes the server."""
+    """Does nothing: the signal's wakeup descriptor wakes the server."""
 
 
 def _child(job: int, module: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""What a grader gave a reward, remembered for the controls of its task's other sessions.
+"""Remembers graded files for the controls of the same task's other sessions.
 
-A grader that fails on it as well is broken now, whoever is graded. One that grades it works: the session that it fails
-on has spoiled its grading.
+If a grader fails on files that it has graded before, the grader is broken. If it still grades them, the session on
+which it failed has broken its own grading.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gangline.domain.contracts import EvaluationContext
 __all__ = ["MAX_BYTES", "GradedBefore"]
 
 MAX_BYTES = 2 << 20
-"""More is not remembered of a session."""
+"""Larger sessions are not remembered."""
 
 
 class GradedBefore:
-    """The memory of one grader of one task, as long as the node keeps it."""
+    """The memory of one grader of one task, while the node keeps it."""
 
     def __init__(self, context: EvaluationContext, grader: BaseModel) -> None:
         """grader: its configuration, which distinguishes the graders of a task."""

@@ -1,10 +1,10 @@
-"""Work on text that an agent wrote, in child processes of a fork server that has the work's modules.
+"""Runs work on untrusted text in child processes of a fork server that has imported the needed modules.
 
-Parsers and computer algebra can take for ever on the right text, hold the interpreter meanwhile, and cannot be stopped:
-inside the node one answer could stall every session. They also take longer to import than to compare an answer with:
-a process with SymPy is forked in milliseconds and starts in most of a second.
+Parsers and computer algebra can run forever on crafted text, hold the interpreter meanwhile, and cannot be stopped:
+inside the node one answer could stall every session. Importing them also takes longer than comparing an answer: forking
+a process with SymPy takes milliseconds, starting one most of a second.
 
-Neither server nor children have any of the node's environment.
+Neither the server nor its children inherit the node's environment.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gangline.grading.untrusted.fork_server import OUT_OF_MEMORY, PREPARED
 __all__ = ["ENVIRONMENT", "ForkServers", "in_child"]
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-"""All that these processes have of the node's environment."""
+"""The whole environment of these processes."""
 
 _MAX_SHOWN_CHARS = 500
 _OURS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that come from elsewhere: an operator, or a machine that is out of memory."""
+"""Signals with an external cause: an operator, or a machine that is out of memory."""
 _FULL_S = 0.01
 
 
 class ForkServers:
-    """Implements `ChildWork`: a server for each module, started at its first job. `close` it; idempotent."""
+    """Implements `ChildWork`: one server per module, started at its first job. Call `close` at the end; idempotent."""
 
     def __init__(self) -> None:
         self._servers: dict[str, _ForkServer] = {}
@@ -67,7 +67,7 @@ class ForkServers:
 
 
 async def in_child(module: str, job: Any, limits: Limits) -> Any:
-    """One piece of work with a server of its own. See `ChildWork`."""
+    """Runs one job with a temporary server. See `ChildWork`."""
     servers = ForkServers()
     try:
         return await servers(module, job, limits)
@@ -99,9 +99,9 @@ class _ForkServer:
         return self._process.poll() is None
 
     async def answer(self, request: bytes) -> bytes:
-        """All that a child and the server wrote about it. A child whose caller is cancelled is killed.
+        """Everything that a child and the server wrote about the job. Cancelling the call kills the child.
 
-        Raises: EvaluatorError when the server has ended.
+        Raises: EvaluatorError if the server has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -127,7 +127,7 @@ class _ForkServer:
                 return
 
     def close(self) -> None:
-        """Its children are killed."""
+        """Close the server and kill its children."""
         self._control.close()
         self._process.wait()
 

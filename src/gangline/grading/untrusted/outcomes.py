@@ -1,4 +1,4 @@
-"""What a log says of its tests: the status of each, by its own name and by the others that lists have for it."""
+"""Test results in a log: the status of each test, by its own name and by the other names used in lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 __all__ = ["Outcome", "Status", "TestLog", "plain_lines", "worse"]
 
 Status = Literal["passed", "failed", "skipped"]
-"""`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
+"""`passed` includes expected failures. `failed` includes errors and unexpected successes."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _OF_UNITTEST = re.compile(r"\S+ \(([^()\s]+)\)|([^()\s]+)$")
@@ -19,22 +19,24 @@ class Outcome(NamedTuple):
     """One result."""
 
     name: str
-    """The test's own name, or that of a group of tests."""
+    """The test's own name, or the name of a group of tests."""
     status: Status
     aliases: tuple[str, ...] = ()
-    """Other names under which a list may have the test."""
+    """Other names that a list may use for the test."""
     is_group: bool = False
-    """A file, module or class: it counts for tests of it that have no result of their own."""
+    """A file, module or class. It counts for its tests without a separate result."""
 
 
 class TestLog:
-    """Statuses of tests. Where a name is reported more than once, the worst counts; an own name before an alias."""
+    """Statuses of tests. If a name is reported more than once, the worst status counts; an own name takes precedence
+    over an alias.
+    """
 
     __test__ = False
 
     def __init__(self, outcomes: Iterable[Outcome] = ()) -> None:
         self.statuses: dict[str, Status] = {}
-        """By own name."""
+        """By the test's own name."""
         self._aliases: dict[str, Status] = {}
         self._groups: dict[str, Status] = {}
         for outcome in outcomes:
@@ -43,7 +45,7 @@ class TestLog:
                 _note(self._aliases, alias, outcome.status)
 
     def status_of(self, name: str) -> Status | None:
-        """None: the log does not say. Tests of a group that failed did not run, whatever code of theirs printed."""
+        """None if the log does not contain it. Tests of a failed group did not run, whatever their code printed."""
         of_groups: list[Status] = [self._groups[one] for one in _groups_of(name) if one in self._groups]
         if any(status == "failed" for status in of_groups):
             return "failed"
@@ -71,12 +73,12 @@ class TestLog:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Lines without colours. Only line feeds end one: other separators may be in names and reasons."""
+    """Lines without colours. Only line feeds separate lines: other separators may occur in names and reasons."""
     return [line.rstrip("\r") for line in _ESCAPE.sub("", text).split("\n")]
 
 
 def worse(first: Status | None, second: Status) -> Status:
-    """A failure before all else; what ran before what was skipped."""
+    """A failure is worst, and a test that ran takes precedence over a skipped one."""
     return second if first is None or second == "failed" or (first == "skipped") else first
 
 
@@ -85,8 +87,7 @@ def _note(statuses: dict[str, Status], name: str, status: Status) -> None:
 
 
 def _groups_of(name: str) -> Iterator[str]:
-    """The file of a test of pytest's; the class, module and packages of one of unittest's, or of its id; the nearest
-    first."""
+    """For pytest, the test's file. For unittest, the test's class, module and packages, nearest first."""
     file, of_pytest, _rest = name.partition("::")
     if of_pytest:
         yield file

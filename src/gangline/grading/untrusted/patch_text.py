@@ -1,7 +1,8 @@
-"""Text of patches as git writes them, and as data sets keep them: the files that one is about, and its lost end.
+"""Parses patches written by git or stored in datasets: finds their files, and restores a lost end.
 
 Git quotes names with characters beyond ASCII, quotes, backslashes or control characters (`"a/test_\\303\\251.py"`), and
-marks the end of one with blanks by a tab. Lines of a hunk are counted, so that `--- a/x` within one names no file.
+marks the end of a name with spaces by a tab. Lines of a hunk are counted, so that `--- a/x` inside a hunk does not
+count as a file name.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _BINARY = "GIT binary patch"
 
 
 class PatchedFile(NamedTuple):
-    """A file that a patch changes, makes, moves or removes. Names are relative to the repository's top."""
+    """A file that a patch changes, creates, moves or removes. Names are relative to the repository's top."""
 
     before: str | None
-    """None: the patch makes it, maybe as a copy of another one."""
+    """None: the patch creates it, possibly as a copy of another file."""
     after: str | None
     """None: the patch removes it."""
     has_content: bool = True
-    """False: the patch makes it empty."""
+    """False: the patch creates it empty."""
 
 
 @dataclass
 class _Part:
-    """What a patch says of one file."""
+    """The part of a patch about one file."""
 
     head: list[str] = field(default_factory=list[str])
-    """Its lines outside of hunks."""
+    """Its lines outside hunks."""
     missing_old: int = 0
-    """Lines that its last hunk announces and does not have."""
+    """Lines announced by its last hunk but missing."""
     missing_new: int = 0
 
     def take(self, line: str) -> None:
@@ -59,7 +60,7 @@ class _Part:
 
 
 def files_of(patch: str) -> list[PatchedFile]:
-    """In the order of the patch. Names that are not UTF-8 have lone surrogates."""
+    """In the order of the patch. Names that are not UTF-8 contain lone surrogates."""
     return [_file(part.head) for part in _parts(patch)]
 
 
@@ -69,9 +70,9 @@ def names_of(patch: str) -> list[str]:
 
 
 def completed(patch: str) -> str:
-    """The patch with what data sets lose of it when they strip its text, or make its line ends CRLF.
+    """Restores the parts of a patch that datasets lose by stripping its text or converting line ends to CRLF.
 
-    That is the last line feed, empty lines of context at the end, and the end of binary data.
+    These are the last line feed, empty context lines at the end, and the end of binary data.
     """
     if (ended := patch.split("\n")[:-1]) and all(line.endswith("\r") for line in ended):
         patch = patch.replace("\r\n", "\n").removesuffix("\r")
@@ -118,7 +119,7 @@ def _name(text: str, *, is_prefixed: bool) -> str | None:
 
 
 def _name_of_both(text: str) -> str | None:
-    """The name in `a/NAME b/NAME`, which both sides have."""
+    """The name in `a/NAME b/NAME`, which is the same on both sides."""
     first = text if text.startswith('"') else text[: (len(text) - 1) // 2]
     return _name(first, is_prefixed=True)
 

@@ -1,7 +1,7 @@
-"""Regular expressions over text that an agent wrote, in a process of their own.
+"""Matches regular expressions on untrusted text in a separate process.
 
-Python's `re` can take exponential time on the right text, holds the interpreter meanwhile, and cannot be stopped:
-inside the node one answer could stall every session.
+Python's `re` can take exponential time on crafted text, holds the interpreter meanwhile, and cannot be stopped: inside
+the node one answer could stall every session.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ json.dump([bool(re.search(pattern, job["text"], flags[ignore])) for pattern, ign
 
 
 async def matches(patterns: list[tuple[str, bool]], text: str, *, timeout_s: float) -> list[bool]:
-    """Whether each pattern is found in `text`. A pattern comes with whether it ignores case.
+    """Whether each pattern is found in `text`. Each pattern is paired with whether it ignores case.
 
-    Raises: TaskAtFault when it takes longer than `timeout_s`; EvaluatorError.
+    Raises: TaskAtFault if it takes longer than `timeout_s`; EvaluatorError.
     """
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", _CHILD),

@@ -1,11 +1,10 @@
-"""The output of pytest, with any of its options and those of pytest-xdist and pytest-subtests -> outcomes.
+"""Parses the output of pytest, with any options and those of pytest-xdist and pytest-subtests, into outcomes.
 
-A result stands in the progress of a run (`-v`: `a.py::test_b PASSED [ 50%]`; pytest-xdist: `[gw0] [ 50%] PASSED
-a.py::test_b`), and in its summary (`-rA`: `FAILED a.py::test_b - why`), which counts where both have one. What tests
-print is neither: the reports between them, which repeat it, are not read. A text without headings of pytest's is read
-as both.
+Results appear in the progress of a run (`-v`: `a.py::test_b PASSED [ 50%]`; pytest-xdist: `[gw0] [ 50%] PASSED
+a.py::test_b`) and in its summary (`-rA`: `FAILED a.py::test_b - why`), which takes precedence. The reports in between,
+which repeat the output of tests, are not read. A text without pytest's headings is read as both.
 
-A name is ambiguous where a parameter has ` - ` or a status in it: the first reading with balanced brackets is taken.
+A name is ambiguous if a parameter contains ` - ` or a status: the first reading with balanced brackets is used.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _WORD_BEHIND = re.compile(
     rf" ({_WORD}|SUBFAIL(?:ED)?)(?: \(| *$| +\[[^\]]{{1,20}}\]$| +[\d.]{{1,12}} ?[a-zµ]{{1,3}}$|(?<=SUBFAILED)[\[(]"
     r"|(?<=SKIPPED)\w|(?<=XFAIL)\w|(?<=XPASS)\w)"
 )
-"""A reason may follow, which on a narrow terminal loses its first letters, or what share is done, or a duration."""
+"""Followed by a reason, which on a narrow terminal loses its first letters, by the progress, or by a duration."""
 _TEST = re.compile(r"(?:\S+|[^\s:][^:]*\.py)::[^\s\[]+")
 _SKIPPED_AT = re.compile(r"\[\d+\] (.+?)(?::\d+)?(?:: |:?$)")
-"""Skipped tests by their place, without their names."""
+"""Skipped tests by location, without their names."""
 _SUMMARY = "short test summary info"
 _START = "test session starts"
 _REPORTS = ("FAILURES", "ERRORS", "PASSES", "XFAILURES", "XPASSES", "RERUNS", "warnings summary")
@@ -66,7 +65,7 @@ def has_pytest_summary(text: str) -> bool:
 
 
 def has_unnamed_tests_of_pytest(text: str) -> bool:
-    """Whether the text says that tests passed, by dots or by their number."""
+    """Whether the text shows that tests passed, by dots or by their number."""
     lines = plain_lines(text)
     dots = (found[1] for line in lines if (found := _DOTS.fullmatch(line)))
     return any("." in one for one in dots) or any(_PASSED.search(line[-200:]) for line in lines)
@@ -79,13 +78,13 @@ class _Reader:
         self.progress: dict[str, Status] = {}
         self.summary: dict[str, Status] = {}
         self.with_reasons: dict[str, set[str]] = {}
-        """A test's name with the reason behind it, as lists of SWE-bench have expected failures."""
+        """A test's name followed by the reason, the form in which lists of SWE-bench contain expected failures."""
         self.skipped_at: set[str] = set()
         """Files."""
         self.not_collected: set[str] = set()
-        """Files; a file that a plug-in tests as a whole, such as for its style, can fail while its tests pass."""
+        """Files. A file that a plug-in tests as a whole, such as for its style, can fail while its tests pass."""
         self.has_full_line = False
-        """SWE-bench's lists for pytest's own repository have such a line as a test."""
+        """SWE-bench's lists for pytest's own repository contain such a line as a test."""
         self._begun: tuple[str, Status | None] | None = None
         """A test whose status did not follow its name."""
         self._section: dict[str, Status] = {}
@@ -111,7 +110,7 @@ class _Reader:
             self._enter("report")
 
     def _enter(self, part: _Part) -> None:
-        """A later summary counts before an earlier one: that may be of pytest's output within a test."""
+        """A later summary takes precedence: an earlier one may be output of pytest inside a test."""
         self._end_test()
         self.summary |= self._section
         self._section, self._part = {}, part
@@ -151,14 +150,14 @@ class _Reader:
 
 
 def _title(line: str) -> str | None:
-    """What a heading says: `=== FAILURES ===`."""
+    """The text of a heading: `=== FAILURES ===`."""
     title = line.strip("=")
     is_heading = line.startswith("=") and line.endswith("=") and title.startswith(" ") and title.endswith(" ")
     return title.strip() if is_heading else None
 
 
 def _result(line: str) -> tuple[str, Status] | None:
-    """Test and status, of a line that has both."""
+    """Test and status in a line that contains both."""
     if found := _AT_WORKER.match(line):
         rest = line[found.end() :].rstrip()
         if part := _SUBTEST_FIRST.match(rest):
@@ -175,7 +174,7 @@ def _result(line: str) -> tuple[str, Status] | None:
 
 
 def _reading(line: str, cuts: Iterable[int]) -> str | None:
-    """What stands before one of the cuts, where it can be the name of a test."""
+    """The text before one of the cuts, if it can be the name of a test."""
     open_ended = None
     for cut in islice(cuts, _MAX_READINGS):
         name = line[:cut]
@@ -189,14 +188,14 @@ def _reading(line: str, cuts: Iterable[int]) -> str | None:
 
 
 def _test_behind(text: str) -> str:
-    """The name in ` (i=1) a.py::test_b - why`, as the summary has it for a part of a test."""
+    """The name in ` (i=1) a.py::test_b - why`, the summary's form for a part of a test."""
     start = text.rfind(" ", 0, max(text.find("::"), 0)) + 1
     rest = text[start:].strip()
     return _reading(rest, (one.start() for one in re.finditer(" - ", rest))) or rest
 
 
 def _status_later(line: str) -> Status | None:
-    """The status in a line that begins with one, or ends with one behind what a test printed."""
+    """The status in a line that begins with one, or ends with one after a test's output."""
     if found := re.match(_WORD, line):
         return _STATUSES[found[0]]
     place, word = max((line.rfind(word), word) for word in _WORD.split("|"))
@@ -206,13 +205,13 @@ def _status_later(line: str) -> Status | None:
 
 
 def _aliases(name: str, with_reasons: set[str]) -> Iterator[str]:
-    """As lists of SWE-bench have it: cut off at a blank, with blanks made one, and as `_listed` does."""
+    """Names as in lists of SWE-bench: cut off at a space, with spaces merged, and as in `_listed`."""
     for written in (name, name.split(" ", 1)[0], *(" ".join(one.split()) for one in (name, *with_reasons))):
         yield from {written, _listed(written)} - {name}
 
 
 def _listed(name: str) -> str:
-    """With only the end of a parameter that is a path, and matplotlib's buttons as numbers."""
+    """Reduces a parameter that is a path to its end, and matplotlib's buttons to numbers."""
     test, _bracket, rest = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition("[")
     option, closing, _after = rest.rpartition("]")
     if closing and option.startswith("/") and not option.startswith("//") and "*" not in option:

@@ -1,8 +1,9 @@
-r"""Whether two texts are one value in two writings: `1,234` and `1234.0`, `1/2` and `0.5`, `(B).` and `B`.
+r"""Whether two texts denote the same value in different notations: `1,234` and `1234.0`, `1/2` and `0.5`, `(B).` and
+`B`.
 
-Left out of account: marks around an answer (`**42**`, `$42$`, `\boxed{42}`, `The answer is 42.`), signs of a currency,
-blanks, capitals of ordinary words (not of `CO` and `Co`), the order within a set. A percent sign counts as 1/100; above
-1 it may also be left out. What is not surely the same is different.
+Ignored are marks around an answer (`**42**`, `$42$`, `\boxed{42}`, `The answer is 42.`), currency signs, spaces,
+capitals of ordinary words (but not of `CO` and `Co`), and the order within a set. A percent sign means 1/100; above 1
+it may also be left out. In doubt, values are different.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 __all__ = ["is_same_value", "without_marks"]
 
 _LONGEST_CHARS = 1_000
-"""Longer texts are compared as they are: an agent writes them, and numbers of them would be huge."""
+"""Longer texts are compared literally: agents write them, and their numbers could be huge."""
 _SIGNS = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-"),
@@ -55,13 +56,13 @@ _NUMBER = re.compile(
 )
 _AROUND = re.compile(r"\s*([,:;=+*/^()\[\]{}<>|])\s*|(?<=\w) (-) (?=\w)")
 _STOP = re.compile(r"(?<=.)\.$|(?<=[^\W\d_]{2})!+$")
-"""The end of a sentence, not of the factorial `5!`."""
+"""The end of a sentence, but not the factorial `5!`."""
 _WORD = re.compile(r"[^\W\d_]+")
 _SMALL = {"a", "an", "the", "of", "in", "to", "is", "on", "at", "by", "as", "it", "or", "no", "be", "we", "he"}
 _TRUTH = {"true", "false", "yes", "no"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _SMALLEST_SURE_DIGITS = 15
-"""A number of so many digits is a float's, and may be off in its last ones."""
+"""A number with so many digits comes from a float, and its last digits may differ."""
 
 
 class _Number(NamedTuple):
@@ -73,7 +74,7 @@ class _Number(NamedTuple):
 
 
 def is_same_value(right: str, given: str) -> bool:
-    """right: the answer of the dataset; given: what an agent wrote as its answer."""
+    """right: the answer of the dataset. given: the agent's answer."""
     if right.strip() == given.strip():
         return True
     if max(len(right), len(given)) > _LONGEST_CHARS:
@@ -85,7 +86,7 @@ def is_same_value(right: str, given: str) -> bool:
 
 
 def without_marks(text: str) -> str:
-    """The answer itself, with signs of the keyboard and without the LaTeX that only sets it."""
+    """The answer itself, with keyboard characters and without purely typographic LaTeX."""
     text = unicodedata.normalize("NFC", text).strip()
     before = ""
     while text != before:
@@ -144,7 +145,7 @@ def _same_words(right: str, given: str) -> bool:
 
 
 def _is_ordinary(text: str) -> bool:
-    """Whether its capitals mean nothing: `New York` and `red`, not `CO`, `NaCl` and `x`."""
+    """Whether its capitals are irrelevant: for `New York` and `red`, but not for `CO`, `NaCl` and `x`."""
     words = _WORD.findall(text)
     return any(len(word) > 2 for word in words) and all(
         word[1:].islower() if len(word) > 2 else word.casefold() in _SMALL for word in words
@@ -199,7 +200,7 @@ def _same_number(right: str, given: str) -> bool:
 
 
 def _same_unit(right: str, given: str) -> bool:
-    """`9 (apples)`, as ASDiv writes it, is also 9 and 9 apples."""
+    """`9 (apples)`, as ASDiv writes it, also equals 9 and 9 apples."""
     if right.startswith("(") and right.endswith(")") and re.fullmatch(r"[\w\s]+", right[1:-1]):
         return given in ("", right, right[1:-1])
     return _tidy(right) == _tidy(given)
@@ -223,7 +224,7 @@ def _same_list(right: str, given: str) -> bool:
 
 
 def _items(text: str) -> list[str] | None:
-    """Those of `(1, 2)`, `[0, 1)` or `{1, 2}`; None if it is no such list."""
+    """Items of `(1, 2)`, `[0, 1)` or `{1, 2}`; None if it is not such a list."""
     if len(text) < 2 or text[0] not in _CLOSING or text[-1] not in ")]}":
         return None
     found, depth = [""], 0

@@ -1,7 +1,7 @@
-"""The output of test runners -> the status of each test.
+"""Parses the output of test runners into the status of each test.
 
-The text comes from code that an agent wrote, so nothing here takes more than linear time, and unrecognised lines give
-no result. Parsers of the `swebench` package are not so careful: they run in a process of their own.
+The text comes from untrusted code, so everything here takes linear time, and unrecognised lines give no result. Parsers
+of the `swebench` package are not as careful, so they run in a separate process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORDS: dict[str, Status] = {
     "SKIPPED": "skipped",
 }
 STATUS_WORDS: dict[str, Status] = {word: _WORDS[word] for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
-"""What the lines that `status_lines` reads begin with."""
+"""The words at the beginning of lines that `status_lines` reads."""
 _TIMING = re.compile(r"(?:\[ ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\]|\( ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\))$", re.IGNORECASE)
 _INLINE_TIMING = re.compile(r"\sin \d{1,9}(?:\.\d{1,9})? m?sec\b", re.IGNORECASE)
 _R2E_SUMMARY = "short test summary info"
@@ -58,14 +58,14 @@ json.dump(PARSER_REGISTRY[job["parser"]](job["text"], None), sys.stdout)
 
 
 def _r2e_outcomes(text: str) -> Iterator[Outcome]:
-    """Pytest's summary in R2E-Gym's names: the parts behind the file, joined by dots."""
+    """Pytest's summary with R2E-Gym's names: the parts after the file, joined by dots."""
     for line in text.partition(_R2E_SUMMARY)[2].splitlines():
         if word := next((word for word in _R2E_WORDS if word in line), None):
             yield Outcome(".".join(line.split("::")[1:]).split(" - ")[0], _WORDS[word])
 
 
 def _status_line_outcomes(text: str) -> Iterator[Outcome]:
-    """Lines `PASSED NAME`, whatever printed them; of a test's the last one counts. Source: Polar's test-on-output."""
+    """Lines `PASSED NAME`, whatever printed them. The last line of a test counts. Source: Polar's test-on-output."""
     last: dict[str, Status] = {}
     for line in plain_lines(text):
         word, *rest = line.split(maxsplit=1) or [""]
@@ -75,22 +75,22 @@ def _status_line_outcomes(text: str) -> Iterator[Outcome]:
 
 
 def name_in_status_lines(test: str) -> str:
-    """`Class.method` or `function` of a test's id at pytest; any other name as it is."""
+    """`Class.method` or `function` from a pytest test id; other names are returned unchanged."""
     *rest, name = test.split(" - ")[0].split("::")
     return f"{rest[-1]}.{name}" if len(rest) > 1 else name
 
 
 def _has_none(_log: str) -> bool:
-    """Lines of any program tell of no summary, and of no test beside the named ones."""
+    """Status lines have no summary, and no tests besides the named ones."""
     return False
 
 
 class _Parser(NamedTuple):
     outcomes: Callable[[str], Iterator[Outcome]]
     has_summary: Callable[[str], bool]
-    """Whether the end of a log has all results that follow the progress of its tests."""
+    """Whether the end of a log contains all results that follow the progress of its tests."""
     has_unnamed_tests: Callable[[str], bool]
-    """Whether a log says that tests ran, apart from their names."""
+    """Whether a log shows that tests ran without naming them."""
 
 
 PARSERS: dict[str, _Parser] = {
@@ -103,18 +103,18 @@ PARSERS: dict[str, _Parser] = {
 
 
 def without_timing(name: str) -> str:
-    """A test's name without a duration that its runner wrote into it: `[1.3 ms]`, `(0.2s)`, `in 29 msec`."""
+    """A test's name without a duration written into it by its runner: `[1.3 ms]`, `(0.2s)`, `in 29 msec`."""
     return _INLINE_TIMING.sub("", _TIMING.sub("", name.strip())).strip()
 
 
 def last_exit_code(text: str, name: str) -> int | None:
-    """The code in the last line `NAME=CODE`; None without one."""
+    """The code in the last line `NAME=CODE`; None if there is no such line."""
     found = re.findall(rf"^{re.escape(name)}=(\d{{1,3}})\s*$", text, re.MULTILINE)
     return int(found[-1]) if found else None
 
 
 async def read_log(parser: str, text: str, *, timeout_s: float) -> TestLog:
-    """Raises: EvaluatorError when the parser is not known or not installed, or not done in `timeout_s`."""
+    """Raises: EvaluatorError if the parser is unknown or not installed, or takes longer than `timeout_s`."""
     if parser in PARSERS:
         return await asyncio.to_thread(lambda: TestLog(PARSERS[parser].outcomes(text)))
     if parser.startswith(_SWEBENCH_PREFIX):

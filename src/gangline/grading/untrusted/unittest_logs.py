@@ -1,4 +1,4 @@
-"""The output of `python -m unittest -v`, and of Django's runner -> outcomes.
+"""Parses the output of `python -m unittest -v`, and of Django's runner, into outcomes.
 
 | line | of |
 |---|---|
@@ -9,7 +9,7 @@
 | `setUpClass (m.C) ... skipped 'why'` | all tests of a class; `setUpModule (m)`: of a module |
 | `FAIL: test_a (m.C.test_a)` | a report of a failure: the only one of a part until Python 3.10 |
 
-What stands in reports but for their headings is not read: it repeats what tests print.
+Of reports only the headings are read, because the rest repeats the output of tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def has_unittest_summary(text: str) -> bool:
 
 
 def has_unnamed_tests_of_unittest(text: str) -> bool:
-    """Whether the text says that tests passed, by their number."""
+    """Whether the text shows that tests passed, by their number."""
     num_ran = 0
     for line in plain_lines(text):
         if (found := _RAN.fullmatch(line)) is not None:
@@ -63,18 +63,18 @@ def has_unnamed_tests_of_unittest(text: str) -> bool:
 
 
 class _Reader:
-    """Where in a log its next line stands."""
+    """State of the parser between lines of a log."""
 
     def __init__(self) -> None:
         self._is_report = False
         self._test: re.Match[str] | None = None
-        """The last one named."""
+        """The last test named."""
         self._described: str | None = None
-        """What stood in front of the dots; None before that line."""
+        """The text before the dots; None before that line."""
         self._status: Status | None = None
-        """Its status, unless more follows: a test can print what looks like one."""
+        """Its status, which later lines may replace: a test can print text that looks like a status."""
         self._is_sure = False
-        """Whether the status stood alone, or behind dots."""
+        """Whether the status was alone on its line, or after dots."""
 
     def read(self, before: str, line: str) -> Iterator[Outcome]:
         if before.startswith("=====") and (report := _REPORT.fullmatch(line)):
@@ -113,9 +113,9 @@ class _Reader:
             yield Outcome(described.strip(), status)
 
     def _read_described(self, line: str) -> Iterator[Outcome]:
-        """A line with dots: the test itself, or its docstring, is in front of them.
+        """A line with dots: the test itself, or its docstring, is before them.
 
-        Until Python 3.10 a test with failed parts has no status, and the next one follows on its line.
+        Until Python 3.10 a test with failed parts has no status, and the next one follows on the same line.
         """
         self._described, status = _split(line)
         if status is None:
@@ -140,7 +140,7 @@ class _Reader:
 
 
 def _named(text: str, *, is_certain: bool) -> re.Match[str] | None:
-    """A test's name. is_certain: not some other word with something in parentheses."""
+    """A test's name. is_certain: it cannot be some other word followed by parentheses."""
     named = _TEST.fullmatch(text)
     if named is None or not is_certain:
         return named
@@ -150,7 +150,7 @@ def _named(text: str, *, is_certain: bool) -> re.Match[str] | None:
 
 
 def _split(line: str) -> tuple[str, Status | None]:
-    """What a line says in front of its status, and the status; the first reading that has one."""
+    """The text of a line before its status, and the status; the first reading with a status is used."""
     start = 0
     for _ in range(_MAX_READINGS):
         place = line.find(_DOTS, start)
@@ -167,13 +167,13 @@ def _status(text: str) -> Status | None:
 
 
 def _status_at_end(line: str) -> Status | None:
-    """Behind what a test printed."""
+    """The status after a test's output."""
     line = line.strip()
     return _status(line) or next((status for word, status in _STATUSES.items() if line.endswith(word)), None)
 
 
 def _outcomes(named: re.Match[str], status: Status, described: str | None = None) -> Iterator[Outcome]:
-    """described: what stood in front of the dots: a docstring, or the test itself."""
+    """described: the text before the dots, which is a docstring or the test itself."""
     method, place = named[1], named[2]
     if place.startswith(_NOT_LOADED):
         yield Outcome(method, status, is_group=True)

@@ -1,7 +1,7 @@
 """The verdict of evaluator `swe_bench` on the log of its tests.
 
-Of a log without bounds the head and the tail are kept. A result that is not in them is not the agent's failure: where
-the verdict depends on one, there is no reward. The same holds for a log that counts its tests without naming them.
+Of an unlimited log only the head and the tail are kept. A result missing there is not the agent's failure: if the
+verdict depends on it, there is no reward. The same holds for a log that counts its tests without naming them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_SHOWN_TESTS = 20
 _PARSE_TIMEOUT_S = 60.0
 _MAX_SHOWN_BYTES = 4_000
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
-"""Marks that a dataset's own script puts around the output for its parser."""
+"""Marks that a dataset's own script prints around the output for its parser."""
 _EXIT_LINE = "GANGLINE_TESTS_EXIT"
 
 
 class Criteria(Protocol):
-    """The part of the configuration that decides."""
+    """The part of the configuration that determines the verdict."""
 
     @property
     def fail_to_pass(self) -> tuple[str, ...]: ...
@@ -48,11 +48,11 @@ class Criteria(Protocol):
 
 
 class KeptLog(NamedTuple):
-    """The tests' output: whole, or its head and its tail."""
+    """The tests' output: the whole, or its head and tail."""
 
     text: str
     tail: str
-    """What follows the part that is left out; of a whole log all."""
+    """The part after the omission; the whole log if nothing was omitted."""
     num_left_out: int = 0
     """In bytes."""
 
@@ -64,7 +64,7 @@ class KeptLog(NamedTuple):
 
 
 def kept(output: Output) -> KeptLog:
-    """Without the line that was cut, as its half could be another test's."""
+    """Drops the truncated lines, because half a line could name another test."""
     head, tail = bytes(output.head), bytes(output.tail)
     if not output.num_omitted:
         whole = (head + tail).decode(errors="replace")
@@ -76,7 +76,9 @@ def kept(output: Output) -> KeptLog:
 
 
 def with_exit_line(script: str) -> str:
-    """A dataset's script that prints the exit code of its tests as well: its own is that of its last command."""
+    """A dataset's script that also prints the exit code of its tests, since its own is the exit code of its last
+    command.
+    """
     lines = script.splitlines(keepends=True)
     at = next((at for at, line in enumerate(lines) if _END in line), None)
     if at is None:
@@ -86,9 +88,9 @@ def with_exit_line(script: str) -> str:
 
 
 async def verdict(criteria: Criteria, tests: ExecResult, whole: KeptLog, details: dict[str, Any]) -> Reward:
-    """tests: the end of their command.
+    """tests: the result of their command.
 
-    Raises: EvaluatorError when the log cannot be read, or does not have what decides.
+    Raises: EvaluatorError if the log cannot be read, or lacks results needed for the verdict.
     """
     script, has_failed = criteria.eval_script, not tests.ok
     log = whole if script is None else whole.between_marks()
@@ -133,7 +135,9 @@ def _by_lists(criteria: Criteria, log: KeptLog, read: TestLog, has_failed: bool,
 
 
 def _refuse_missing_results(criteria: Criteria, log: KeptLog, read: TestLog, missing: list[str]) -> None:
-    """missing: tests without a result, where no other decides. Raises: EvaluatorError unless that is the agent's."""
+    """missing: tests without a result, if no other test decides. Raises: EvaluatorError unless it is the agent's
+    failure.
+    """
     if missing and log.num_left_out:
         raise EvaluatorError(
             f"the tests' log is too long: {in_binary_units(log.num_left_out)} in its middle were left out, and the "
@@ -149,7 +153,7 @@ def _refuse_missing_results(criteria: Criteria, log: KeptLog, read: TestLog, mis
 
 
 def _refuse_a_cut_summary(criteria: Criteria, log: KeptLog) -> None:
-    """Raises: EvaluatorError when failures may have been in what was left out."""
+    """Raises: EvaluatorError if failures may have been in the omitted part."""
     parser = PARSERS.get(criteria.log_parser)
     if log.num_left_out and not (parser is not None and parser.has_summary(log.tail)):
         raise EvaluatorError(
