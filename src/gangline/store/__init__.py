@@ -1,5 +1,5 @@
-"""Durable data: `sql/` has tasks and sessions, `journal/` model calls, `results/` results, `audit` control actions.
+"""Durable data: `sql/` stores tasks and sessions, `journal/` model calls, `results/` results, `audit` control actions.
 
-What is documented as durable was synced before its function returned. Start with `sql/leasing`, which decides where a
+Data documented as durable is synced before the function returns. Start with `sql/leasing`, which decides where a
 session goes next, or with `journal/log`.
 """

@@ -1,8 +1,8 @@
-"""The log of control actions: caller, action, time and answer of each, and the refused requests.
+"""The log of control actions: caller, action, time and response of each, and the refused requests.
 
-One JSON line per action in `actions.jsonl`, written before the action is answered; refusals go to `refused.jsonl`, so
-that endless refused requests cannot push actions out. A full file is rotated; the oldest is removed. It keeps no body,
-and only a digest of the token, enough to distinguish tokens.
+One JSON line per action in `actions.jsonl`, written before the action is answered. Refusals go to `refused.jsonl`, so
+that a flood of refused requests cannot push actions out. A full file is rotated and the oldest is removed. It stores no
+bodies, and only a digest of the token, enough to distinguish tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_TEXT = 400
 
 
 class ActionLog:
-    """Appends to files in `folder`. Methods block, and may be called from any thread; they never raise."""
+    """Appends to files in `folder`. Methods block, can be called from any thread, and never raise."""
 
     def __init__(
         self, folder: Path, *, where: str, max_file_bytes: int = MAX_FILE_BYTES, max_files: int = MAX_FILES
@@ -41,7 +41,7 @@ class ActionLog:
         self._lock = threading.Lock()
 
     def write(self, action: Action) -> None:
-        """A failure to write is logged in the service's own log, and stops no action."""
+        """A failure to write is logged in the service's own log, and does not stop the action."""
         name = "refused" if action.status in REFUSED else "actions"
         line = msgspec.json.encode(_bounded(action)) + b"\n"
         try:
@@ -77,7 +77,7 @@ class _Descriptor:
 
 
 def _bounded(action: Action) -> Action:
-    """A stranger chose these texts."""
+    """Bounds texts chosen by untrusted callers."""
     texts = {name: getattr(action, name) for name in ("path", "subject", "forwarded_for")}
     cut = {name: text[:_MAX_TEXT].encode(errors="replace").decode() for name, text in texts.items() if text is not None}
     return msgspec.structs.replace(action, **cut)

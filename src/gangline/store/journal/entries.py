@@ -1,4 +1,4 @@
-"""The entries of the journal: an attempt began, a call was answered, the attempt's result is safe elsewhere.
+"""The entries of the journal: an attempt began, a call was answered, the attempt's result is stored elsewhere.
 
 An entry that is too large for one frame is kept as `Piece` entries, one behind the other.
 
@@ -62,7 +62,7 @@ FRAME_HEAD_BYTES = _HEAD.size
 
 
 class AttemptKey(NamedTuple):
-    """One attempt at one session."""
+    """One attempt at a session."""
 
     session_id: str
     attempt: int
@@ -79,17 +79,19 @@ class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="completions"):
-    """The choices of one call. The shared part of their prompts is kept with the first."""
+    """The choices of one call. The shared part of their prompts is stored with the first."""
 
     session_id: str
     attempt: int
     completions: tuple[Completion, ...]
     one_prompt: bool = False
-    """Whether the others have the first one's `prompt_suffix_ids`, `new_messages` and `tools`, left out here."""
+    """Whether the others share the first one's `prompt_suffix_ids`, `new_messages` and `tools`, which are omitted
+    here.
+    """
 
     @classmethod
     def of(cls, completions: Sequence[Completion]) -> Self:
-        """Raises: ValueError when they are not of one attempt."""
+        """Raises: ValueError if they are not from the same attempt."""
         first, *others = completions
         if others and any(key_of(other) != key_of(first) for other in others):
             raise ValueError("completions of several attempts cannot be appended together")
@@ -108,14 +110,14 @@ class Appended(msgspec.Struct, frozen=True, tag="completions"):
 
 
 class _AppendedHead(msgspec.Struct, frozen=True, tag="completions"):
-    """The fields of `Appended` for the index; the rest is skipped, not decoded."""
+    """The fields of `Appended` needed for the index; the rest is skipped without decoding."""
 
     session_id: str
     attempt: int
 
 
 class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
-    """The attempt's result is safe elsewhere: its entries may go."""
+    """The attempt's result is stored elsewhere, so its entries can be deleted."""
 
     session_id: str
     attempt: int
@@ -127,13 +129,13 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
     session_id: str
     attempt: int
     index: int
-    """0 begins an entry; an unfinished one before it never came to be."""
+    """0 begins an entry; an unfinished entry before it is discarded."""
     is_last: bool
     data: bytes
 
 
 class _PieceHead(msgspec.Struct, frozen=True, tag="piece"):
-    """The fields of `Piece` for the index."""
+    """The fields of `Piece` needed for the index."""
 
     session_id: str
     attempt: int
@@ -183,7 +185,7 @@ def _same_prompt(a: Completion, b: Completion) -> bool:
 
 
 def decode_entries(payloads: Iterable[bytes]) -> Iterator[Entry]:
-    """The whole entries of one attempt's payloads, in order. Raises: msgspec.MsgspecError."""
+    """The complete entries of one attempt's payloads, in order. Raises: msgspec.MsgspecError."""
     gathered: list[bytes] = []
     for payload in payloads:
         stored = decode_msgpack(payload, cast("type[Any]", _Stored))
@@ -198,7 +200,7 @@ def decode_entries(payloads: Iterable[bytes]) -> Iterator[Entry]:
 
 
 def decode_head(payload: bytes) -> EntryHead:
-    """The fields for the index, without the completions. Raises: msgspec.MsgspecError."""
+    """The fields needed for the index, without the completions. Raises: msgspec.MsgspecError."""
     return decode_msgpack(payload, cast("type[Any]", EntryHead))
 
 

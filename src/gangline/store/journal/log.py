@@ -1,8 +1,8 @@
 """The node's journal: an append-only log of the model calls of all its sessions.
 
 Invariants
-- `append_all` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and
-  power loss. All choices of one call are one entry: all of them are stored, or none.
+- `append_all` returns only once the entry is on disk (`fdatasync`), so a completed call survives `kill -9` and power
+  loss. All choices of one call are one entry: either all or none are stored.
 - Appends of concurrent sessions share one sync (group commit): a separate thread writes a batch of waiting entries,
   then answers. A large entry is written in pieces, a batch each, so that the small ones of others go between.
 - Entries are MessagePack in frames with checksums (see `entries`), numbered within their attempt. Unreadable data is
@@ -11,15 +11,16 @@ Invariants
 - Each opening of an attempt begins an era, and entries of two eras are never joined, even where an opening was lost.
 - Memory holds an index (about 150 bytes an entry), not the entries, which are read on demand.
 - A segment whose sessions are all closed is deleted, but never the one being written.
-- One process at a time has a journal open.
+- Only one process at a time can open a journal.
 
-Entries on their way to the disk, in a fair order: no session's large entry holds up the small ones of others.
+Entries are written in a fair order: a large entry of one session does not delay small entries of others.
 
 Laws
-- The entries of one attempt are written in the order in which they were put, a large one once it is encoded.
-- A batch, which shares one sync, takes at most one large piece of each attempt, and attempts take turns. So a small
+- The entries of one attempt are written in the order in which they were put; a large entry once it is encoded.
+- A batch, which shares one sync, contains at most one large piece per attempt, and attempts take turns. So a small
   entry waits for a batch of bounded size, however large the entries of other attempts are.
-- A large entry is encoded by a thread of its own, into memory that is resident before, so that the event loop goes on.
+- A large entry is encoded by a separate thread into memory that was made resident before, so the event loop is not
+  blocked.
 """
 
 from __future__ import annotations
@@ -70,23 +71,23 @@ __all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"
 log = logging.getLogger("gangline.journal")
 
 PIECE_BYTES = 256 << 10
-"""Longest payload that is written in one piece: half a millisecond of a usual disk."""
+"""Longest payload written in one piece: half a millisecond on a typical disk."""
 
 _BATCH_BYTES = 2 << 20
-"""Size at which a batch takes in no further attempt."""
+"""Size at which a batch accepts no further attempt."""
 
 
 class Unit(NamedTuple):
-    """The payload of one frame: a whole entry, or a piece of one."""
+    """The payload of one frame: a whole entry or a piece of one."""
 
     waiting: Waiting
     payload: bytes
     is_last: bool
-    """Whether its entry is durable with it."""
+    """Whether its entry is complete with this unit."""
 
 
 class Waiting:
-    """An entry that is not durable yet."""
+    """An entry that is not yet durable."""
 
     def __init__(self, entry: Entry, payload: bytes) -> None:
         self.entry = entry
@@ -96,7 +97,7 @@ class Waiting:
         """Pieces cut off so far."""
 
     def cut(self) -> Unit:
-        """The next piece of the entry, or the whole of a small one."""
+        """The next piece of the entry, or all of a small one."""
         if len(self.payload) <= PIECE_BYTES:
             return Unit(self, self.payload, is_last=True)
         start = self._num_cut * PIECE_BYTES
@@ -107,17 +108,17 @@ class Waiting:
 
 
 class CommitQueue:
-    """Used on one event loop. To be closed."""
+    """Used on one event loop. Must be closed."""
 
     def __init__(self) -> None:
         self._by_attempt: dict[AttemptKey, deque[Waiting]] = {}
         """In the order of their turns."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal.encode")
         self._coming: set[asyncio.Future[bytes]] = set()
-        """Large entries that are being encoded."""
+        """Large entries being encoded."""
 
     async def put(self, entry: Entry) -> Waiting:
-        """A caller that is cancelled meanwhile has put nothing."""
+        """A caller cancelled during the call has put nothing."""
         num_chars = num_text_chars(entry)
         payload = encode_msgpack(entry) if num_chars < LARGE_BYTES else await self._encoded_apart(entry, num_chars)
         waiting = Waiting(entry, payload)
@@ -137,13 +138,13 @@ class CommitQueue:
             self._coming.discard(coming)
 
     async def close(self) -> None:
-        """Return when all that is being encoded is put."""
+        """Return once all entries being encoded are put."""
         if self._coming:
             await asyncio.wait(self._coming)
         self._thread.shutdown()
 
     def take(self) -> list[Unit]:
-        """The next batch; empty when nothing waits."""
+        """The next batch; empty if nothing waits."""
         batch, num_bytes = list[Unit](), 0
         for key in list(self._by_attempt):
             if num_bytes >= _BATCH_BYTES:
@@ -161,7 +162,7 @@ class CommitQueue:
         return batch
 
     def drop_rest(self, batch: list[Unit]) -> None:
-        """Forget the pieces that would follow those of a batch that was not written."""
+        """Drop the remaining pieces of entries in a batch that was not written."""
         for unit in batch:
             if not unit.is_last:
                 key = key_of(unit.waiting.entry)
@@ -179,10 +180,10 @@ class _Place(NamedTuple):
 
 
 class Journal:
-    """Raises StoreError (DiskFull when there is no space) from every method that writes."""
+    """Raises StoreError (DiskFull if there is no space) from every method that writes."""
 
     def __init__(self, folder: Path, lock: int, marker: bytes, *, segment_bytes: int) -> None:
-        """`lock`: the open lock file; `marker`: of its frames. Use `Journal.open`."""
+        """`lock`: the open lock file. `marker`: the marker of its frames. Use `Journal.open`."""
         self._folder = folder
         self._marker = marker
         self._lock = lock
@@ -195,17 +196,17 @@ class Journal:
         self._flushing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self.on_kept: list[Callable[[Sequence[Completion], bytes], None]] = []
-        """Called with the completions of each call, and their entry as MessagePack, once they are durable."""
+        """Called with the completions of each call and their entry as MessagePack, once they are durable."""
         self._segment = 1
         self._writer: FrameWriter | None = None
-        """None only before the journal is open and once it is closed."""
+        """None only before the journal is opened and after it is closed."""
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = 64 << 20) -> Self:
-        """Open or create the journal; cut off a frame that a crash left incomplete. Blocking: call it before the event
-        loop is busy.
+        """Open or create the journal, cutting off a frame that a crash left incomplete. Blocking: call it before the
+        event loop is busy.
 
-        Raises: StoreError when another process has it open, or when entries are of a newer format.
+        Raises: StoreError if another process has it open, or if entries have a newer format.
         """
         lock = _locked(folder)
         try:
@@ -222,7 +223,7 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def open_attempt(self, opened: AttemptOpened) -> None:
-        """Begins anew where an attempt of this name is open: one that was given back, and is leased again."""
+        """Starts over if the attempt is already open: it was returned and is leased again."""
         await self._write(opened)
 
     async def append(self, completion: Completion) -> None:
@@ -230,7 +231,9 @@ class Journal:
         await self.append_all([completion])
 
     async def append_all(self, completions: Sequence[Completion]) -> None:
-        """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
+        """Completions of one attempt, at least one. All are durable on return; after a crash or an error, either all or
+        none.
+        """
         payload = await self._write(Appended.of(completions))
         for hear in self.on_kept:
             hear(completions, payload)
@@ -262,8 +265,9 @@ class Journal:
         self._flushing = None
 
     def _numbered(self, batch: list[Unit]) -> list[Unframed]:
-        """Each payload with its number and era in its attempt; given when it is written: a failed write uses none
-        up."""
+        """Payloads with their number and era within their attempt. These are assigned on writing, so a failed write
+        uses up none.
+        """
         last: dict[AttemptKey, tuple[int, int]] = {}
         frames: list[Unframed] = []
         for waiting, payload, _ in batch:
@@ -276,12 +280,12 @@ class Journal:
         return frames
 
     def _next_number(self, key: AttemptKey) -> tuple[int, int]:
-        """And the era."""
+        """The next number and the era."""
         places = self._places.get(key)
         return (len(places), places[-1].era) if places else (0, 0)
 
     def _write_frames(self, frames: list[Unframed]) -> list[_Place]:
-        """On the journal's thread. All or none."""
+        """Runs on the journal's thread. All or none."""
         assert self._writer is not None
         if self._writer.size >= self._segment_bytes:
             full, self._writer = self._writer, FrameWriter(self._path(self._segment + 1), self._marker)
@@ -296,11 +300,11 @@ class Journal:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def unclosed(self) -> list[AttemptOpened]:
-        """Attempts that began here and whose result is not safe elsewhere yet."""
+        """Attempts that began here and whose result is not yet stored elsewhere."""
         return list(self._open.values())
 
     async def read(self, key: AttemptKey) -> list[Completion]:
-        """The completions of one attempt, in commit order. Raises: StoreError when the disk does not give them back."""
+        """The completions of one attempt, in commit order. Raises: StoreError if the disk cannot return them."""
         places = list(self._places.get(key, ()))
         try:
             return await asyncio.to_thread(self._read_completions, places)
@@ -361,7 +365,7 @@ class Journal:
             )
 
     def _restore(self, segment: int, frame: Frame) -> None:
-        """Raises: StoreError when the entry is of a newer format."""
+        """Raises: StoreError if the entry has a newer format."""
         try:
             entry = decode_head(frame.payload)
         except msgspec.MsgspecError as error:
@@ -399,7 +403,7 @@ class Journal:
             self._live[place.segment] -= 1
 
     def _drop_dead_segments(self) -> None:
-        """Oldest first, so that an attempt's closing never goes before its opening."""
+        """Oldest first, so that an attempt's closing is never deleted before its opening."""
         for segment in sorted(self._live):
             if self._live[segment] > 0 or segment >= self._segment:
                 return

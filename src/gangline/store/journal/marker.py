@@ -19,15 +19,15 @@ _NAME = "marker"
 
 
 def journal_marker(folder: Path) -> bytes:
-    """The journal's own, made with a new journal. A lost one is found again in the segments.
+    """The journal's marker, created with a new journal. A lost marker is recovered from the segments.
 
-    Raises: OtherVersion when there are entries, and no marker of theirs; OSError.
+    Raises: OtherVersion if there are entries but no marker of theirs; OSError.
     """
     return _found_marker(folder, keep=True)
 
 
 def check_journal(folder: Path) -> None:
-    """Change nothing. Raises: OtherVersion for a journal that cannot be opened."""
+    """Checks a journal without changing it. Raises: OtherVersion if it cannot be opened."""
     if folder.is_dir():
         _found_marker(folder, keep=False)
 
@@ -55,7 +55,7 @@ def _found_marker(folder: Path, *, keep: bool) -> bytes:
 
 
 def _first_of(segment: Path) -> bytes | None:
-    """The bytes before the first frame, where that is whole."""
+    """The bytes before the first frame, if that frame is intact."""
     with segment.open("rb") as file:
         if read_frame(file, 0, os.fstat(file.fileno()).st_size, None) is None:
             return None

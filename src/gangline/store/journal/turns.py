@@ -1,7 +1,7 @@
-"""Records of sessions that have not ended, off their nodes: `{session}/{fence}.turns`, a file of frames for each lease.
+"""Records of running sessions, stored off their nodes: `{session}/{fence}.turns`, a file of frames per lease.
 
-They outlive the node that sent them, and go when the session has a result. All methods block and raise StoreError,
-DiskFull where there is no space; InvalidRequest where an id is none.
+They survive the node that sent them, and are deleted once the session has a result. All methods block and raise
+StoreError, DiskFull if there is no space, and InvalidRequest if an id is invalid.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["TURNS_FOLDER", "TurnStore"]
 log = logging.getLogger("gangline.server")
 
 TURNS_FOLDER = ".turns"
-"""Name of the folder among results: no id begins with a dot."""
+"""Name of the folder among results, which no id can equal: ids never begin with a dot."""
 _MARKER = b"gl-turns"
 _SUFFIX = ".turns"
 
 
 class TurnStore:
-    """One folder; several servers may share it, for only one of them hears of a lease's records at a time."""
+    """One folder. Several servers may share it, because only one at a time receives a lease's records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def append(self, turns: Turns) -> None:
-        """Durable on return. The same calls may come again, where their node did not hear that they are kept."""
+        """Durable on return. The same calls may arrive again if their node missed the confirmation."""
         path = self._path(turns.session_id, turns.fence)
         frame = Unframed(turns.first, turns.fence & 0xFFFFFFFF, encode_msgpack(turns.calls))
         try:
@@ -52,7 +52,7 @@ class TurnStore:
             raise _explained(error) from error
 
     def latest(self, session_id: str, before: int) -> KeptTurns:
-        """Records of the lease with the most of them, or the latest such, among those with a fence below `before`."""
+        """Records with the most calls, or the latest of these, among leases with a fence below `before`."""
         found = [self._read(path) for path in self._files(session_id) if int(path.stem) < before]
         return max(found, key=lambda one: (len(one.completions), one.fence), default=KeptTurns())
 
@@ -65,7 +65,7 @@ class TurnStore:
             raise _explained(error) from error
 
     def sessions(self) -> list[str]:
-        """Ids of the sessions that it has records of."""
+        """Ids of the sessions with records."""
         return sorted(path.name for path in self._folder.iterdir()) if self._folder.is_dir() else []
 
     def _files(self, session_id: str) -> Iterable[Path]:

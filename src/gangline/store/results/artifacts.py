@@ -1,8 +1,8 @@
 """Session results at any fsspec URL: S3, a shared file system, ...: `{task}/{session}/attempt-{n}.{fence}.msgpack`.
 
-An object cannot be renamed cheaply, so each is written under its final name, and its lease's fence in the name keeps a
-late report from overwriting the one that counts. Of one attempt the accepted result always has the highest fence: a
-session goes on to the next attempt with it. Those that were refused stay until their task is forgotten.
+Objects cannot be renamed cheaply, so each is written under its final name. The lease's fence in the name keeps a late
+report from overwriting the accepted one. Within an attempt the accepted result always has the highest fence, because
+the session moves on to the next attempt with it. Refused results stay until their task is deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = re.compile(r"attempt-(\d+)\.(\d+)\.msgpack")
 
 
 class _Written:
-    """It lies where it belongs already."""
+    """A result that is already in its final place."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -45,8 +45,8 @@ class _Written:
 class ArtifactResults:
     """See `store.results.Results`.
 
-    url: of the folder; any URL that fsspec and its installed plug-ins open. These plug-ins find their own credentials.
-    Raises: InvalidRequest when the URL cannot be opened.
+    url: URL of the folder, supported by fsspec or its installed plug-ins. These plug-ins find their own credentials.
+    Raises: InvalidRequest if the URL cannot be opened.
     """
 
     def __init__(self, url: str) -> None:

@@ -46,14 +46,14 @@ class Staged(Protocol):
 
 
 class Results(Protocol):
-    """Where results are. Methods block. Raises (all): DiskFull, StoreError; InvalidRequest when an id is none."""
+    """A store of results. Methods block. Raises (all): DiskFull, StoreError; InvalidRequest if an id is invalid."""
 
     def prepare(self) -> None:
-        """Prepare the folder for writing; remove files that a crash left incomplete."""
+        """Prepare the folder for writing, and remove files that a crash left incomplete."""
         ...
 
     def stage(self, result: SessionResult, data: bytes | None = None) -> Staged:
-        """Write; durable on return. data: the result's own MessagePack where the caller has it already."""
+        """Write a result, durable on return. data: its MessagePack, if the caller has it already."""
         ...
 
     def read_bytes(self, task_id: str, session_id: str, attempt: int) -> bytes:
@@ -74,7 +74,7 @@ class Results(Protocol):
 
 
 class StagedResult:
-    """Bytes on the disk that are not a result yet. Call `keep` or `discard`; both are idempotent."""
+    """Bytes on disk that are not a result yet. Call `keep` or `discard`; both are idempotent."""
 
     def __init__(self, staged: Path, final: Path) -> None:
         self._staged = staged
@@ -99,11 +99,10 @@ class StagedResult:
 
 
 class ResultStore:
-    """Results under one folder. Ids are checked before they touch a path.
+    """Results under one folder. Ids are validated before they are used in a path.
 
-    write: writes a new file, on the disk when it returns; raises OSError.
-    shared: other servers write to the folder too.
-    Raises (all methods): DiskFull, StoreError.
+    write: writes a new file durably; raises OSError. shared: whether other servers write to the folder too. Raises (all
+    methods): DiskFull, StoreError.
     """
 
     def __init__(self, folder: Path, *, write: Callable[[Path, bytes], None] = write_new, shared: bool = False) -> None:
@@ -112,7 +111,9 @@ class ResultStore:
         self._shared = shared
 
     def prepare(self) -> None:
-        """Make the folder; remove files that a crash left incomplete, which only their age shows in a shared folder."""
+        """Create the folder and remove files that a crash left incomplete. In a shared folder only old files are
+        removed.
+        """
         before = time.time() - _ABANDONED_S if self._shared else float("inf")
         try:
             make_folder(self._folder / _INCOMING)
@@ -123,7 +124,7 @@ class ResultStore:
             raise _explained(error) from error
 
     def stage(self, result: SessionResult, data: bytes | None = None) -> StagedResult:
-        """Write aside and sync. data: the result's own MessagePack where the caller has it already."""
+        """Write to a temporary file and sync. data: the result's MessagePack, if the caller has it already."""
         final = self.path(result.task_id, result.session_id, result.attempt)
         staged = self._folder / _INCOMING / secrets.token_hex(8)
         try:
@@ -174,7 +175,7 @@ class ResultStore:
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, task_id: str, session_id: str, attempt: int) -> Path:
-        """Raises: InvalidRequest when an id is none."""
+        """Raises: InvalidRequest if an id is invalid."""
         task, session = validated_id(task_id, "task_id"), validated_id(session_id, "session_id")
         return self._folder / task / session / f"attempt-{int(attempt)}.msgpack"
 

@@ -1,5 +1,5 @@
 """Tasks and sessions in SQL.
 
-`tasks` changes them in transactions, `leasing` decides without a database what may follow, and `reader` looks
-without writing. Start with `leasing`, then `tasks`.
+`tasks` changes them in transactions, `leasing` decides on transitions without a database, and `reader` only reads.
+Start with `leasing`, then `tasks`.
 """

@@ -1,4 +1,4 @@
-"""Annotations of sessions: added, and read by session or by dataset. Nothing changes one."""
+"""Annotations of sessions: added, and read by session or by dataset. They are never changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
 
 
 def add_annotation(conn: sa.Connection, session_id: str, at: float, **said: Any) -> Annotation:
-    """said: the annotation's own fields. Raises: NotFound."""
+    """said: the annotation's fields. Raises: NotFound."""
     task_id = conn.scalar(sa.select(sessions.c.task_id).where(sessions.c.session_id == session_id))
     if task_id is None:
         raise NotFound(f"no session {session_id!r}.")
@@ -26,7 +26,7 @@ def add_annotation(conn: sa.Connection, session_id: str, at: float, **said: Any)
 
 
 def read_annotations(conn: sa.Connection, *, limit: int, before: int | None, **wanted: str | None) -> AnnotationPage:
-    """Newest first. wanted: values of columns; None is any."""
+    """Newest first. wanted: values of columns; None matches any."""
     query = sa.select(*_COLUMNS).order_by(annotations.c.position.desc()).limit(limit + 1)
     query = query.where(*(annotations.c[name] == value for name, value in wanted.items() if value is not None))
     if before is not None:

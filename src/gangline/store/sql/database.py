@@ -1,20 +1,20 @@
-"""The database: how it is opened, how transactions begin and fail, and how blocking work leaves the event loop.
+"""The database: opens it, runs transactions and explains their errors, and moves blocking work off the event loop.
 
 One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
 runs in WAL mode with `synchronous=FULL`: answered writes survive a power cut, not only `kill -9` (docs/adr/0003).
-Waiting jobs share a commit (`Writer`). With PostgreSQL other servers may write too, so each job is a transaction,
-which locks its rows as briefly as it can; one that lost against another server's is `Contended`, and is retried
-(`repeated`). Nothing here knows the meaning of the tables.
+Waiting jobs share a commit (`Writer`). With PostgreSQL other servers may write too, so each job is a separate
+transaction, which locks its rows as briefly as possible. A transaction that lost against another server's is
+`Contended`, and is retried (`repeated`). Nothing here depends on the meaning of the tables.
 
-The one thread that writes, and the commits that jobs share.
+Jobs of the writer thread share commits.
 
-Jobs that came while the disk was busy are done in one transaction: one commit, and one sync, for all of them.
+Jobs that arrive while the disk is busy run in one transaction, with one commit and one sync for all of them.
 
 Laws
-- A job is answered after the commit that holds it; jobs are done in the order in which they came.
-- Each job is undone alone when it raises; those that share its commit do not notice.
-- When the transaction itself breaks (a full disk), all of it is undone, and each job is done again in one of its own: a
-  job is harmless before its commit.
+- A job is answered after the commit that contains it; jobs run in the order of arrival.
+- A job that raises is rolled back alone, without affecting jobs that share its commit.
+- If the transaction itself fails (a full disk), all of it is rolled back, and each job runs again in its own
+  transaction. This is safe because jobs have no effects before the commit.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ _WRITES = "gangline_writes"
 _BUSY_TIMEOUT_MS = 10_000
 _MAX_TRIES = 20
 _MAX_SHARED = 64
-"""Jobs in one commit: readers and the first of them wait for the last."""
+"""Jobs in one commit: readers and the first job wait for the last one."""
 _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
+"""Seconds after which an unresponsive PostgreSQL is given up. The URL can override them."""
 _WHOLE = frozenset({"UTF8", "SQL_ASCII"})
-"""Encodings of PostgreSQL databases that keep any text. The second keeps the bytes that it is given: ours are UTF-8."""
+"""Encodings of PostgreSQL databases that can store any text. SQL_ASCII stores the given bytes, which are UTF-8."""
 _LEFT_AT, _IDLE_S = "gangline_left_at", 1.0
 _LOST = frozenset({"40001", "40P01", "23505"})
-"""PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
+"""PostgreSQL's codes for: serialization failure, deadlock, and a row that another server inserted at the same
+moment.
+"""
 
 Answer = Callable[[], None]
 
 
 class Writer:
-    """Jobs for one thread. A job that has begun is finished even when no caller awaits it any more.
+    """Jobs for one thread. A job that has begun is finished even if no caller awaits it any more.
 
     together: one transaction for all writes on this thread inside the block; yields a list of functions to call once it
-    is durable.
-    max_shared: jobs in one transaction, at most.
+    is durable. max_shared: maximum number of jobs in one transaction.
     """
 
     def __init__(self, together: Callable[[], AbstractContextManager[list[Answer]]], *, max_shared: int) -> None:
@@ -81,7 +82,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
 
     def submit(self, job: Callable[..., T], *args: Any) -> Future[T]:
-        """From any thread."""
+        """Callable from any thread."""
         future: Future[T] = Future()
         self._waiting.append(_Job(future, partial(job, *args)))
         self._thread.submit(self._do_waiting)
@@ -92,7 +93,7 @@ class Writer:
         self._thread.shutdown(wait=True)
 
     def _do_waiting(self) -> None:
-        """Once for each job that came; mostly another one has been done with it already."""
+        """Runs once per submitted job; usually an earlier run has already done that job."""
         jobs = self._taken()
         if len(jobs) > 1 and self._did_together(jobs):
             return
@@ -108,7 +109,7 @@ class Writer:
         return jobs
 
     def _did_together(self, jobs: list[_Job]) -> bool:
-        """Whether they are done and answered; if not, nothing of them is kept."""
+        """Whether they are done and answered; if not, none of their changes are kept."""
         try:
             with self._together() as when_durable:
                 answers = [job.tried() for job in jobs]
@@ -132,7 +133,7 @@ class _Job:
         answer()
 
     def tried(self) -> Answer:
-        """The answer, to be given once it is durable. Raises: StoreError, when the transaction may have broken."""
+        """The answer, to be given once it is durable. Raises: StoreError, if the transaction may have failed."""
         try:
             found = self._call()
         except StoreError:
@@ -143,11 +144,11 @@ class _Job:
 
 
 class Contended(StoreError):
-    """Another server's transaction was faster; this one is undone."""
+    """Another server's transaction was faster, and this one was rolled back."""
 
 
 def repeated(job: Callable[P, T]) -> Callable[P, T]:
-    """The same job, done again when it was `Contended`. It is one transaction, and harmless before it commits."""
+    """Retries a job that was `Contended`. The job must be one transaction, without effects before the commit."""
 
     @functools.wraps(job)
     def until_it_holds(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -162,7 +163,9 @@ def repeated(job: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_database(target: str | Path) -> None:
-    """Change nothing; what cannot be asked is left to the server. Raises: OtherVersion for one of a later version."""
+    """Checks a database without changing it; one that cannot be read is left to the server. Raises: OtherVersion if it
+    has a later version.
+    """
     with suppress(NotFound, InvalidRequest, SQLAlchemyError):
         engine = _engine(_url(target, read_only=True))
         with engine.connect() as conn:
@@ -174,10 +177,9 @@ def check_database(target: str | Path) -> None:
 class Database:
     """An open database. `close()` is idempotent.
 
-    target: path of an SQLite file (made with its folder when missing), or a URL, `postgresql://...` or `sqlite://...`.
-    read_only: for looking at a data folder, whether its server runs or not.
-    Raises: NotFound (read_only, no such file), InvalidRequest (no such kind of database, or one that cannot keep any
-    text), StoreError, DiskFull.
+    target: path of an SQLite file (created with its folder if missing), or a URL, `postgresql://...` or `sqlite://...`.
+    read_only: for reading a data folder, whether its server runs or not. Raises: NotFound (read_only, no such file),
+    InvalidRequest (unknown kind of database, or one that cannot store any text), StoreError, DiskFull.
     """
 
     def __init__(self, target: str | Path, *, read_only: bool = False) -> None:
@@ -212,7 +214,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[sa.Connection]:
-        """One write transaction on the calling thread: committed when the block ends, undone when it raises.
+        """One write transaction on the calling thread: committed at the end of the block, rolled back if it raises.
 
         On the writer's thread it may be part of a transaction that jobs share; `when_durable` reports the commit.
         """
@@ -224,7 +226,9 @@ class Database:
             yield conn
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """After `writing`: call it once the changes are durable, which is now or with the shared commit."""
+        """Call it after `writing`: calls the function once the changes are durable, which is now or with the shared
+        commit.
+        """
         if self._here.conn is None:
             call()
         else:
@@ -246,7 +250,7 @@ class Database:
             yield conn
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
-        """Run a blocking job on the writer thread. A job that began is finished even when its caller is cancelled."""
+        """Run a blocking job on the writer thread. A job that began is finished even if its caller is cancelled."""
         return await asyncio.wrap_future(self._writer.submit(job, *args))
 
     def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
@@ -264,7 +268,7 @@ class Database:
 
 
 class _Here(threading.local):
-    """The transaction that this thread's jobs share, if they do."""
+    """The transaction shared by this thread's jobs, if any."""
 
     conn: sa.Connection | None = None
     when_durable: list[Callable[[], None]]
@@ -299,7 +303,7 @@ def _known_url(target: str) -> sa.URL:
 
 
 def _engine(url: sa.URL) -> sa.Engine:
-    """Raises: InvalidRequest when the driver is not installed."""
+    """Raises: InvalidRequest if the driver is not installed."""
     if url.get_backend_name() == "sqlite":
         return sa.create_engine(url)
     patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
@@ -314,8 +318,9 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _try_idle(engine: sa.Engine) -> None:
-    """Try connections that were idle before they are used: the database may have been restarted. One that was just in
-    use would have noticed, and the pool then lets go of all of them."""
+    """Test idle connections before use, because the database may have been restarted. A connection that was just in use
+    would have failed, after which the pool drops all of them.
+    """
 
     def on_checkin(_connection: Any, record: ConnectionPoolEntry) -> None:
         record.info[_LEFT_AT] = time.monotonic()
@@ -342,7 +347,7 @@ def _refuse_encoding(encoding: str) -> None:
 
 
 def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
-    """Set up every connection; begin transactions ourselves, as the driver would begin them too late."""
+    """Set up every connection, and begin transactions ourselves, because the driver would begin them too late."""
 
     def on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
@@ -353,7 +358,7 @@ def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
             connection.execute("PRAGMA synchronous=FULL")
 
     def on_begin(conn: sa.Connection) -> None:
-        # A writer that began as a reader could not wait for its turn: SQLite would refuse it at once.
+        # SQLite would refuse at once a writer that began as a reader, instead of making it wait.
         writes = conn.get_execution_options().get(_WRITES, False)
         conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -1,11 +1,11 @@
-"""The standing of a session, and every decision about its next state. Pure: the clock and the lease time are arguments.
+"""The state of a session, and every decision about its next state. Pure: the clock and the lease time are arguments.
 
-Laws, which hold under lost, duplicated and late messages:
-- A session ends once; nothing moves it afterwards.
-- Each lease has a higher fence than any before it; only the holder of the latest one is accepted.
-- A lease under which the agent started costs an attempt, whatever ended it. A node that gives a session back before
-  that costs none, so that a session's agent starts at most `max_attempts` times.
-- A report that was accepted is accepted again (its answer may have been lost), and changes nothing.
+Laws, which hold even if messages are lost, duplicated or late:
+- A session ends once and never changes afterwards.
+- Each lease has a higher fence than all earlier ones, and only the holder of the latest lease is accepted.
+- A lease under which the agent started costs an attempt, whatever ended it. A node that returns a session earlier costs
+  nothing, so a session's agent starts at most `max_attempts` times.
+- An accepted report is accepted again (its response may have been lost), without any change.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     """Failure of the last failed attempt; for an ended session, the failure that ended it."""
     reported_fence: int = 0
-    """Fence of the last accepted report; 0 before any."""
+    """Fence of the last accepted report; 0 if there was none."""
     ready_at: float | None = None
-    """When it may be leased again; None is at any time. Only of queued ones."""
+    """When it may be leased again; None means at any time. Only for queued sessions."""
 
     def moved(self, state: SessionState, **changes: object) -> Standing:
-        """Raises: ValueError for a move that the lifecycle's table does not have."""
+        """Raises: ValueError for a move that the lifecycle does not allow."""
         if not can_move(self.state, state):
             raise ValueError(f"a session cannot move from {self.state} to {state}")
         return msgspec.structs.replace(self, state=state, **changes)
@@ -53,10 +53,10 @@ _MAX_RETRY_PAUSE_S = 300.0
 
 
 def retry_pause_s(attempt: int, *, base_s: float) -> float:
-    """Seconds before a session is retried after its `attempt` failed through our fault: longer after each, at most five
-    minutes.
+    """Seconds before a session is retried after its `attempt` failed through our fault. Grows with each attempt, up to
+    five minutes.
 
-    A fault mostly affects all sessions; immediate retries would use up their attempts before it is repaired.
+    A fault usually affects all sessions, and immediate retries would use up their attempts before it is repaired.
     """
     return min(_MAX_RETRY_PAUSE_S, base_s * _RETRY_GROWTH ** min(attempt - 1, 16))
 
@@ -79,13 +79,13 @@ def lease(standing: Standing, *, node_id: str, now: float, lease_s: float) -> St
 
 
 def holds(standing: Standing, *, fence: int, node_id: str | None = None) -> bool:
-    """Whether this fence (of this node) is the live lease. One that ran out lives until it is taken back."""
+    """Whether this fence (of this node) is the live lease. An expired lease stays live until it is reclaimed."""
     same_node = node_id is None or standing.node_id == node_id
     return standing.state == "leased" and standing.fence == fence and same_node
 
 
 def renew(standing: Standing, *, node_id: str, fence: int, stage: Stage, now: float, lease_s: float) -> Standing | None:
-    """A heartbeat named the session. None: the node has lost it."""
+    """Renew a lease named by a heartbeat. None if the node has lost it."""
     if not holds(standing, fence=fence, node_id=node_id):
         return None
     stage_at = standing.stage_at if stage == standing.stage else now
@@ -93,7 +93,7 @@ def renew(standing: Standing, *, node_id: str, fence: int, stage: Stage, now: fl
 
 
 def release(standing: Standing, *, node_id: str, fence: int, has_run: bool = False) -> Standing:
-    """Put back, unharmed unless its agent has started: then the attempt is spent. Raises: LeaseLost."""
+    """Return a session to the queue. If its agent has started, the attempt is used up. Raises: LeaseLost."""
     if not holds(standing, fence=fence, node_id=node_id):
         raise _lost(standing, fence)
     if has_run:
@@ -103,9 +103,9 @@ def release(standing: Standing, *, node_id: str, fence: int, has_run: bool = Fal
 
 
 def unheard(standing: Standing) -> Standing:
-    """Put back a lease that its node has never named, as one whose answer was lost.
+    """Return a session to the queue that its node never named, because the response with the lease was lost.
 
-    That is believed once: from a node that loses what it is given, a session would come back without end.
+    This is assumed only once: otherwise a node that loses its leases would get the session forever.
     """
     if standing.fence == standing.attempt:  # no lease of it was free yet
         return standing.moved("queued", **_NO_LEASE)
@@ -114,7 +114,7 @@ def unheard(standing: Standing) -> Standing:
 
 
 def expire(standing: Standing, *, now: float) -> Standing | None:
-    """Take back a lease that ran out; past the last attempt the session ends. None: nothing ran out."""
+    """Reclaim an expired lease; after the last attempt the session ends. None if it has not expired."""
     if standing.state != "leased" or standing.expires_at is None or standing.expires_at > now:
         return None
     why = f"node {standing.node_id} stopped renewing its lease (attempt {standing.attempt})"
@@ -124,10 +124,9 @@ def expire(standing: Standing, *, now: float) -> Standing | None:
 def report(
     standing: Standing, *, fence: int, outcome: Outcome, failure: Failure | None, ready_at: float | None = None
 ) -> Standing:
-    """A node reported the end of an attempt; `standing` itself when that report had been accepted before.
+    """A node reported the end of an attempt. Returns `standing` itself if that report was accepted before.
 
-    ready_at: when it may be leased again, should it go round again.
-    Raises: LeaseLost when the session is not the node's any more.
+    ready_at: when it may be leased again, if it is retried. Raises: LeaseLost if the node no longer holds the session.
     """
     if fence > 0 and standing.reported_fence == fence:
         return standing
@@ -140,7 +139,7 @@ def report(
 
 
 def cancel(standing: Standing) -> Standing | None:
-    """End at once; the node that holds it hears so at its next heartbeat. None: it had ended before."""
+    """End the session at once; its node is notified at the next heartbeat. None if it had already ended."""
     if standing.state == "ended":
         return None
     return standing.moved("ended", outcome="cancelled", failure=None, ready_at=None, **_NO_LEASE)

@@ -1,7 +1,7 @@
-"""From one version of the schema to the next: a numbered list, done in the transaction in which the store opens.
+"""Migrates from one version of the schema to the next: numbered steps, run in the transaction that opens the store.
 
 A step sees the tables of its own time: it spells out everything it writes, and takes only *added* columns and indexes
-from `schema.py`, which knows the latest version alone. Tables that are missing are made after the steps.
+from `schema.py`, which contains only the latest version. Missing tables are created after the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def found_version(conn: sa.Connection) -> int | None:
 
 
 def bring_up_to_date(conn: sa.Connection) -> None:
-    """Create missing tables, migrate older ones. Raises: OtherVersion for a database of a later version."""
+    """Create missing tables and migrate older ones. Raises: OtherVersion if the database has a later version."""
     if conn.dialect.name == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
     found = found_version(conn)
@@ -47,7 +47,7 @@ def bring_up_to_date(conn: sa.Connection) -> None:
 
 
 def refuse_other_version(conn: sa.Connection, found: int | None) -> None:
-    """Raises: OtherVersion unless this Gangline reads that version."""
+    """Raises: OtherVersion unless this Gangline supports that version."""
     if found == schema.SCHEMA_VERSION:
         return
     advice = "a newer Gangline made it: use that one, or another data folder or database."
@@ -81,12 +81,12 @@ def _to_2(conn: sa.Connection) -> None:
 
 
 def _to_3(conn: sa.Connection) -> None:
-    """Identities of nodes; the next node with the id of one that is known already sets its identity."""
+    """Identities of nodes. The next node that uses a known id sets its identity."""
     _add_columns(conn, schema.nodes, "identity")
 
 
 def _to_4(conn: sa.Connection) -> None:
-    """Needs of sessions and offers of nodes; the queue's index with needs. Sessions stored already have none."""
+    """Needs of sessions and offers of nodes; the queue's index includes needs. Existing sessions have no needs."""
     _add_columns(conn, schema.sessions, "needs")
     _add_columns(conn, schema.nodes, "offer")
     conn.exec_driver_sql("DROP INDEX IF EXISTS sessions_in_queue")
@@ -94,7 +94,7 @@ def _to_4(conn: sa.Connection) -> None:
 
 
 def _to_5(conn: sa.Connection) -> None:
-    """Forks of a session, without a look into every task."""
+    """Forks of a session can be found without reading every task."""
     _add_columns(conn, schema.tasks, "fork_of")
     _add_indexes(conn, schema.tasks, "tasks_by_fork")
     table = schema.tasks.c
@@ -106,13 +106,13 @@ def _to_5(conn: sa.Connection) -> None:
 
 
 def _to_6(conn: sa.Connection) -> None:
-    """Needs with the names of images, which are longer. SQLite keeps no length of a text."""
+    """Needs include names of images, which are longer. SQLite does not enforce text lengths."""
     if conn.dialect.name == "postgresql":
         conn.exec_driver_sql("ALTER TABLE IF EXISTS needs ALTER COLUMN body TYPE TEXT")
 
 
 _STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6}
-"""version -> the step that leads to it from the previous one."""
+"""version -> the step from the previous version to it."""
 
 
 def _add_columns(conn: sa.Connection, table: sa.Table, *names: str) -> None:

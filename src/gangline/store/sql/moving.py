@@ -1,4 +1,4 @@
-"""Writing a decision about a session: its row, the event that announces it, and the end of its task."""
+"""Writes a decision about a session: its row, the event that announces it, and the end of its task."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CALLBACK = "callback"
 
 _ENDED = "session.ended"
 _MAX_TOLD_CHARS = 300
-"""Characters of a failure's message in an event; the session's view has all of it."""
+"""Characters of a failure's message in an event; the session's view has the full message."""
 
-# Made once, as in rows.py.
+# Built once, as in rows.py.
 _IT = tasks.c.task_id == sa.bindparam("id")
 _END_TASK = sa.update(tasks).where(_IT)
 _COUNT = (
@@ -42,7 +42,7 @@ _ENDS = sa.select(events.c.data).where(events.c.task_id == sa.bindparam("id"), e
 
 
 class _Enough(msgspec.Struct):
-    """The part of a task's request that says when its group has enough."""
+    """The fields of a task's request that determine when its group has enough sessions."""
 
     enough_sessions: int | None = None
     held_out: bool = False
@@ -59,14 +59,11 @@ def move(
     is_usable: bool = False,
     **columns: Any,
 ) -> None:
-    """Write where the session now stands, emit its event, and end its task with its last session.
+    """Write the session's new state, emit its event, and end its task with its last session.
 
-    after: None changes nothing.
-    kind: of the event, where the session does not end.
-    ends_task: the task's state, should this end it.
-    num_bytes: of a result that was stored for it.
-    is_usable: see `stop_early`.
-    columns: more of its row, where it ends.
+    after: None changes nothing. kind: of the event, if the session does not end. ends_task: the task's state if this
+    ends it. num_bytes: size of a result stored for it. is_usable: see `stop_early`. columns: further columns of its
+    row, if it ends.
     """
     if after is None:
         return
@@ -97,9 +94,9 @@ def move(
 
 
 def stop_early(unit: Unit, task_id: str) -> None:
-    """Cancel what is open of a task with enough usable sessions: see `is_usable`.
+    """Cancel the open sessions of a task with enough usable sessions: see `is_usable`.
 
-    One that another transaction changes now is left to it: it is being reported, and waits for the task's row.
+    A session that another transaction is changing is skipped: it is being reported, and waits for the task's row.
     """
     wanted = msgspec.json.decode(unit.conn.scalar(_OPEN_BODY, {"id": task_id}) or "{}", type=_Enough)
     if wanted.enough_sessions is None or wanted.held_out:  # what measures would measure the short ones
@@ -121,7 +118,7 @@ def _why(failure: Failure | None) -> dict[str, Any]:
 
 
 def _count(unit: Unit, task_id: str, *, num_ended: int = 0, num_bytes: int = 0) -> int:
-    """Returns how many sessions of the task are still open."""
+    """Returns the number of the task's sessions that are still open."""
     return unit.conn.scalar(_COUNT, {"id": task_id, "num_ended": num_ended, "num_bytes": num_bytes}) or 0
 
 

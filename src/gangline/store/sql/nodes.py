@@ -1,4 +1,4 @@
-"""Nodes and the leases that they hold: nodes make themselves known, claim sessions, and renew their leases."""
+"""Nodes and their leases: nodes register, claim sessions, and renew their leases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gangline.store.sql.submitting import remember_turns
 
 __all__ = ["claim", "hear", "meet_node", "renew"]
 
-# Made once, as in rows.py.
+# Built once, as in rows.py.
 _START_TASK = sa.update(tasks).where(tasks.c.task_id == sa.bindparam("id"), tasks.c.status == "queued")
 _THESE = tasks.c.task_id.in_(sa.bindparam("ids", expanding=True))
 _BODIES = sa.select(tasks.c.task_id, tasks.c.status, tasks.c.body).where(_THESE)
@@ -46,9 +46,9 @@ _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id
 
 
 def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told: Any) -> str | None:
-    """Note that a node was heard. A node of another data folder may take an id that was silent for `lease_s`.
+    """Record contact with a node. A node of another data folder may take over an id that was silent for `lease_s`.
 
-    told: columns of its row. Returns its offer as JSON, where it has told one. Raises: NodeIdTaken.
+    told: columns of its row. Returns its offer as JSON, if it has reported one. Raises: NodeIdTaken.
     """
     told |= {"identity": identity, "last_seen_at": unit.now}
     which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
@@ -74,8 +74,9 @@ def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
 def claim(
     unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float, offer: str | None
 ) -> list[Lease]:
-    """Lease up to `max_sessions` sessions that the node can run, from the head of the queue; tasks whose first one is
-    leased have begun. `offer`: as `meet_node` gives it."""
+    """Lease up to `max_sessions` sessions that the node can run, from the head of the queue. Tasks start when their
+    first session is leased. `offer`: as returned by `meet_node`.
+    """
     let_in(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
@@ -109,7 +110,7 @@ def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task
 
 
 def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
-    """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
+    """Renew the leases that the node still holds, and name the sessions that it must drop. Raises: NodeIdTaken."""
     offer = None if beat.offer is None else msgspec.json.encode(beat.offer).decode()
     told = {
         "url": beat.url,
@@ -134,7 +135,7 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
 
 
 def _meet(unit: Unit, beat: Heartbeat, told: dict[str, Any], lease_s: float) -> None:
-    """Note that the node was heard, and what it offers. One statement where it offers what it did before."""
+    """Record contact with the node, and its offer. Takes one statement if the offer is unchanged."""
     which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "told": told["offer"]}
     as_before = {**told, "identity": beat.identity, "last_seen_at": unit.now}
     if unit.conn.execute(_HEARD_AS_BEFORE, {**as_before, **which}).first() is not None:
@@ -145,13 +146,16 @@ def _meet(unit: Unit, beat: Heartbeat, told: dict[str, Any], lease_s: float) -> 
 
 
 def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:
-    """Renew leases that the server itself keeps for a node, which is not thereby heard. Returns those it holds."""
+    """Renew leases that the server itself keeps for a node, without recording contact. Returns the sessions it
+    holds.
+    """
     return _renew(unit, rows_named(unit, list(beat.sessions)), beat, lease_s)
 
 
 def _unheard(unit: Unit, node_id: str, lease_s: float) -> sa.ColumnElement[bool]:
-    """Leases that were given to the node a while ago, of which it has named none since. Those that its heartbeat does
-    not name either never reached it, and are put back. Should the answer come after all, its fence is an old one."""
+    """Leases given to the node a while ago and never named by it since. Leases that its heartbeat does not name either
+    never reached it, and are returned to the queue. If the response arrives after all, its fence is outdated.
+    """
     return sa.and_(
         LEASED,
         sessions.c.node_id == node_id,
@@ -161,7 +165,7 @@ def _unheard(unit: Unit, node_id: str, lease_s: float) -> sa.ColumnElement[bool]
 
 
 def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: float) -> set[str]:
-    """Returns the ids of those that the node still holds."""
+    """Returns the ids of sessions that the node still holds."""
     renewed: list[str] = []
     changed: list[tuple[sa.RowMapping, Standing]] = []
     prolonged: list[int] = []
@@ -183,6 +187,8 @@ def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: 
 
 
 def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
-    """Whether the node's result is here already, though it has not heard so: nothing to renew, nothing to drop."""
+    """Whether the node's result is already here, although it has not received the confirmation: nothing to renew or
+    drop.
+    """
     fence, _stage = beat.sessions[row["session_id"]]
     return row["reported_fence"] == fence > 0

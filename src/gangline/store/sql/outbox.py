@@ -1,12 +1,11 @@
-"""Callbacks that must arrive: written in the transaction that ends a task, sent and settled later.
+"""Callbacks with guaranteed delivery: written in the transaction that ends a task, sent and settled later.
 
 pending ──▶ delivered      the receiver answered 2xx
-   │  ▲
-   ▼  │ later and later
+   │  ▲ ▼  │ later and later
   tried ──▶ expired        nobody answered until `expires_at`
 
-Where several servers share the database, one that takes a callback puts off its next try, so that the others leave it
-alone; should the server die, they try it then.
+If several servers share the database, a server that takes a callback postpones its next try, so that the others skip
+it. If that server dies, they try it then.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["POLAR_BODY", "Callback", "Outbox", "add_callback", "next_try_at"]
 
 
 POLAR_BODY: dict[str, Any] = {"callback_form": "polar"}
-"""Kept in place of a body that is made of the task's results when it is sent: they may be large."""
+"""Stored instead of a body that is built from the task's results on sending, since results may be large."""
 
 
 class Callback(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +33,7 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     key: str
-    """Unchanged between tries, so that a receiver can drop duplicates."""
+    """Unchanged between tries, so that receivers can drop duplicates."""
     task_id: str
     url: str
     body: str
@@ -44,13 +43,13 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
     next_at: float
     expires_at: float
     secret: str | None = None
-    """Name of the environment variable that holds the key to sign it with; None is the control token."""
+    """Name of the environment variable with the signing key; None is the control token."""
 
 
 def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float, max_s: float) -> float | None:
-    """When to try again after `num_tries` failures: doubling, bounded. None: the callback has expired.
+    """When to try again after `num_tries` failures: doubling, bounded. None if the callback has expired.
 
-    The last try is at the very end, so that a long pause cannot eat the rest of the time.
+    The last try is at the very end, so that a long pause does not waste the remaining time.
     """
     if now >= expires_at:
         return None
@@ -61,7 +60,7 @@ def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float,
 def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: float) -> None:
     """Queue the message that `task` ended, if its request asks for one.
 
-    expiry_s: how long it is tried, unless the request says so.
+    expiry_s: how long it is tried, unless the request sets it.
     """
     url = task.request.get("callback_url")
     if not url:
@@ -97,13 +96,13 @@ _FIELDS = [outbox.c[name] for name in Callback.__struct_fields__]
 
 
 class Outbox:
-    """Messages to send. Methods block; on an event loop they go through `database.run` and `database.query`."""
+    """Messages to send. Methods block; on an event loop use `database.run` and `database.query`."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     def due(self, now: float, limit: int, busy: Collection[int] = ()) -> list[Callback]:
-        """Pending callbacks whose time has come, the longest due first. busy: ids that are on their way."""
+        """Pending callbacks that are due, longest overdue first. busy: ids already being sent."""
         query = sa.select(*_FIELDS).where(_waiting(busy), outbox.c.next_at <= now)
         with self.database.reading() as conn:
             rows = conn.execute(query.order_by(outbox.c.next_at).limit(limit)).mappings()
@@ -111,7 +110,7 @@ class Outbox:
 
     @repeated
     def take(self, now: float, limit: int, busy: Collection[int] = (), *, held_s: float) -> list[Callback]:
-        """Like `due`, and nobody else is given them for `held_s`, or until they are settled."""
+        """Like `due`, but reserves them for the caller for `held_s`, or until they are settled."""
         query = sa.select(*_FIELDS).where(_waiting(busy), outbox.c.next_at <= now)
         with self.database.writing() as conn:
             query = query.order_by(outbox.c.next_at).limit(limit).with_for_update(skip_locked=True)

@@ -1,6 +1,6 @@
-"""Needs of sessions against offers of nodes, in SQL.
+"""Matches needs of sessions with offers of nodes, in SQL.
 
-Needs are interned: a session holds a number, so the queue is filtered by a list of a few numbers.
+Needs are interned: a session stores a number, so the queue is filtered by a short list of numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gangline.store.sql.schema import LEASED, needs, nodes, sessions
 __all__ = ["GONE_AFTER_S", "intern", "suited_rows", "unplaced", "unserved"]
 
 GONE_AFTER_S = 30.0
-"""A node that was not heard for so long is not present."""
+"""A node without contact for this long counts as absent."""
 
-# Made once, as in rows.py.
+# Built once, as in rows.py.
 _KNOWN = sa.select(needs.c.id, needs.c.body)
 _FOUND = _KNOWN.where(needs.c.body.in_(sa.bindparam("bodies", expanding=True)))
 _HELD = (
@@ -38,10 +38,10 @@ _PRESENT = (
 
 
 def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
-    """Numbers of needs; those that are new get one.
+    """Numbers of needs; new needs get a number.
 
-    Numbers that were read are remembered in `unit.interned`, for none changes. One that is given here is not: this
-    transaction may fail.
+    Numbers read from the database are cached in `unit.interned`, because they never change. New numbers are not cached,
+    because this transaction may fail.
     """
     bodies = {one: msgspec.json.encode(one).decode() for one in wanted}
     if new := set(bodies.values()) - unit.interned.keys():
@@ -51,7 +51,7 @@ def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
 
 
 def _added(conn: sa.Connection, body: str) -> int:
-    """Another server may add the same at the same time; then its number is taken."""
+    """Another server may add the same needs at the same time; then its number is used."""
     if conn.dialect.name == "postgresql":
         conn.execute(postgresql.insert(needs).values(body=body).on_conflict_do_nothing())
     else:
@@ -62,8 +62,9 @@ def _added(conn: sa.Connection, body: str) -> int:
 def suited_rows(
     unit: Unit, node_id: str, limit: int, task_ids: Sequence[str] | None, offer: str | None
 ) -> Sequence[sa.RowMapping]:
-    """The head of the queue, of sessions that a node with this offer can run. One query where it can run the first, and
-    none of them needs a GPU."""
+    """The head of the queue, limited to sessions that a node with this offer can run. Takes one query if it can run the
+    first ones and they need no GPU.
+    """
     found = queued_rows(unit, limit, task_ids)
     if offer is None:
         return found
@@ -76,13 +77,13 @@ def suited_rows(
     placed = _placed(wanted, _decoded(offer).num_gpus - _gpus_held(unit.conn, node_id))
     if len(placed) == len(wanted):
         return found
-    # What needs no GPU goes ahead of what waits for one.
+    # Sessions that need no GPU overtake sessions that wait for one.
     others = [n for n, body in unit.conn.execute(_KNOWN) if _num_gpus(body) or not _suits(body, offer)]
     return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others)]
 
 
 def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapping]:
-    """The first of them that fit: none goes ahead of one that needs more, which would wait for ever."""
+    """The first rows that fit. None overtakes a row that needs more GPUs, which could otherwise wait forever."""
     for at, row in enumerate(rows):
         num_free -= _num_gpus(row["needs_body"])
         if num_free < 0:
@@ -91,7 +92,7 @@ def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapp
 
 
 def _gpus_held(conn: sa.Connection, node_id: str) -> int:
-    """By the sessions that the node has a lease of."""
+    """GPUs held by sessions leased to the node."""
     return sum(_num_gpus(body) * number for body, number in conn.execute(_HELD, {"node": node_id}))
 
 
@@ -111,7 +112,7 @@ def _decoded(offer: str) -> Offer:
 
 
 def unplaced(conn: sa.Connection, now: float) -> Mapping[int, str]:
-    """Number of needs -> why no present node serves them. Empty where there is no node, or one that takes all."""
+    """Number of needs -> why no present node serves them. Empty if there is no node, or one that accepts everything."""
     offers = _present(conn, now)
     if not offers:
         return {}
@@ -120,13 +121,13 @@ def unplaced(conn: sa.Connection, now: float) -> Mapping[int, str]:
 
 
 def unserved(conn: sa.Connection, now: float, wanted: Iterable[Needs]) -> Mapping[Needs, str]:
-    """The same for needs that are at hand."""
+    """The same for the given needs."""
     offers = _present(conn, now)
     return {one: why for one in wanted if (why := nearest(one, offers)) is not None}
 
 
 def _present(conn: sa.Connection, now: float) -> list[tuple[str, Offer]]:
-    """Present nodes and their offers; none where one of them takes all."""
+    """Present nodes and their offers; empty if one of them accepts everything."""
     rows = conn.execute(_PRESENT, {"since": now - GONE_AFTER_S}).all()
     if any(row.offer is None for row in rows):
         return []

@@ -1,4 +1,4 @@
-"""Looking at tasks, sessions, nodes and events: reads only, so also for a data folder whose server is not ours."""
+"""Reads tasks, sessions, nodes and events without writing, so it also works on another server's data folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["TaskReader", "result_of", "session_view"]
 T = TypeVar("T")
 
 _MANY = 500
-"""Ids in one statement."""
+"""Ids per statement."""
 
 _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
@@ -71,7 +71,7 @@ class TaskReader:
         self.database.close()
 
     async def query(self, job: Callable[..., T], *args: Any) -> T:
-        """Run a read on a thread of its own."""
+        """Run a read on a separate thread."""
         return await self.database.query(job, *args)
 
     def task(self, task_id: str) -> TaskView:
@@ -80,7 +80,7 @@ class TaskReader:
             return task_view(conn, task_id, self._clock())
 
     def task_ended(self, task_id: str) -> bool:
-        """Cheap, for waiters. Raises: NotFound."""
+        """A cheap check for waiting callers. Raises: NotFound."""
         with self.database.reading() as conn:
             found = conn.execute(sa.select(tasks.c.ended_at).where(tasks.c.task_id == task_id)).one_or_none()
         if found is None:
@@ -95,7 +95,7 @@ class TaskReader:
         status: TaskState | None = None,
         submitter: str | None = None,
     ) -> TaskPage:
-        """Newest first. before: the `next` of the page above."""
+        """Newest first. before: the `next` of the previous page."""
         query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
         if before is not None:
             query = query.where(tasks.c.position < before)
@@ -127,7 +127,7 @@ class TaskReader:
         node_id: str | None = None,
         submitter: str | None = None,
     ) -> SessionPage:
-        """Newest first. before: the `next` of the page above. node_id: that holds it, or that held it last."""
+        """Newest first. before: the `next` of the previous page. node_id: the node that holds it, or held it last."""
         query = sa.select(*_SESSION).order_by(sessions.c.position.desc()).limit(limit + 1)
         wanted = {"state": state, "outcome": outcome, "node_id": node_id, "submitter": submitter}
         query = query.where(*(sessions.c[name] == value for name, value in wanted.items() if value is not None))
@@ -156,7 +156,7 @@ class TaskReader:
         dataset: str | None = None,
         verdict: Verdict | None = None,
     ) -> AnnotationPage:
-        """Newest first. before: the `next` of the page above."""
+        """Newest first. before: the `next` of the previous page."""
         wanted = {"session_id": session_id, "dataset": dataset, "verdict": verdict}
         with self.database.reading() as conn:
             return read_annotations(conn, limit=limit, before=before, **wanted)
@@ -167,7 +167,7 @@ class TaskReader:
             oldest = conn.scalar(queue(sessions.c.created_at).limit(1))
             stages, since = _stages(conn)
             queued = _counts(conn, sessions.c.submitter, QUEUED)
-            # By these, as no index holds all states.
+            # Computed from these, because no index covers all states.
             states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
             states["ended"] = _count(conn, sessions) - sum(states.values())
             return ServiceStatus(
@@ -187,12 +187,12 @@ class TaskReader:
             )
 
     def backends(self) -> list[dict[str, Any]]:
-        """Engines, as all nodes report them."""
+        """Engines, as reported by all nodes."""
         with self.database.reading() as conn:
             return [one for row in conn.scalars(sa.select(nodes.c.backends)) for one in msgspec.json.decode(row)]
 
     def forks_of(self, session_ids: Sequence[str], limit: int) -> list[str]:
-        """Ids of the tasks whose sessions are forks of one of these, the oldest first."""
+        """Ids of the tasks whose sessions are forks of one of these, oldest first."""
         forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of.in_(session_ids)).order_by(tasks.c.position)
         with self.database.reading() as conn:
             return list(conn.scalars(forks.limit(limit)))
@@ -205,7 +205,7 @@ class TaskReader:
             return {row.session_id: row.fence for row in rows}
 
     def open_of(self, session_ids: Sequence[str]) -> set[str]:
-        """Those of these sessions that have not ended."""
+        """The given sessions that have not ended."""
         found: set[str] = set()
         with self.database.reading() as conn:
             for start in range(0, len(session_ids), _MANY):
@@ -214,7 +214,9 @@ class TaskReader:
         return found
 
     def queued_requests(self, known: Collection[str]) -> dict[str, str | None]:
-        """Tasks with sessions that may be leased, from the queue's head: id -> request as JSON, None of `known`."""
+        """Tasks with sessions that may be leased, from the queue's head: id -> request as JSON, or None for ids in
+        `known`.
+        """
         bodies = sa.select(tasks.c.task_id, tasks.c.body)
         head = sa.func.max(sessions.c.priority).desc(), sa.func.min(sessions.c.turn), sa.func.min(sessions.c.position)
         queued = sa.select(sessions.c.task_id).where(IN_QUEUE).group_by(sessions.c.task_id).order_by(*head)
@@ -227,7 +229,7 @@ class TaskReader:
         return found
 
     def forgettable(self, keep: retention.Keep, limit: int) -> list[str]:
-        """Tasks beyond the limits to keep; the oldest, at most `limit`."""
+        """Tasks beyond the retention limits: the oldest, at most `limit`."""
         with self.database.reading() as conn:
             return retention.forgettable(conn, keep, now=self._clock(), limit=limit)
 
@@ -240,7 +242,7 @@ class TaskReader:
             return [_event(row) for row in conn.execute(query).mappings()]
 
     def last_event(self) -> int:
-        """The highest `seq` so far; 0 when nothing happened yet."""
+        """The highest `seq` so far; 0 if there are no events."""
         with self.database.reading() as conn:
             return conn.scalar(sa.select(sa.func.max(events.c.seq))) or 0
 
@@ -306,9 +308,9 @@ def session_view(row: sa.RowMapping, waiting: Mapping[int, str] = MappingProxyTy
 
 
 def result_of(session: SessionView, results: Results) -> SessionResult:
-    """The result of an ended session: the stored one, or the known facts about a session that no node reported on.
+    """The result of an ended session: the stored one, or the known facts if no node reported one.
 
-    Raises: NotFound when its file is gone, DiskFull, StoreError.
+    Raises: NotFound if its file is gone, DiskFull, StoreError.
     """
     if session.result_attempt is not None:
         return results.read(session.task_id, session.session_id, session.result_attempt)
@@ -333,7 +335,7 @@ def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
 
 
 def _stages(conn: sa.Connection) -> tuple[dict[str, int], dict[str, float]]:
-    """stage -> how many leased sessions; stage -> since when the oldest of them is in it."""
+    """stage -> number of leased sessions; stage -> since when the oldest of them is in it."""
     stage = sa.func.coalesce(sessions.c.stage, _LEASED_STAGE)
     since = sa.func.min(sa.func.coalesce(sessions.c.stage_at, sessions.c.leased_at))
     found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED).group_by(stage)).all()

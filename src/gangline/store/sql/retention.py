@@ -1,6 +1,7 @@
-"""Tasks that may be deleted: they have ended and their callback has arrived or expired; the oldest end comes first.
+"""Finds tasks that may be deleted: ended, with their callback delivered or expired; the first to end comes first.
 
-A task goes with its sessions, annotations and events, and its callback; the holder of its results removes them before.
+A task is deleted with its sessions, annotations, events and callback. The owner of its results must remove these
+before.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["Keep", "forget", "forget_events", "forget_nodes", "forgettable"]
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, and how much, is kept. None is without limit."""
+    """Limits of retention. None means no limit."""
 
     for_s: float | None = None
-    """Since the end of a task."""
+    """Seconds since the end of a task."""
     max_bytes: int | None = None
-    """Bytes of all stored results; beyond it the tasks that ended first go first."""
+    """Bytes of all stored results. Beyond it, tasks that ended first are deleted first."""
 
 
 _DELIVERED = ~sa.exists().where(outbox.c.task_id == tasks.c.task_id, outbox.c.state == "pending")
@@ -29,7 +30,7 @@ _ENDED = tasks.c.ended_at.is_not(None)
 
 
 def forgettable(conn: sa.Connection, keep: Keep, *, now: float, limit: int) -> list[str]:
-    """Ids of tasks beyond the limits to keep, at most `limit`."""
+    """Ids of tasks beyond the retention limits, at most `limit`."""
     ended = sa.select(tasks.c.task_id, tasks.c.ended_at, tasks.c.result_bytes).where(_ENDED, _DELIVERED)
     rows = conn.execute(ended.order_by(tasks.c.ended_at, tasks.c.position).limit(limit)).all()
     too_many_bytes = 0
@@ -46,7 +47,7 @@ def forgettable(conn: sa.Connection, keep: Keep, *, now: float, limit: int) -> l
 
 
 def forget(conn: sa.Connection, task_ids: Sequence[str]) -> int:
-    """Gives how many tasks went."""
+    """Returns the number of deleted tasks."""
     named = tasks.c.task_id.in_(task_ids)
     locked = sa.select(tasks.c.task_id).where(named, _ENDED, _DELIVERED).with_for_update()
     gone = conn.execute(locked).scalars().all()
@@ -56,11 +57,11 @@ def forget(conn: sa.Connection, task_ids: Sequence[str]) -> int:
 
 
 def forget_events(conn: sa.Connection, before: float) -> int:
-    """Events of no task; those of tasks go with their tasks."""
+    """Delete events without a task. Events of tasks are deleted with their tasks."""
     return conn.execute(sa.delete(events).where(events.c.task_id.is_(None), events.c.at < before)).rowcount
 
 
 def forget_nodes(conn: sa.Connection, before: float) -> int:
-    """Nodes that were last heard before then and hold no lease. One that comes back joins as a new one does."""
+    """Delete nodes without contact since then that hold no lease. A node that returns joins like a new one."""
     holds = sa.exists().where(LEASED, sessions.c.node_id == nodes.c.node_id)
     return conn.execute(sa.delete(nodes).where(nodes.c.last_seen_at < before, ~holds)).rowcount

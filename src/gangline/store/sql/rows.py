@@ -1,4 +1,4 @@
-"""Reading and writing session rows inside one write transaction."""
+"""Reads and writes session rows inside one write transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STANDING = Standing.__struct_fields__
 _MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
 _EVENTS = 0x67616E67_00000002
 
-# Made once: SQLAlchemy needs longer to put a query together than SQLite to answer it.
+# Built once: SQLAlchemy takes longer to build a query than SQLite to answer it.
 _ONE = sa.select(sessions).where(sessions.c.session_id == sa.bindparam("id")).with_for_update()
 _WRITE = sa.update(sessions).where(sessions.c.position == sa.bindparam("here"))
 _DUE = (
@@ -47,8 +47,8 @@ _ADD_EVENTS = sa.insert(events)
 class Unit:
     """One write transaction: its connection, its single timestamp, and its events.
 
-    callback_expiry_s: how long the callbacks of tasks that end in it are tried.
-    interned: see `intern`; kept over transactions.
+    callback_expiry_s: how long callbacks of tasks that end in it are tried. interned: see `intern`; shared between
+    transactions.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Unit:
 
 
 def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Write events, as the last thing before the commit.
+    """Write events, as the last step before the commit.
 
-    Who resumes after a number must not miss a lower one that is committed later. SQLite has one writer; in PostgreSQL a
-    lock is held from the first number taken to the commit, and since nothing is waited for in between, it cannot
-    deadlock.
+    Clients that resume after a number must not miss a lower one committed later. SQLite has one writer. In PostgreSQL a
+    lock is held from the first number taken to the commit; it cannot deadlock, because nothing else is waited for in
+    between.
     """
     if conn.dialect.name == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENTS)))
@@ -93,17 +93,17 @@ def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequence[sa.RowMapping]:
-    """Rows that nobody else changes before this transaction ends (SQLite has one writer; PostgreSQL locks them).
+    """Rows that nobody else can change before this transaction ends (SQLite has one writer; PostgreSQL locks them).
 
-    skip_locked: without those that another transaction is changing.
+    skip_locked: skip rows that another transaction is changing.
     """
-    # Sorting the few that are found: for the bare column, SQLite would rather read the whole table in its order.
+    # Sorts the few rows found. With the bare column, SQLite would read the whole table in order.
     query = sa.select(sessions).where(where).order_by(sessions.c.position + 0)
     return unit.conn.execute(query.with_for_update(skip_locked=skip_locked)).mappings().all()
 
 
 def let_in(unit: Unit) -> int:
-    """Let those into the queue that waited long enough after a fault; gives how many."""
+    """Admit sessions to the queue that waited long enough after a fault. Returns their number."""
     due = unit.conn.execute(_DUE, {"now": unit.now}).scalars().all()
     for start in range(0, len(due), _MANY):
         some = sessions.c.position.in_(due[start : start + _MANY])
@@ -113,7 +113,8 @@ def let_in(unit: Unit) -> int:
 
 def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
     """Sessions that may be leased, from the head of the queue: by priority, then by turn. An index lookup, however long
-    the queue is."""
+    the queue is.
+    """
     place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
     return sa.select(*columns).where(IN_QUEUE).order_by(*place)
 
@@ -128,9 +129,9 @@ _SUITED_HEAD = _HEAD.where(sessions.c.needs.not_in(sa.bindparam("unsuited", expa
 def queued_rows(
     unit: Unit, limit: int, task_ids: Sequence[str] | None = None, unsuited: Sequence[int] = ()
 ) -> Sequence[sa.RowMapping]:
-    """The head of the queue, without those that another transaction is taking; with `needs_body`, their Needs as JSON.
+    """The head of the queue, without sessions that another transaction is taking; `needs_body` is their Needs as JSON.
 
-    task_ids: sessions of these tasks alone; None is all. unsuited: numbers of needs to pass over.
+    task_ids: only sessions of these tasks; None means all. unsuited: numbers of needs to skip.
     """
     head = _SUITED_HEAD if unsuited else _HEAD
     head = head if task_ids is None else head.where(sessions.c.task_id.in_(task_ids))
@@ -141,7 +142,7 @@ def queued_rows(
 def rows_named(
     unit: Unit, session_ids: Sequence[str], also: sa.ColumnElement[bool] | None = None
 ) -> list[sa.RowMapping]:
-    """Those that exist. also: others, by the same query."""
+    """The sessions that exist. also: a condition for further rows of the same query."""
     wheres: list[sa.ColumnElement[bool]] = [
         sessions.c.session_id.in_(session_ids[start : start + _MANY]) for start in range(0, len(session_ids), _MANY)
     ]
@@ -151,7 +152,7 @@ def rows_named(
 
 
 def prolong(unit: Unit, positions: Sequence[int], expires_at: float) -> None:
-    """Renew leases of which nothing else changes."""
+    """Renew leases that change in nothing else."""
     for start in range(0, len(positions), _MANY):
         unit.conn.execute(_PROLONG, {"these": positions[start : start + _MANY], "expires_at": expires_at})
 
@@ -175,7 +176,7 @@ def write_standing(unit: Unit, row: sa.RowMapping, after: Standing, **columns: A
 
 
 def write_standings(unit: Unit, moved: Sequence[tuple[sa.RowMapping, Standing]], **columns: Any) -> None:
-    """columns: more of each row, the same for all."""
+    """columns: further columns, the same for all rows."""
     if moved:
         unit.conn.execute(_WRITE, [_values(after) | columns | {"here": row["position"]} for row, after in moved])
 

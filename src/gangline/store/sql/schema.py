@@ -1,4 +1,4 @@
-"""The tables. One definition for SQLite and PostgreSQL; times are Unix times, UTC, seconds."""
+"""The tables, defined once for SQLite and PostgreSQL. Times are Unix times, UTC, seconds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 6
-"""Raise it together with a step in `migrations.py`."""
+"""Increase it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
 
 _Position = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""SQLite numbers rows by itself only where the key is spelled INTEGER."""
+"""SQLite numbers rows automatically only if the key is declared INTEGER."""
 
 meta = sa.Table(
     "meta",
@@ -93,16 +93,16 @@ sessions = sa.Table(
 
 
 def _state(name: str) -> sa.ColumnElement[bool]:
-    """Spelled out: a planner takes a partial index only where it sees that the query asks for no more."""
+    """Spelled out, because a planner uses a partial index only if the query visibly implies its condition."""
     return sessions.c.state == sa.literal_column(f"'{name}'")
 
 
 LEASED = _state("leased")
 QUEUED = _state("queued")
 IN_QUEUE = sa.and_(QUEUED, sessions.c.ready_at.is_(None))
-"""May be leased."""
+"""Sessions that may be leased."""
 WAITING = sa.and_(QUEUED, sessions.c.ready_at.is_not(None))
-"""Let into the queue when its time has come."""
+"""Sessions admitted to the queue when they are due."""
 
 
 def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.ColumnElement[bool]) -> sa.Index:
@@ -110,11 +110,11 @@ def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.Colu
 
 
 _partial_index("tasks_by_fork", tasks.c.fork_of, where=tasks.c.fork_of.is_not(None))
-# Each of these stays as small as what is running or queued, however much is stored. There is no index over all states:
-# SQLite, which knows no sizes, would take it for the queue and sort.
+# Each of these stays as small as the running or queued sessions, however much is stored. There is no index over all
+# states: SQLite, which has no size estimates, would use it for the queue and sort.
 _partial_index("sessions_by_expiry", sessions.c.expires_at, where=LEASED)
 _partial_index("sessions_by_node", sessions.c.node_id, sessions.c.position, where=LEASED)
-# Its last column lets a node pass over sessions that it cannot run without a look at their rows.
+# Its last column lets a node skip sessions that it cannot run without reading their rows.
 _partial_index(
     "sessions_in_queue",
     *(sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, sessions.c.needs),
@@ -200,7 +200,7 @@ events = sa.Table(
     sa.Column("session_id", sa.String(128)),
     sa.Column("data", sa.Text, nullable=False),  # JSON object
     sa.Index("events_by_task", "task_id", "seq"),
-    # Numbers are never used twice, even when old rows are gone: clients resume by them.
+    # Numbers are never reused, even if old rows are deleted, because clients resume by them.
     sqlite_autoincrement=True,
 )
 

@@ -1,10 +1,9 @@
-"""Accepting tasks, many at once, and the turns that share the queue between submitters.
+"""Accepts tasks, many at once, and assigns turns that share the queue between submitters.
 
-Each session is given a *turn* when it is submitted, and the queue is ordered by (priority, turn, position). Turns of
-one submitter follow one another; a submitter's first one follows the latest that was leased. So two submitters who both
-have sessions queued alternate, independent of arrival and of the number queued; an idle submitter saves up no turns;
-and the head of the queue is one index lookup. (Start-time fair queueing: a session counts as one, however long it
-runs.)
+Each session gets a *turn* when it is submitted, and the queue is ordered by (priority, turn, position). Turns of one
+submitter are consecutive, and its first one follows the latest leased turn. So two submitters with queued sessions
+alternate, independent of arrival and of the number queued, an idle submitter saves up no turns, and the head of the
+queue is one index lookup. (Start-time fair queueing: every session counts as one, however long it runs.)
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
 __all__ = ["MAX_TASK_ID", "accept", "remember_turns", "session_id_of"]
 
 MAX_TASK_ID = 123
-"""An id has at most 128 characters, and a session's is its task's with `.` and at most four digits."""
+"""An id has at most 128 characters, and a session's id is its task's plus `.` and at most four digits."""
 
 _MANY = 500
 
@@ -37,9 +36,9 @@ def session_id_of(task_id: str, sample_index: int) -> str:
 
 
 def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
-    """Accept all of them or none. The same task again is answered as the first time.
+    """Accept all of them or none. Submitting the same task again returns the same response.
 
-    Raises: Conflict when an id is taken by another task, InvalidRequest when an id is too long.
+    Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long.
     """
     named = [(request.task_id or new_id("task"), request) for request in requests]
     known = _digests(unit, [task_id for task_id, _ in named])
@@ -81,7 +80,7 @@ def _is_new(task_id: str, digest: str, known: dict[str, str]) -> bool:
 
 
 def _digests(unit: Unit, task_ids: Sequence[str]) -> dict[str, str]:
-    """Digests of those that exist."""
+    """Digests of existing tasks."""
     found: dict[str, str] = {}
     for start in range(0, len(task_ids), _MANY):
         some = tasks.c.task_id.in_(task_ids[start : start + _MANY])
@@ -138,7 +137,7 @@ def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turn
 
 
 class _Turns:
-    """The next turns of the submitters of one batch."""
+    """The next turns of the submitters in one batch."""
 
     def __init__(self, unit: Unit) -> None:
         self._conn = unit.conn

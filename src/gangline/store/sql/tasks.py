@@ -1,10 +1,10 @@
 """Tasks and their sessions in SQL: submitted once, leased, reported, cancelled, swept.
 
 Laws
-- Every method is one transaction: the change, its events and its callback become durable together, or not at all. A
-  transaction that lost against another server's is retried.
-- `leasing.py` decides on transitions, `moving.py` and `nodes.py` write them; the transactions begin and end here.
-- `on_events` receives events only after they are durable.
+- Every method is one transaction: the change, its events and its callback become durable together, or not at all.
+  Transactions that lost against another server's are retried.
+- `leasing.py` decides on transitions, and `moving.py` and `nodes.py` write them. Transactions begin and end here.
+- `on_events` is called with events only after they are durable.
 """
 
 from __future__ import annotations
@@ -43,12 +43,9 @@ def _nobody(_events: Sequence[Event]) -> None:
 class TaskStore(TaskReader):
     """Reads and writes. Methods block; on an event loop: `await store.run(store.lease, ...)`.
 
-    target: see `Database`.
-    clock: Unix time, UTC, seconds.
-    lease_s: how long a lease, and each renewal, lasts.
-    callback_expiry_s: how long a callback is tried.
-    retry_base_s: how long a session rests after the first attempt that failed through our fault.
-    on_events: hears of durable events, on the writer's thread; their `seq` is not set.
+    target: see `Database`. clock: Unix time, UTC, seconds. lease_s: duration of a lease and of each renewal.
+    callback_expiry_s: how long a callback is tried. retry_base_s: pause of a session after the first attempt that
+    failed through our fault. on_events: called with durable events on the writer's thread; their `seq` is not set.
     Raises (all methods): StoreError, DiskFull.
     """
 
@@ -70,7 +67,7 @@ class TaskStore(TaskReader):
         self._interned: dict[str, int] = {}
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
-        """Run a write on the one writer thread; it is finished even when the caller is cancelled."""
+        """Run a write on the single writer thread. It is finished even if the caller is cancelled."""
         return await self.database.run(job, *args)
 
     def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
@@ -78,7 +75,7 @@ class TaskStore(TaskReader):
         return self.database.run_blocking(job, *args)
 
     def announce_to(self, on_events: Callable[[Sequence[Event]], None]) -> None:
-        """Set who hears of durable events from now on."""
+        """Set the function that is called with durable events from now on."""
         self._on_events = on_events
 
     @contextmanager
@@ -90,20 +87,20 @@ class TaskStore(TaskReader):
         if unit.events:
             self.database.when_durable(lambda: self._on_events(unit.events))
 
-    # From the user's side.
+    # For users.
 
     @repeated
     def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
-        """Accept all of them or none. The same task again is answered as the first time.
+        """Accept all of them or none. Submitting the same task again returns the same response.
 
-        Raises: Conflict when an id is taken by another task, InvalidRequest when an id is too long.
+        Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long.
         """
         with self._unit() as unit:
             return accept(unit, requests)
 
     @repeated
     def cancel_task(self, task_id: str) -> TaskView:
-        """End the sessions that have not ended. A task that ended before stays as it is. Raises: NotFound."""
+        """End the open sessions. A task that already ended is unchanged. Raises: NotFound."""
         with self._unit() as unit:
             view = task_view(unit.conn, task_id, unit.now)
             still_open = [session.session_id for session in view.sessions if session.state != "ended"]
@@ -121,15 +118,15 @@ class TaskStore(TaskReader):
 
     @repeated
     def annotate(self, session_id: str, said: Mapping[str, Any]) -> Annotation:
-        """said: the annotation's own fields. Raises: NotFound."""
+        """said: the annotation's fields. Raises: NotFound."""
         with self._unit() as unit:
             return add_annotation(unit.conn, session_id, unit.now, **said)
 
-    # The server's own.
+    # For the server itself.
 
     @repeated
     def change_note(self, key: str, change: Callable[[str | None], str]) -> str:
-        """Replace the note that the server keeps under `key` by `change(note)`; returns the new one."""
+        """Replace the note that the server stores under `key` by `change(note)`. Returns the new note."""
         with self._unit() as unit:
             is_it = meta.c.key == key
             found = unit.conn.scalar(sa.select(meta.c.value).where(is_it).with_for_update())
@@ -140,15 +137,15 @@ class TaskStore(TaskReader):
                 unit.conn.execute(sa.update(meta).where(is_it).values(value=value))
             return value
 
-    # From a node's side.
+    # For nodes.
 
     @repeated
     def lease(
         self, node_id: str, url: str, max_sessions: int, identity: str = "", task_ids: Sequence[str] | None = None
     ) -> list[Lease]:
-        """Claim up to `max_sessions` sessions for a node: by priority, then turn by turn between submitters.
+        """Lease up to `max_sessions` sessions to a node: by priority, then turn by turn between submitters.
 
-        identity: see `Heartbeat`. task_ids: sessions of these tasks alone. Raises: NodeIdTaken.
+        identity: see `Heartbeat`. task_ids: only sessions of these tasks. Raises: NodeIdTaken.
         """
         with self._unit() as unit:
             offer = meet_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
@@ -156,25 +153,29 @@ class TaskStore(TaskReader):
 
     @repeated
     def passed_over(self, task_id: str, needs: Sequence[str]) -> None:
-        """Note that the nodes that there are cannot run the task. `needs`: the fields that they do not serve."""
+        """Record that no present node can run the task. `needs`: the fields that they do not serve."""
         with self._unit() as unit:
             unit.emit("task.passed_over", task_id, needs=", ".join(needs))
 
     @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
+        """Renew the leases that the node still holds, and name the sessions that it must drop. Raises: NodeIdTaken."""
         with self._unit() as unit:
             return hear(unit, beat, lease_s=self.lease_s)
 
     @repeated
     def renew(self, beat: Heartbeat) -> set[str]:
-        """Renew leases that the server itself keeps for a node, which is not thereby heard. Returns those it holds."""
+        """Renew leases that the server itself keeps for a node, without recording contact. Returns the sessions it
+        holds.
+        """
         with self._unit() as unit:
             return renew(unit, beat, lease_s=self.lease_s)
 
     @repeated
     def release(self, node_id: str, session_id: str, fence: int, has_run: bool = False) -> None:
-        """Put a session back; its attempt is spent where its agent has started. Raises: NotFound, LeaseLost."""
+        """Return a session to the queue. If its agent has started, the attempt is used up. Raises: NotFound,
+        LeaseLost.
+        """
         with self._unit() as unit:
             row = one_row(unit, session_id)
             after = leasing.release(standing_of(row), node_id=node_id, fence=fence, has_run=has_run)
@@ -184,9 +185,9 @@ class TaskStore(TaskReader):
     def report(self, result: SessionResult, keep: Callable[[], object], num_bytes: int = 0) -> ResultReceipt:
         """Accept a node's result.
 
-        keep: makes the staged result final; called only when it is accepted, before commit; may be called again.
-        num_bytes: of the stored result.
-        Raises: NotFound, LeaseLost, InvalidRequest when the result names another task or attempt.
+        keep: makes the staged result final; called only if it is accepted, before the commit, possibly more than once.
+        num_bytes: size of the stored result. Raises: NotFound, LeaseLost, InvalidRequest if the result names another
+        task or attempt.
         """
         with self._unit() as unit:
             row = one_row(unit, result.session_id)
@@ -217,11 +218,11 @@ class TaskStore(TaskReader):
                 stop_early(unit, result.task_id)
             return ResultReceipt(accepted=True, state=after.state)
 
-    # From the server's own side.
+    # For the server's own upkeep.
 
     @repeated
     def sweep(self) -> int:
-        """Take back leases that ran out; gives how many."""
+        """Reclaim expired leases. Returns their number."""
         with self._unit() as unit:
             rows = locked_rows(unit, LEASED & (sessions.c.expires_at <= unit.now), skip_locked=True)
             for row in rows:
@@ -230,31 +231,31 @@ class TaskStore(TaskReader):
 
     @repeated
     def let_in(self) -> int:
-        """Let those into the queue that waited long enough after a fault; gives how many."""
+        """Admit sessions to the queue that waited long enough after a fault. Returns their number."""
         with self._unit() as unit:
             return let_in(unit)
 
     @repeated
     def forget(self, task_ids: Sequence[str]) -> int:
-        """Delete tasks that ended, with all that is known of them; one that is still needed stays. Gives how many."""
+        """Delete ended tasks with all their data; tasks still needed are kept. Returns the number deleted."""
         with self._unit() as unit:
             return retention.forget(unit.conn, task_ids)
 
     @repeated
     def forget_events(self, before: float) -> int:
-        """Delete old events that are of no task; gives how many."""
+        """Delete old events without a task. Returns their number."""
         with self._unit() as unit:
             return retention.forget_events(unit.conn, before)
 
     @repeated
     def forget_nodes(self, before: float) -> int:
-        """Delete nodes that have been silent since then; gives how many."""
+        """Delete nodes without contact since then. Returns their number."""
         with self._unit() as unit:
             return retention.forget_nodes(unit.conn, before)
 
     @repeated
     def grant_grace(self) -> int:
-        """Renew all leases: after a time in which *we* could hear no heartbeat. Gives how many."""
+        """Renew all leases, after a time in which *we* could not receive heartbeats. Returns their number."""
         with self._unit() as unit:
             held = sa.update(sessions).where(LEASED)
             return unit.conn.execute(held.values(expires_at=unit.now + self.lease_s)).rowcount
