@@ -1,9 +1,9 @@
-"""The rollout server: takes tasks, leases their sessions to nodes, keeps results, calls back.
+"""The rollout server: accepts tasks, leases their sessions to nodes, stores results, and sends callbacks.
 
 `service/` is the core, without HTTP; `routes/` and `compat/` are a thin layer over it; `app` and `run` compose them.
 
 Laws
-- The database is the truth; memory holds only the waiting callers. `kill -9` loses and doubles nothing.
+- The database is authoritative; memory only holds waiting callers. `kill -9` neither loses nor duplicates anything.
 - A result is stored before it is announced; polling, long-polling, callbacks and events agree.
 
 Start with `service/core`.

@@ -51,17 +51,14 @@ def create_app(
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> web.Application:
-    """Build the application; it neither starts nor stops the service.
+    """Build the application. It neither starts nor stops the service.
 
-    control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
-    names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
-    parts: of wings; their owner runs their work. None makes those that are installed.
-    actions: the log of every change, and of every rejected request.
-    visitors: browsers that are signed in; None keeps them for as long as the application lives.
-    index_path: the file for the index of Find; None finds nothing.
-    data_dir: for parts that are made here.
-    max_task_bytes, max_result_bytes: of one request's body.
-    keep_alive_s: between comments on an event stream on which nothing happens.
+    control_token: required on every route except /health; None requires nothing (then listen on loopback only). names:
+    names under which the server is reached; None is loopback. Requests for other names, and from web pages, are
+    refused. parts: parts of wings, whose owner runs their work; None creates the installed ones. actions: the log of
+    every change and every rejected request. visitors: signed-in browsers; None keeps them while the application lives.
+    index_path: the file for the index of Find; None disables Find. data_dir: for parts created here. max_task_bytes,
+    max_result_bytes: limits of a request's body. keep_alive_s: interval of comments on an idle event stream.
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     running = RunningSessions(service, control_token)
@@ -106,7 +103,7 @@ def all_routes(
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
-    """Every route that is served, in the order of its description."""
+    """Every route served, in the order of the API description."""
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     running = running or RunningSessions(service, control_token)
     if parts is None:

@@ -1,6 +1,6 @@
-"""Parts of a server that wings bring: routes, work behind them, and forms of callbacks.
+"""Parts of a server provided by wings: routes, background work, and callback formats.
 
-A part is an entry point of group `gangline.server_parts`: a class that is made of a `ServerPlace`.
+A part is an entry point of group `gangline.server_parts`: a class constructed with a `ServerPlace`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ CallbackBody = Callable[[str, str], Awaitable[bytes]]
 
 
 class ServerPlace(NamedTuple):
-    """What a part is made of."""
+    """Arguments for constructing a part."""
 
     service: RolloutService
     control_token: str | None
     data_dir: Path | None
-    """None: the part keeps no files."""
+    """None: the part stores no files."""
     max_task_bytes: int
-    """Most bytes of one request's body."""
+    """Maximum bytes of a request's body."""
     max_result_bytes: int
 
 
 class ServerPart:
-    """A part without routes, work or callbacks of its own."""
+    """Base class of parts, without routes, work or callbacks."""
 
     def __init__(self, place: ServerPlace) -> None:
         self.place = place
@@ -41,14 +41,14 @@ class ServerPart:
         return ()
 
     def work(self, own_url: str) -> Sequence[Coroutine[Any, Any, None]]:
-        """Coroutines that run for as long as the server does. own_url: of this server, as others reach it."""
+        """Coroutines that run while the server runs. own_url: the server's URL for others."""
         return ()
 
     def callbacks(self) -> Mapping[str, CallbackBody]:
-        """Value of a task's `callback_form` -> what makes its bodies."""
+        """Value of a task's `callback_form` -> function that makes the bodies."""
         return {}
 
 
 def server_parts(place: ServerPlace) -> list[ServerPart]:
-    """One of each installed part, by name."""
+    """An instance of each installed part, by name."""
     return [part(place) for part in wing_parts("gangline.server_parts").values()]

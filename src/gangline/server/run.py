@@ -1,4 +1,4 @@
-"""Running the server: its folder, its address, its background work, and a clean end."""
+"""Runs the server: its folder, address and background work, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ class Running(NamedTuple):
     work: Sequence[asyncio.Task[None]]
 
     async def wait(self) -> None:
-        """Until cancelled. Raises: the error that ended its background work, which is a defect of ours."""
+        """Wait until cancelled. Raises: the error that ended its background work, which is a bug."""
         done, _ = await asyncio.wait(self.work, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
 
 class Storage(NamedTuple):
-    """Where the server's data is, and how much of it is kept."""
+    """Where the server's data is stored, and how much of it is kept."""
 
     database_url: str | None = None
     """None is SQLite in the data folder."""
     results_url: str | None = None
-    """A folder, or any fsspec URL; None is in the data folder. Servers that share a database have to share this too."""
+    """A folder, or any fsspec URL; None is in the data folder. Servers that share a database must share this too."""
     keep: Keep = Keep()
 
 
 ONE_MACHINE = Storage()
-"""All in the data folder, and nothing is forgotten."""
+"""Everything in the data folder, and nothing is deleted."""
 
 
 def database_path(data_dir: Path) -> Path:
@@ -85,15 +85,14 @@ async def serve(
     storage: Storage = ONE_MACHINE,
     on_task_ended: Callable[[TaskView], None] | None = None,
 ) -> None:
-    """Serve until cancelled. `on_ready` is given the base URL, as this machine reaches it.
+    """Serve until cancelled. `on_ready` is called with the base URL for this machine.
 
-    control_token: asked for on every route but /health; None asks for nothing.
-    public_url: as others do, for callbacks; None is the address that it listens on, or the machine's name.
-    allowed_hosts: more names under which the server is reached.
-    on_task_ended: called with each task that this server ended, on the event loop.
+    control_token: required on every route except /health; None requires nothing. public_url: the URL for others, for
+    callbacks; None is the address it listens on, or the machine's name. allowed_hosts: further names under which the
+    server is reached. on_task_ended: called on the event loop with each task that this server ended.
 
-    Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
-    Conflict when another server has the data folder; StoreError, DiskFull.
+    Raises: PortUnavailable; InvalidRequest if the address would be open to others without a control token; Conflict if
+    another server uses the data folder; StoreError, DiskFull.
     """
     await asyncio.to_thread(plugins.log_refusals)
     async with serving(
@@ -130,7 +129,7 @@ async def serving(
     check_task: Callable[[TaskRequest], None] = plugins.check_task,
     on_task_ended: Callable[[TaskView], None] | None = None,
 ) -> AsyncGenerator[Running]:
-    """A running server inside the block. Nobody is let in without a token unless `control_token=None` says so.
+    """A running server inside the block. Access without a token requires an explicit `control_token=None`.
 
     Raises: as `serve`.
     """
@@ -181,7 +180,7 @@ async def _background(
     keep: Keep,
     watch: TaskWatch | None,
 ) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
-    """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
+    """Sweeps, delivers callbacks, deletes old data and follows other servers inside the block."""
     work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
         asyncio.create_task(callback_sender.deliver_forever(), name="server.callbacks"),
@@ -218,7 +217,9 @@ def _results(storage: Storage, data_dir: Path) -> Results:
 
 
 def turn_store(storage: Storage, data_dir: Path, *, is_shared: bool) -> TurnStore | None:
-    """Beside the results, where these are in a folder; else in the data folder, unless there are other servers."""
+    """Next to the results if these are in a folder. Otherwise in the data folder, or None if there are other
+    servers.
+    """
     if storage.results_url is None:
         return TurnStore(results_path(data_dir).with_name("turns"))
     if "://" not in storage.results_url:
@@ -240,7 +241,7 @@ def _open_folders(data_dir: Path, folder: Path) -> None:
 
 
 def _page_secret(folder: Path) -> bytes:
-    """The secret behind the cookies of signed-in browsers: made once, so that they outlive a restart."""
+    """The secret for the cookies of signed-in browsers, created once so that they survive a restart."""
     path = folder / "page_secret"
     write_once(path, secrets.token_hex(32).encode())
     return path.read_bytes()
@@ -248,7 +249,7 @@ def _page_secret(folder: Path) -> bytes:
 
 @contextmanager
 def _only_server(folder: Path) -> Generator[None]:
-    """Hold the folder against a second server; the kernel lets go when this process ends, however it ends."""
+    """Lock the folder against a second server. The kernel releases it when this process ends, for whatever reason."""
     try:
         descriptor = acquire(folder / "lock")
     except BlockingIOError as error:

@@ -1,5 +1,5 @@
 """The server's own HTTP routes.
 
-`tasks`, `nodes`, `sessions`, `events` and `metrics` have the handlers; the definition of a route, and the checks before
-it, are in `gangline.wire.http`. Start with `tasks`.
+`tasks`, `nodes`, `sessions`, `events` and `metrics` contain the handlers. Route definitions, and the checks before
+handlers, are in `gangline.wire.http`. Start with `tasks`.
 """

@@ -1,4 +1,4 @@
-"""Annotations: a verdict and a note on a session, and the dataset that it goes into."""
+"""Annotations: a verdict and a note on a session, and the dataset it belongs to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_NOTE_CHARS = 10_000
 
 
 class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to say of a session."""
+    """An annotation of a session."""
 
     verdict: Verdict | None = None
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE_CHARS)] = ""
     call: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
-    """Number of the call that is meant; left out, the whole session."""
+    """Number of the call it is about; the whole session if left out."""
     dataset: Annotated[str, msgspec.Meta(pattern=rf"^$|{ID_PATTERN}")] = ""
-    """Name of the set of sessions that it belongs to."""
+    """Name of the set of sessions it belongs to."""
 
 
 class AnnotationRoutes:

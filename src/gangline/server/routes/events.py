@@ -1,14 +1,15 @@
-"""Server-sent events: everything that happened, in order, with resume.
+"""Server-sent events: all events in order, with resume.
 
     id: 42
     event: session.ended
     data: {"seq":42, ...}
 
-With `calls=1`, for pages, `session.calls` tells when a session that somebody looks at has more recorded calls. It has
-no id: it is not stored, and a client that missed one is told the newest state when it is back. Such a stream reads
-stored events once a second at most, so that watching a busy service costs it little.
+With `calls=1`, for pages, `session.calls` reports new recorded calls of sessions being viewed. It has no id: it is not
+stored, and a client that missed one receives the newest state when it reconnects. Such a stream reads stored events at
+most once a second, to limit the load of watching a busy service.
 
-A stream begins with a bare `id:` line, so that a client which lost it before any event still resumes where it began.
+A stream begins with a bare `id:` line, so that a client that loses the connection before any event still resumes at its
+start.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ __all__ = ["EventForm", "EventRoutes"]
 
 _PAGE = 500
 _REST_S = 1.0
-"""Between two readings of stored events for a stream with `calls=1`."""
+"""Interval of reading stored events for a stream with `calls=1`."""
 MAX_STREAMS = 1000
-"""Event streams of one server."""
+"""Maximum number of event streams of a server."""
 
 
 class EventForm(NamedTuple):
-    """How a stream is written. Each answers whole events, or nothing."""
+    """The format of a stream. Each function returns whole events, or nothing."""
 
     begin: Callable[[int], bytes]
     """`after`: the last event before the stream."""
     event: Callable[[Event], bytes]
     still_here: Callable[[], bytes]
-    """Sent while nothing happens."""
+    """Sent while there are no events."""
 
 
 class EventRoutes:
@@ -69,7 +70,7 @@ class EventRoutes:
         *,
         with_calls: bool = False,
     ) -> web.StreamResponse:
-        """Streams until the client leaves or the server stops. `after`: None is from now on. Raises: TooMany."""
+        """Stream until the client leaves or the server stops. `after`: None starts with new events. Raises: TooMany."""
         if self._num_streams >= MAX_STREAMS:
             raise TooMany(f"{MAX_STREAMS} event streams are open; end some.", limit=MAX_STREAMS)
         self._num_streams += 1
@@ -80,7 +81,7 @@ class EventRoutes:
                 headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             )
             await response.prepare(request)
-            # Without its database the stream ends; the client resumes where it broke.
+            # Without its database the stream ends, and the client resumes where it stopped.
             with contextlib.suppress(ConnectionError, StoreError):
                 await response.write(form.begin(after))
                 await self._stream(response, form, after, task_id, with_calls=with_calls)
@@ -126,7 +127,7 @@ _CALLS = Flag("calls", "1: also `session.calls`, of running sessions that somebo
 
 
 def _resume_point(request: web.Request) -> int | None:
-    """Where to go on; None is from now on. A reconnecting client's header is newer than its URL."""
+    """Where to resume; None starts with new events. A reconnecting client's header is newer than its URL."""
     text = request.headers.get("Last-Event-ID") or _AFTER.text(request)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Find: sessions by words in their messages, tools and errors, by how they ended, and by rules."""
+"""Find: searches sessions by words in their messages, tools and errors, by how they ended, and by rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks of recorded sessions: tasks whose sessions continue a session that has ended, from one of its turns."""
+"""Forks of recorded sessions: tasks whose sessions continue an ended session from one of its turns."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class ForkRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     turn: int = Field(ge=1)
-    """The last model call that is answered from the record; 1 is the first."""
+    """The last model call answered from the record; 1 is the first."""
     samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions that continue from there."""
     sampling: SamplingPolicy | None = None
-    """Rules for the calls behind the fork. Parameters without one keep the task's."""
+    """Sampling rules for the calls after the fork. Other parameters keep the task's rules."""
     edit: str | None = Field(default=None, max_length=MAX_EDIT_CHARS)
-    """Text that the engine is sent in the place of the newest message before the first sampled call: the last tool
-    result, or the user's message. The agent does not see it."""
+    """Text sent to the engine instead of the newest message before the first sampled call: the last tool result, or the
+    user's message. The agent does not see it.
+    """
     engine: str | None = Field(default=None, pattern=ID_PATTERN)
-    """A role with engines of its own: they answer the calls behind the fork. None: the policy's engines do. Sessions
-    fail where its tokenizer or chat template is not the record's, and on a node where the role has no engine."""
+    """A role with its own engines, which answer the calls after the fork. None: the policy's engines. Sessions fail if
+    its tokenizer or chat template differs from the record's, or if the role has no engine on their node.
+    """
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Id of the new task; None lets the server choose."""
 
@@ -77,7 +79,7 @@ class ForkRoutes:
 
 
 def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted: ForkRequest) -> TaskRequest:
-    """The task of the forks. Raises: Conflict when the session cannot be forked there."""
+    """The task of the forks. Raises: Conflict if the session cannot be forked there."""
     if task.steps:
         raise Conflict(f"session {recorded.session_id} is not forkable, because its task has steps.")
     harness = plugins.make_harness(task.agent.harness, task.agent.settings)

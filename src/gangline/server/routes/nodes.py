@@ -1,4 +1,4 @@
-"""The routes of nodes: lease, heartbeat, give back, report."""
+"""The routes for nodes: lease, heartbeat, release, report."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _FENCE = Whole("fence", "The present lease's; records of earlier ones are wanted
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node's wish for work."""
+    """A node's request for work."""
 
     url: str
-    """Where the node answers."""
+    """The node's URL."""
     max_sessions: int
     wait_s: float = 0.0
-    """How long to wait when nothing is queued."""
+    """How long to wait if nothing is queued."""
     identity: str = ""
-    """As in its heartbeats."""
+    """The same as in its heartbeats."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session_id: str
     fence: int
     has_run: bool = False
-    """Whether the session's agent has started: then its attempt is spent."""
+    """Whether the session's agent has started, which uses up the attempt."""
 
 
 class NodeRoutes:
@@ -64,7 +64,9 @@ class NodeRoutes:
         return answer(request, leases)
 
     async def _take_back(self, node_id: str, leases: list[Lease]) -> None:
-        """The node left while it was being served: its sessions need not wait for their leases to run out."""
+        """Releases the sessions of a node that disconnected during the request, instead of waiting for their leases to
+        expire.
+        """
         for lease in leases:
             with contextlib.suppress(LeaseLost):
                 await self._service.release(node_id, lease.session_id, lease.fence)

@@ -1,10 +1,10 @@
-"""The page: its files, and how a browser is signed in.
+"""The page: its files, and the sign-in of browsers.
 
     gangline open ──POST /v1/page/links──▶ a link
     browser ──GET /open/{link}──▶ a page that posts the same address ──▶ cookie ──▶ /
 
-A link's page sends the POST itself, so that programs which only look at links, such as chats, use none up. The browser
-then opens `/` on its own account: after a redirect from a chat or a mail it would withhold a `SameSite=Strict` cookie.
+A link's page sends the POST itself, so that programs that only preview links, such as chats, do not use them up. The
+browser then opens `/` by itself: after a redirect from a chat or a mail it would withhold a `SameSite=Strict` cookie.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SIGN_IN_POLICY = (
 
 
 class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A wish for a link."""
+    """A request for a link."""
 
     read_only: bool = False
-    """True: the browser that opens it can change nothing."""
+    """True: the browser that opens it cannot change anything."""
 
 
 class PageVisitor(msgspec.Struct, frozen=True, kw_only=True):

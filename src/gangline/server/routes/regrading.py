@@ -1,6 +1,7 @@
-"""Recorded sessions, graded again: the server has the record, one of its nodes grades.
+"""Grades recorded sessions again: the server provides the record, and one of its nodes grades.
 
-The node with the fewest gradings of this server takes the next. Nothing is stored: the verdict is the caller's.
+The node with the fewest gradings of this server is chosen. Nothing is stored; the verdict is only returned to the
+caller.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ class RegradeRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     evaluator: EvaluatorSpec | None = None
-    """None: the task's own."""
+    """None: the task's own evaluator."""
 
 
 class Regrading:
-    """control_token: the nodes' own, which is the server's."""
+    """control_token: the nodes' token, which is the same as the server's."""
 
     def __init__(self, service: RolloutService, control_token: str | None) -> None:
         self._service = service
         self._token = control_token
         self._num_on = Counter[str]()
-        """node id -> gradings under way"""
+        """node id -> gradings in progress"""
 
     async def grade(self, session_id: str, evaluator: EvaluatorSpec | None) -> Grading:
-        """Raises: NotFound, ServerUnavailable when no node answers, Conflict when the session has not ended or was not
-        to be graded; InvalidRequest, UnknownPlugin for the evaluator."""
+        """Raises: NotFound, ServerUnavailable if no node answers, Conflict if the session has not ended or was not to
+        be graded; InvalidRequest, UnknownPlugin for the evaluator.
+        """
         recorded = await self._service.session_result(session_id)
         task = (await self._service.task(recorded.task_id)).request
         if evaluator is not None:

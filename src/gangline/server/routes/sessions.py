@@ -1,8 +1,8 @@
-"""Sessions of callers that run their agents themselves, opened at the server: each is pinned to one node.
+"""Sessions of callers that run their agents themselves, opened at the server. Each is pinned to one node.
 
-The server chooses the node with the fewest sessions and hands the request on. The answer's URLs lead to that node, so
-the agent's calls never pass through here; waiting, finalizing and aborting do. Where a session is pinned is kept in
-memory, and found again by asking the nodes: after a restart, or by another server of the same database.
+The server chooses the node with the fewest sessions and forwards the request. The returned URLs lead to that node, so
+the agent's calls do not pass through the server; waiting, finalizing and aborting do. Pins are kept in memory. After a
+restart, or for sessions opened by another server of the same database, the nodes are queried.
 
 Source: 002, gateway manager and scaling.
 """
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class CallerSessions:
-    """control_token: the nodes' own, which is the server's."""
+    """control_token: the nodes' token, which is the same as the server's."""
 
     def __init__(
         self, service: RolloutService, control_token: str | None, *, clock: Callable[[], float] = time.time
@@ -56,14 +56,14 @@ class CallerSessions:
         self._pins: dict[str, str] = {}
         """session id -> URL of its node"""
         self._placed: defaultdict[str, list[float]] = defaultdict(list)
-        """node id -> when sessions were placed there that its heartbeat has not counted yet"""
+        """node id -> times of placements there that its heartbeat has not counted yet"""
         self._opening: set[str] = set()
         self._clock = clock
 
     async def open(self, wanted: dict[str, Any]) -> OpenedSession:
-        """The node's answer.
+        """The node's response.
 
-        Raises: Conflict when the id is taken on any node, ServerUnavailable when no node can take it; as the node.
+        Raises: Conflict if the id is taken on any node, ServerUnavailable if no node can take it; the node's errors.
         """
         given = wanted.get("session_id")
         session_id = new_id("session") if given is None else validated_id(str(given), "session_id")
@@ -90,7 +90,8 @@ class CallerSessions:
     async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[OpenedSession, str]:
         """The opened session, and the URL of its node.
 
-        Raises: ServerUnavailable; the error of a node that refuses the request itself."""
+        Raises: ServerUnavailable; the error of a node that refuses the request itself.
+        """
         nodes = [node for node in await live_nodes(self._service) if not node.draining]
         failures: list[str] = []
         while nodes:
@@ -114,7 +115,7 @@ class CallerSessions:
         )
 
     def _load(self, node: NodeView) -> float:
-        """Sessions on a node: those of its last heartbeat, and those that were placed there since."""
+        """Sessions on a node: those in its last heartbeat, plus later placements."""
         placed = self._placed[node.node_id]
         placed[:] = uncounted = [at for at in placed if at > node.last_seen_at]
         return node.num_sessions + node.metrics.get("external_sessions", 0.0) + len(uncounted)
@@ -124,7 +125,7 @@ class CallerSessions:
             self._placed[node_id].remove(placed_at)
 
     async def on_its_node(self, session_id: str, ask: Callable[[NodeClient], Awaitable[T]]) -> T:
-        """Raises: NotFound when no node has the session; as `ask`."""
+        """Raises: NotFound if no node has the session; as `ask`."""
         url = self._pins.get(session_id) or await self._found(session_id)
         if url is None:
             raise NotFound(f"no node that answers has a session {session_id!r} of its caller's own.")
@@ -136,7 +137,7 @@ class CallerSessions:
                 raise
 
     async def _found(self, session_id: str) -> str | None:
-        """The URL of the live node that has it."""
+        """The URL of the live node that has the session."""
 
         async def has(node: NodeView) -> bool:
             async with NodeClient(node.url, self._token) as client:

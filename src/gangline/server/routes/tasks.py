@@ -1,4 +1,4 @@
-"""The routes of those who want tasks solved: submit, wait, fetch, cancel, look around."""
+"""The routes for users: submit, wait, fetch, cancel, list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_POSITION = 2**53
 
 
 class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's results as JSON; as MessagePack the answer is the bare list."""
+    """A task's results as JSON; as MessagePack the response is the bare list."""
 
     task_id: str
     status: TaskState

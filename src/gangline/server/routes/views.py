@@ -1,6 +1,7 @@
-"""A session in parts, for those who look at it, also while it runs: its outline, messages, tokens and files.
+"""Parts of a session for viewers, also while it runs: its outline, messages, tokens and files.
 
-The parts of a large session are read by ranges of calls. Everything is JSON; tokens are columns of numbers, too.
+The parts of a large session are read by ranges of calls. Everything is available as JSON, and tokens also as columns of
+numbers.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ _MAX_CALLS = 256
 
 
 class TokenColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of several calls as JSON; the same as columns where `Accept` names them (`gangline.server.web.tokens`)."""
+    """Tokens of several calls as JSON. Returned as columns if `Accept` requests them (`gangline.server.web.tokens`)."""
 
     starts: list[int]
-    """[calls + 1] where each call's tokens begin, and the end of the last."""
+    """[calls + 1] where each call's tokens begin, and the end of the last call."""
     sampled: list[int]
-    """[calls] where each call's sampled ids begin; before them is context that is new."""
+    """[calls] where each call's sampled ids begin; new context precedes them."""
     ids: list[int]
     logprobs: list[float | None]
-    """0.0 for context; null where it is not finite."""
+    """0.0 for context; null if not finite."""
     mask: list[int]
-    """1 where the token is trained on."""
+    """1 for trained tokens."""
     versions: list[int]
-    """Policy version; -1 for context and where unknown."""
+    """Policy version; -1 for context and if unknown."""
     text_ids: list[int]
-    """The ids whose bytes are known."""
+    """The ids with known bytes."""
     text_starts: list[int]
-    """[text_ids + 1] where each one's bytes begin in `text`."""
+    """[text_ids + 1] where each id's bytes begin in `text`."""
     text: list[int]
     """Bytes."""
 
@@ -99,7 +100,7 @@ class ViewRoutes:
             listed = ", ".join(sorted(session.files))[:500] or "none"
             raise NotFound(f"session {session.outline.session_id} has no file {name[:100]!r}. Its files: {listed}.")
         response = await answer_large(request, "application/octet-stream", lambda: content)
-        # The agent wrote it: a browser must neither show it as a page nor run it.
+        # The agent wrote it, so a browser must neither display it as a page nor run it.
         response.headers["Content-Disposition"] = "attachment"
         response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
         response.headers["X-Content-Type-Options"] = "nosniff"

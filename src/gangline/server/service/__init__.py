@@ -1,5 +1,5 @@
 """The rollout service, without HTTP.
 
-`core` admits tasks, leases sessions and takes results; beside it callbacks are sent and old tasks forgotten. Start
-with `core`.
+`core` admits tasks, leases sessions and accepts results. Other modules send callbacks and delete old tasks. Start with
+`core`.
 """

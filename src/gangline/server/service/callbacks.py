@@ -1,4 +1,4 @@
-"""Delivering callbacks: entries of the outbox are posted until their receiver acknowledges with 2xx, or they expire."""
+"""Delivers callbacks: entries of the outbox are posted until their receiver acknowledges with 2xx, or they expire."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def signature(token: str, body: bytes) -> str:
 
 
 class CallbackSender:
-    """Carries callbacks.
+    """Sends callbacks.
 
-    public_url: the server's address as receivers know it, for `result_url`.
-    forms: value of a task's `callback_form` -> what makes its bodies, by task id and the callback's URL.
-    base_s, max_s: pause after the first failure, doubled after each, and its bound.
+    public_url: the server's address for receivers, used in `result_url`. forms: value of a task's `callback_form` ->
+    function that makes the bodies from task id and callback URL. base_s, max_s: pause after the first failure, doubled
+    after each, and its upper bound.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CallbackSender:
                     await listener.wait(await self._send_due(http, sending))
 
     async def _send_due(self, http: aiohttp.ClientSession, sending: asyncio.TaskGroup) -> float:
-        """Begin to send due callbacks, beside those still in flight; returns the seconds to rest then."""
+        """Start sending due callbacks, in addition to those in flight. Returns the seconds until the next check."""
         if len(self._on_the_way) >= _AT_ONCE:
             return _IDLE_S  # the next one to arrive rings
         database = self._outbox.database
@@ -123,7 +123,7 @@ class CallbackSender:
         await self._outbox.database.run(lambda: self._outbox.failed(callback, now=now, next_at=next_at, error=error))
 
     async def _post(self, http: aiohttp.ClientSession, callback: Callback) -> str | None:
-        """The error, or None."""
+        """Returns the error, or None."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
         try:
             body = await self._body(callback)
@@ -136,7 +136,7 @@ class CallbackSender:
             return f"{type(error).__name__}: {error}"
 
     async def _body(self, callback: Callback) -> bytes:
-        """Raises: NotFound, StoreError when its form is not known, or the results that it has cannot be read."""
+        """Raises: NotFound, StoreError if its form is unknown, or its results cannot be read."""
         kept = msgspec.json.decode(callback.body, type=dict[str, Any])
         if (form := kept.get("callback_form")) is not None:
             if form not in self._forms:

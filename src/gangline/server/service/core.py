@@ -1,10 +1,10 @@
-"""The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
+"""The rollout service, without HTTP: admission, leases, results, cancellation, and reclaiming expired leases.
 
-Long polls wait on a notifier that durable events trigger; `store.sql.leasing` decides on transitions.
+Long polls wait on a notifier that is triggered by durable events; `store.sql.leasing` decides on transitions.
 
-How often nodes send heartbeats: less often where many do, since each costs a write of the database.
+Nodes send heartbeats less often the more nodes there are, because each one costs a database write.
 
-Those that the database did not take, as on a full disk, are kept in memory: status shows them all the same.
+Heartbeats that the database refused, for example on a full disk, are kept in memory and still appear in the status.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _TOPICS_OF: dict[str, tuple[str, ...]] = {
 }
 
 _MAX_PER_S = 100.0
-"""Heartbeats that a server asks for, in all."""
+"""Total heartbeats per second that a server requests."""
 _WINDOW_S = 30.0
 
 
 class HeartbeatRate:
-    """Counts the nodes that are heard by this server. Belongs to one event loop."""
+    """Counts the nodes that send heartbeats to this server. Bound to one event loop."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -86,8 +86,9 @@ class HeartbeatRate:
         self._since = monotonic()
 
     def every_s(self, node_id: str, lease_s: float) -> float:
-        """Seconds until the node's next heartbeat, where its own interval is shorter: at most a third of a lease, so
-        that two may be lost."""
+        """Seconds until the node's next heartbeat, if its own interval is shorter. At most a third of a lease, so that
+        two may be lost.
+        """
         now = self._monotonic()
         if now - self._since > _WINDOW_S:
             self._before, self._now, self._since = self._now, set(), now
@@ -96,7 +97,7 @@ class HeartbeatRate:
 
 
 class RefusedHeartbeats:
-    """The newest of each node. Belongs to one event loop."""
+    """The newest refused heartbeat of each node. Bound to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -104,7 +105,7 @@ class RefusedHeartbeats:
 
     @contextmanager
     def noted(self, beat: Heartbeat) -> Generator[None]:
-        """Around the storing of a heartbeat. Raises: what the block raises."""
+        """Wraps the storing of a heartbeat. Raises: the errors of the block."""
         try:
             yield
         except StoreError as error:
@@ -131,7 +132,7 @@ class RefusedHeartbeats:
 
 
 async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: list[Submitted]) -> list[Submitted]:
-    """With what no engine shows to the models of these tasks."""
+    """Adds warnings about tools that engines do not show to the models of these tasks."""
     have_tools = await asyncio.to_thread(lambda: [plugins.has_tools(request) for request in requests])
     if not any(have_tools):
         return answers
@@ -161,10 +162,9 @@ def task_topic(task_id: str) -> str:
 class RolloutService:
     """The operations of the server. `stop` is idempotent and wakes every long poll.
 
-    store: its `on_events` is taken over by the service.
-    turns: where records of turns lie that are to outlive their node; None: tasks that ask for that are refused.
-    check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
-    sweep_every_s: how often leases that ran out are taken back.
+    store: the service takes over its `on_events`. turns: store of turn records that survive their node; if None, tasks
+    that require it are refused. check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
+    sweep_every_s: interval of reclaiming expired leases.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class RolloutService:
         self._reports = Reports(results, count, on_stored)
 
     async def start(self) -> None:
-        """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
+        """Take over the store. Nodes that could not reach us while we were down get a full lease."""
         loop = asyncio.get_running_loop()
 
         def on_events(events: Sequence[Event]) -> None:
@@ -214,11 +214,11 @@ class RolloutService:
         self.notifier.notify_all()
 
     def close(self) -> None:
-        """Blocks until no result is being stored. Afterwards none is taken."""
+        """Blocks until no result is being stored. Later ones are refused."""
         self._reports.close()
 
     def announce(self, events: Sequence[Event]) -> None:
-        """Log durable events and wake who waits for them."""
+        """Log durable events and wake waiting callers."""
         for watch in self.watchers:
             watch(events)
         for event in events:
@@ -226,7 +226,7 @@ class RolloutService:
         self.wake(events)
 
     def wake(self, events: Sequence[Event]) -> None:
-        """Ring for durable events, our own or another server's."""
+        """Notify waiting callers of durable events, from this or another server."""
         for event in events:
             for topic in _topics(event, self._lease_turns):
                 self.notifier.notify(topic)
@@ -234,7 +234,7 @@ class RolloutService:
                 self.notifier.notify(task_topic(event.task_id))
         self.notifier.notify(EVENTS)
 
-    # The user's side.
+    # For users.
 
     async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
         """Accept all tasks or none.
@@ -254,7 +254,7 @@ class RolloutService:
             read_secret(request.callback_secret)
 
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
-        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        """The task now, when it has ended, or after `wait_s`. Raises: NotFound."""
         deadline = self._monotonic() + wait_s
         with self.notifier.listen(task_topic(task_id)) as listener:
             while not await self.store.query(self.store.task_ended, task_id):
@@ -265,9 +265,9 @@ class RolloutService:
         return await self.store.query(self.store.task, task_id)
 
     async def task_results(self, task_id: str, *, partial: bool) -> tuple[TaskView, list[SessionResult]]:
-        """Results by sample index; with `partial`, those that there are.
+        """Results by sample index; with `partial`, the available ones.
 
-        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        Raises: NotFound, Conflict if the task has not ended and `partial` is false.
         """
         task = await self._task_with_results(task_id, partial=partial)
         ended = [session for session in task.sessions if session.state == "ended"]
@@ -284,13 +284,13 @@ class RolloutService:
         return task
 
     async def task_references(self, task_id: str, *, partial: bool) -> list[ResultReference]:
-        """Where the results lie, by sample index. Raises: as `task_results`."""
+        """Locations of the results, by sample index. Raises: as `task_results`."""
         task = await self._task_with_results(task_id, partial=partial)
         ended = [session for session in task.sessions if session.state == "ended"]
         return await asyncio.to_thread(lambda: [self._reference(session) for session in ended])
 
     async def session_reference(self, session_id: str, attempt: int | None = None) -> ResultReference:
-        """Where the session's result lies, or that of one attempt. Raises: as `session_result`."""
+        """Location of the session's result, or of one attempt's. Raises: as `session_result`."""
         session = await self._session_with_result(session_id, attempt)
         return await asyncio.to_thread(self._reference, session, attempt)
 
@@ -309,7 +309,7 @@ class RolloutService:
         )
 
     async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
-        """The session's result, or that of one attempt. Raises: NotFound, Conflict when the session has not ended."""
+        """The session's result, or one attempt's. Raises: NotFound, Conflict if the session has not ended."""
         session = await self._session_with_result(session_id, attempt)
         if attempt is not None:
             return await asyncio.to_thread(self.results.read, session.task_id, session_id, attempt)
@@ -331,7 +331,7 @@ class RolloutService:
     async def cancel_session(self, session_id: str) -> SessionView:
         return await self.store.run(self.store.cancel_session, session_id)
 
-    # The node's side.
+    # For nodes.
 
     async def lease(
         self,
@@ -342,9 +342,9 @@ class RolloutService:
         identity: str = "",
         task_ids: Sequence[str] | None = None,
     ) -> list[Lease]:
-        """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`.
+        """Sessions for a node: at once if some are queued, otherwise when some arrive, or none after `wait_s`.
 
-        task_ids: of these tasks alone.
+        task_ids: only sessions of these tasks.
 
         Raises: NodeIdTaken.
         """
@@ -377,16 +377,16 @@ class RolloutService:
         await self.store.run(self.store.release, node_id, session_id, fence, has_run)
 
     async def report(self, session_id: str, data: bytes) -> ResultReceipt:
-        """Store a node's result (MessagePack of a SessionResult), then let it count.
+        """Store a node's result (MessagePack of a SessionResult), then record it.
 
         Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
         """
         return await self._reports.take(session_id, data)
 
-    # The server's own side.
+    # For the server's own upkeep.
 
     async def sweep_forever(self) -> None:
-        """Take back leases that ran out. After a pause of ours, nodes first get a full lease to be heard again."""
+        """Reclaim expired leases. After a pause of ours, nodes first get a full lease to send heartbeats again."""
         last = self._monotonic()
         while True:
             await asyncio.sleep(self._sweep_every_s)
@@ -398,7 +398,9 @@ class RolloutService:
                 log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
 
     async def sweep(self, *, after_pause: bool = False) -> int:
-        """Take back leases, let sessions that rested after a fault into the queue; gives how many were taken back."""
+        """Reclaim expired leases, and admit sessions to the queue that waited after a fault. Returns the number
+        reclaimed.
+        """
         if await self.store.run(self.store.let_in):
             self.notifier.notify(WORK)
         if after_pause:

@@ -1,4 +1,4 @@
-"""Records of turns that nodes send while their sessions run, so that another node can go on.
+"""Records of turns that nodes send while their sessions run, so that another node can continue them.
 
 See `CaptureSpec.durable`.
 """
@@ -18,13 +18,13 @@ from gangline.store.sql.tasks import TaskStore
 __all__ = ["NODE_RESTARTED", "DurableTurns", "no_place"]
 
 NODE_RESTARTED = "node_restarted"
-"""Code of the failure by which a node that was restarted gives its attempts up."""
+"""Failure code with which a restarted node gives up its attempts."""
 
 log = logging.getLogger("gangline.server")
 
 
 def no_place() -> InvalidRequest:
-    """The refusal of a task that asks for durable turns, where servers share no folder."""
+    """The error for a task that requires durable turns if servers share no folder."""
     return InvalidRequest(
         "capture.durable `turn` needs results in a folder: servers share this database, and a results URL has no place "
         "for records that are still written. Start the servers with a folder for results."
@@ -52,7 +52,7 @@ class DurableTurns:
         self._forgetting: set[asyncio.Task[None]] = set()
 
     async def keep(self, node_id: str, sent: Sequence[Turns]) -> list[str]:
-        """Durable on return. Returns the sessions whose lease is not this node's any more, whose records were not kept.
+        """Durable on return. Returns the sessions whose lease the node has lost, whose records were not stored.
 
         Raises: StoreError, DiskFull.
         """
@@ -66,11 +66,11 @@ class DurableTurns:
         return [turns.session_id for turns in sent if fences.get(turns.session_id) != turns.fence]
 
     async def latest(self, session_id: str, fence: int) -> KeptTurns:
-        """What a session's earlier leases left. `fence`: of the present one."""
+        """Records of a session's earlier leases. `fence`: the current lease's."""
         return await asyncio.to_thread(self._kept.latest, session_id, fence)
 
     async def begin_anew(self, node_id: str, session_id: str, fence: int) -> None:
-        """Forget them: the agent asks otherwise this time. Raises: LeaseLost."""
+        """Delete the records, because the agent's requests differ this time. Raises: LeaseLost."""
         fences = await self._store.query(self._store.fences, node_id, [session_id])
         if fences.get(session_id) != fence:
             raise LeaseLost(f"session {session_id} is not leased to node {node_id} with fence {fence}.")
@@ -91,7 +91,7 @@ class DurableTurns:
             task.add_done_callback(self._forgetting.discard)
 
     async def tidy(self) -> None:
-        """Forget what a crash left of sessions that have ended, or are gone."""
+        """Delete records that a crash left of ended or deleted sessions."""
         found = await asyncio.to_thread(self._kept.sessions)
         if found or self._store.database.shared:
             self._listen()

@@ -1,4 +1,4 @@
-"""Find: the index of all ended sessions, kept up to date by a process of its own from the first search on."""
+"""Find: the index of all ended sessions, kept up to date by a separate process after the first search."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FIRST_S = 2.0
 
 
 class Finder:
-    """Belongs to one event loop; `close` ends the process. Nothing runs before the first search.
+    """Bound to one event loop; `close` ends the process. Nothing runs before the first search.
 
-    path: of the index; None keeps none, and finds nothing.
+    path: of the index; None keeps no index and finds nothing.
     """
 
     def __init__(self, service: RolloutService, path: Path | None) -> None:
@@ -38,12 +38,12 @@ class Finder:
         self._num_sent = 0
         self._num_done = 0
         self._harness = ("", "")
-        """(task id, its harness) of the last session that was sent: a group's sessions follow each other."""
+        """(task id, its harness) of the last session sent; a group's sessions are consecutive."""
         self._is_listed = asyncio.Event()
-        """Set once it is known which sessions are missing."""
+        """Set once the missing sessions are known."""
 
     async def find(self, wanted: Wanted) -> FindAnswer:
-        """As far as sessions are in the index already."""
+        """Searches the sessions that are already in the index."""
         if self._path is None:
             return FindAnswer(sessions=(), has_more=False, num_indexed=0, num_waiting=0)
         if self._task is None or self._task.done():
@@ -90,7 +90,7 @@ class Finder:
             self._num_done += 1
 
     async def _catch_up(self, path: Path, index: asyncio.StreamWriter) -> None:
-        """Send what the index lacks, the newest first, and drop what is no more."""
+        """Send sessions missing in the index, newest first, and remove deleted ones."""
         known = await asyncio.to_thread(indexed_attempts, path)
         missing: list[SessionView] = []
         before: int | None = None
@@ -110,7 +110,7 @@ class Finder:
             await self._send(session, index)
 
     async def _send_ended(self, after: int, index: asyncio.StreamWriter) -> int:
-        """Sessions that ended after this event. Returns the last event that was seen."""
+        """Send sessions that ended after this event. Returns the last event seen."""
         store = self._service.store
         while events := await store.query(partial(store.events, after=after, limit=_PAGE)):
             for event in events:
@@ -121,7 +121,7 @@ class Finder:
         return after
 
     async def _send(self, session: SessionView, index: asyncio.StreamWriter) -> None:
-        """It is counted as sent already."""
+        """The session was already counted as sent."""
         attempt = session.result_attempt
         try:
             if attempt is None:

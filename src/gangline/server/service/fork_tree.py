@@ -1,4 +1,4 @@
-"""The tree of forks that a session is in, read from the tasks. Blocking."""
+"""Reads the tree of forks that contains a session from the tasks. Blocking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_EDIT_CHARS = 2000
 
 
 def fork_tree(reader: TaskReader, session_id: str) -> ForkTree:
-    """From the first session that all of them go back to. Raises: NotFound."""
+    """The tree from its root session. Raises: NotFound."""
     reading = _Reading(reader)
     nodes = list(reading.below(_first(reader, session_id)))
     return ForkTree(nodes=tuple(nodes), is_whole=reading.is_whole)
@@ -45,7 +45,7 @@ class _Reading:
         self.is_whole = True
 
     def below(self, first: SessionView) -> Iterator[ForkNode]:
-        """It, and its forks, each behind its parent."""
+        """The session and its forks, each after its parent."""
         self._read.add(first.session_id)
         yield _node(first, None, 0, None, None)
         yield from self._forks(first, 1)

@@ -19,12 +19,13 @@ log = logging.getLogger("gangline.server")
 _AT_ONCE = 50
 _PAGE = 500
 _SILENT_NODE_S = 86_400.0
-"""Such nodes are no longer listed: where pods or jobs are nodes, each start brings a new name."""
+"""Nodes silent for this long are no longer listed: if nodes are pods or jobs, each start brings a new name."""
 
 
 class Housekeeper:
-    """Deletes tasks beyond the retention limits: their results first, so that a crash leaves no unreferenced data. And
-    nodes that are gone."""
+    """Deletes tasks beyond the retention limits, results first, so that a crash leaves no unreferenced data. Also
+    deletes silent nodes.
+    """
 
     def __init__(
         self, service: RolloutService, keep: Keep, *, every_s: float = 60.0, clock: Callable[[], float] = time.time
@@ -43,7 +44,7 @@ class Housekeeper:
             await asyncio.sleep(self._every_s)
 
     async def tidy(self) -> int:
-        """Delete due tasks; returns their number. Other work on the store goes between two portions."""
+        """Delete due tasks in portions, between which other work on the store can run. Returns their number."""
         store, total = self._service.store, 0
         await store.run(store.forget_nodes, self._clock() - _SILENT_NODE_S)
         if self._keep.for_s is not None:
@@ -61,7 +62,7 @@ class Housekeeper:
 
 
 async def follow_forever(service: RolloutService, *, every_s: float = 0.2) -> None:
-    """Wake callers that wait here when another server over the same database has made a change."""
+    """Wake callers waiting here when another server on the same database makes a change."""
     store = service.store
     last: int | None = None
     while True:

@@ -1,4 +1,4 @@
-"""The nodes of ours that answer now."""
+"""Our nodes that are currently live."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gangline.server.service.core import RolloutService
 __all__ = ["is_polar_gateway", "live_nodes"]
 
 _LIVE_S = 60.0
-"""A node that was heard so lately is asked."""
+"""A node with contact in this time counts as live."""
 
 
 def is_polar_gateway(node: NodeView) -> bool:
-    """Whether it joined by Polar's route: it has none of our routes then."""
+    """Whether it joined by Polar's route, and so has none of our routes."""
     return "max_run_workers" in node.metrics
 
 

@@ -1,7 +1,7 @@
 """The server's numbers for Prometheus: queues, stages, outcomes, callbacks, nodes, its own requests.
 
-Durable numbers are read from the store at the scrape, so that they are true after a restart too; others are counted
-from durable events. No label is of a session or a task.
+Durable numbers are read from the store when scraped, so they are correct after a restart too; others are counted from
+durable events. Labels never contain session or task ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class ServerMetrics:
-    """One for each server."""
+    """One per server."""
 
     def __init__(self) -> None:
         self._status: ServiceStatus | None = None
@@ -54,8 +54,7 @@ class ServerMetrics:
                 self._failures.labels(str(event.data["code"]), str(event.kind == "session.requeued").lower()).inc()
 
     def middleware(self) -> Middleware:
-        """Counts requests by the route's pattern, never by the path, which holds ids and any text that strangers
-        send."""
+        """Counts requests by the route's pattern, never by the path, which contains ids and arbitrary text."""
 
         @web.middleware
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -76,7 +75,7 @@ class ServerMetrics:
         return count
 
     def exposition(self, status: ServiceStatus) -> bytes:
-        """`status`: as it is now."""
+        """`status`: the current status."""
         self._status = status
         return exposition(self._registry)
 

@@ -95,7 +95,7 @@ class _Kind:
 class Notifier:
     """Wakes listeners by topic. Listen first, then check, then wait: a notification after `listen` is never missed.
 
-    Belongs to one event loop.
+    Bound to one event loop.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Notifier:
         self._counts: Counter[str] = Counter()
 
     def num_notified(self, topic: str) -> int:
-        """How often a topic was notified since somebody listens without a break."""
+        """Number of notifications of a topic since it has had listeners without interruption."""
         return self._counts[topic]
 
     def notify(self, topic: str) -> None:
@@ -148,7 +148,7 @@ class Listener:
             self._notifier.remove(topic, self._heard)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether a topic was notified since `listen` or the last `wait`; waits for it at most `timeout_s`."""
+        """Whether a topic was notified since `listen` or the last `wait`. Waits at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._heard.wait()

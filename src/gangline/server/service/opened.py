@@ -1,4 +1,4 @@
-"""Sessions that somebody looks at: each result is read and divided once, and the last few stay in memory."""
+"""Sessions being viewed: each result is read and divided once, and the last few stay in memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MAX_SESSIONS = 8
 
 
 class OpenedSessions:
-    """Belongs to one event loop; `close` ends what it loads."""
+    """Bound to one event loop; `close` ends loading."""
 
     def __init__(self, service: RolloutService, running: RunningSessions) -> None:
         self._service = service
         self._running = running
         self._vocabularies = Vocabularies()
         self._opened: OrderedDict[tuple[str, int], asyncio.Task[OpenedSession]] = OrderedDict()
-        """(session id, attempt) -> the session, the last used one last"""
+        """(session id, attempt) -> the session, most recently used last"""
 
     async def find(self, session_id: str, attempt: int | None = None) -> OpenedSession:
-        """The session of one attempt, or of the one that counted, or of the one that runs.
+        """The session of one attempt, of the accepted attempt, or of the running one.
 
-        Raises: NotFound, Conflict when it waits to be run, BuilderError, ServerUnavailable when its node is away.
+        Raises: NotFound, Conflict if it is still queued, BuilderError, ServerUnavailable if its node is unreachable.
         """
         if attempt is None:
             view = await self._service.store.query(self._service.store.session, session_id)
@@ -50,12 +50,12 @@ class OpenedSessions:
         return self._seen(await asyncio.shield(task))
 
     def _seen(self, session: OpenedSession) -> OpenedSession:
-        """Its tokens may be asked for next."""
+        """Preload its vocabulary, because its tokens may be requested next."""
         self._vocabularies.begin(call.model for call in session.calls)
         return session
 
     async def aligned(self, task_id: str, first: int, limit: int) -> AlignedSamples:
-        """Samples `first` to `first + limit` of a task side by side, as far as they have calls. Raises: NotFound."""
+        """Samples `first` to `first + limit` of a task side by side, if they have calls. Raises: NotFound."""
         task = await self._service.store.query(self._service.store.task, task_id)
         group: list[tuple[int, OpenedSession, TokenBytes]] = []
         for view in task.sessions[first : first + limit]:
@@ -72,7 +72,7 @@ class OpenedSessions:
         return await asyncio.to_thread(align, opened[0].outline.task_id, group)
 
     async def bytes_of_tokens(self, session: OpenedSession) -> TokenBytes:
-        """Bytes of token ids: of the model's vocabulary where it is a known one, else as its engine reported them."""
+        """Bytes of token ids, from the model's vocabulary if it is known, otherwise as reported by its engine."""
         known = await self._vocabularies.of(call.model for call in session.calls)
         return known or await asyncio.to_thread(recorded_texts, session.calls)
 

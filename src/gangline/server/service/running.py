@@ -1,6 +1,6 @@
-"""Sessions that run, followed while somebody looks: their recorded calls come from their nodes as they are recorded.
+"""Follows running sessions while they are viewed: recorded calls arrive from their nodes as they are made.
 
-A node is asked only for sessions that are looked at, over one connection each, and answers when there is a call more.
+Nodes are queried only for sessions being viewed, over one connection each, and answer when there is a new call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RunningSessions"]
 log = logging.getLogger("gangline.server")
 
 LOOKED_AT_S = 60.0
-"""A session that nobody asked for in this time is followed no more."""
+"""A session without requests for this long is no longer followed."""
 MAX_SESSIONS = 64
 _WAIT_S = 20.0
 _REST_S = 0.5
@@ -32,9 +32,9 @@ _FIRST_S = 5.0
 
 
 class RunningSessions:
-    """Belongs to one event loop; `close` ends what it follows.
+    """Bound to one event loop; `close` ends following.
 
-    control_token: the nodes' own, which is the server's.
+    control_token: the nodes' token, which is the same as the server's.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class RunningSessions:
         self._followed: dict[tuple[str, int], _Followed] = {}
 
     async def find(self, session: SessionView) -> OpenedSession:
-        """A leased session as far as its calls are recorded; it is followed from now on.
+        """A leased session with the calls recorded so far. It is followed from now on.
 
-        Raises: Conflict where its node cannot be asked, ServerUnavailable where it does not answer, TooMany.
+        Raises: Conflict if its node cannot be queried, ServerUnavailable if it does not answer, TooMany.
         """
         followed = self._followed.get((session.session_id, session.attempt)) or await self._follow(session)
         followed.asked_at = self._monotonic()
@@ -60,7 +60,7 @@ class RunningSessions:
         return await asyncio.to_thread(followed.opened, session)
 
     def num_calls(self) -> Mapping[str, tuple[int, int]]:
-        """session id -> (attempt, how many of its calls are recorded), of all that are followed."""
+        """session id -> (attempt, number of recorded calls), for all followed sessions."""
         return {one: (attempt, len(held.completions)) for (one, attempt), held in self._followed.items()}
 
     async def close(self) -> None:
@@ -110,14 +110,14 @@ class RunningSessions:
 
 
 class _Followed:
-    """What is known of one attempt."""
+    """The known state of one attempt."""
 
     def __init__(self, asked_at: float) -> None:
         self.asked_at = asked_at
         self.completions: tuple[Completion, ...] = ()
         self.error: GanglineError | None = None
         self.heard = asyncio.Event()
-        """Set by the node's first answer."""
+        """Set by the node's first response."""
         self.task: asyncio.Task[None] | None = None
         self._opened: tuple[object, OpenedSession] | None = None
 

@@ -1,4 +1,4 @@
-"""Telling of tasks that ended, one after the other, to whoever wants to know (traces)."""
+"""Reports ended tasks to a callback, in order (used for traces)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_WAITING = 10_000
 
 
 class TaskWatch:
-    """Events never wait for it. Past `_MAX_WAITING` tasks the newest are not reported."""
+    """Never delays events. Beyond `_MAX_WAITING` tasks, the newest are not reported."""
 
     def __init__(self, service: RolloutService, on_task_ended: Callable[[TaskView], None]) -> None:
         self._service = service
@@ -29,7 +29,7 @@ class TaskWatch:
                 self._ended.put_nowait(event.task_id)
 
     async def tell_forever(self) -> None:
-        """Until cancelled. A task that cannot be read is not reported."""
+        """Runs until cancelled. A task that cannot be read is not reported."""
         while True:
             task_id = await self._ended.get()
             try:

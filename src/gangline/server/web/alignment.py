@@ -1,6 +1,6 @@
-"""The samples of a task side by side: as far as all of them are alike, and how each goes on from there.
+"""Aligns the samples of a task: their common beginning, and how each continues.
 
-Compared are the tokens of each sample's own calls, without sub-agents: what is new in each prompt, and its reply.
+The tokens of each sample's own calls are compared, without sub-agents: new tokens of each prompt, and its reply.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ class AlignedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     preview: str
-    """The beginning of the reply's text, in one line."""
+    """The beginning of the reply's text, on one line."""
     tools: tuple[str, ...]
     num_sampled_ids: int
 
 
 class AlignedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample, from where the samples differ."""
+    """One sample, from the point where the samples differ."""
 
     session_id: str
     sample_index: int
     outcome: Outcome | None
     reward: float | None
     advantage: float | None
-    """Reward less the mean of the samples that have one."""
+    """Reward minus the mean of the samples with a reward."""
     num_calls: int
     num_sampled_ids: int
     leaves_in_call: int | None
-    """Number of the call in which the samples differ first; None where this sample ends before."""
+    """Number of the first call in which the samples differ; None if this sample ends earlier."""
     leaves_at_token: int | None
-    """Index of the first token that differs, into that call's tokens: new context, then sampled ids."""
+    """Index of the first differing token in that call's tokens: new context, then sampled ids."""
     is_sampled: bool
-    """Whether that token was sampled; else the prompts differ."""
+    """Whether that token was sampled; otherwise the prompts differ."""
     next_ids: tuple[int, ...]
-    """The tokens from there on, at most 40."""
+    """The following tokens, at most 40."""
     next_text: str
-    """Their text; empty where it is not known."""
+    """Their text; empty if unknown."""
     nearest: int | None
-    """Index of the sample above that is alike for longest; None of the first."""
+    """Index of the earlier sample with the longest common beginning; None for the first."""
     num_like_nearest: int
-    """Tokens that are alike with it."""
+    """Number of tokens in common with it."""
     calls: tuple[AlignedCall, ...]
-    """From the one on in which the samples differ."""
+    """From the first differing call on."""
 
 
 class AlignedSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class AlignedSamples(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     num_alike_ids: int
-    """Tokens with which all of these samples begin."""
+    """Number of tokens with which all of these samples begin."""
     samples: tuple[AlignedSample, ...]
 
 
@@ -124,7 +124,7 @@ def _aligned(
 
 
 def _own_calls(session: OpenedSession) -> list[int]:
-    """Numbers of the calls that have the first one's part."""
+    """Numbers of the calls with the same role as the first."""
     lines = session.outline.calls
     return [line.number for line in lines if line.role == lines[0].role]
 

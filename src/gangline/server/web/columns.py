@@ -1,4 +1,4 @@
-"""Named columns of numbers as one body: a browser lays typed arrays over it, without parsing a number.
+"""Named columns of numbers as one body: a browser creates typed arrays from it without parsing numbers.
 
     bytes 0-3    `GLC1`
     bytes 4-7    length of the header, uint32
@@ -34,7 +34,7 @@ def encode_columns(columns: dict[str, Column]) -> bytes:
     arrays = {name: np.ascontiguousarray(column).astype(_TYPES[_kind(column)], copy=False)
               for name, column in columns.items()}  # fmt: skip
     header = _header(arrays, 0)
-    # Offsets have as many digits as they need, so the header's length depends on them: settle it.
+    # Offsets have a variable number of digits, so the header's length depends on them: repeat until it is stable.
     while (longer := _header(arrays, _padded(8 + len(header)))) != header:
         header = longer
     pieces = [_MAGIC, len(header).to_bytes(4, "little"), header]

@@ -1,4 +1,4 @@
-"""The messages of a session's calls, in order, with long texts cut in the middle."""
+"""The messages of a session's calls, in order, with long texts truncated in the middle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline.server.web.outline import OpenedSession
 __all__ = ["MAX_PART_CHARS", "CallContent", "call_contents", "shortened"]
 
 MAX_PART_CHARS = 200_000
-"""Characters of one part of a message, unless all of it is asked for."""
+"""Maximum characters of a message part, unless the full text is requested."""
 
 
 class CallContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +28,18 @@ class CallContent(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     new_messages: tuple[Message, ...]
-    """Messages of the request that its parent's conversation does not have: tool results, the user's next words."""
+    """Messages of the request that are new relative to its parent's conversation: tool results, the user's next
+    message.
+    """
     response: Message
     tools: tuple[ToolDefinition, ...]
-    """Empty where they are those of the parent."""
+    """Empty if they are the same as the parent's."""
     num_cut_chars: int
-    """Characters that were left out of all parts."""
+    """Number of characters left out in all parts."""
 
 
 def call_contents(session: OpenedSession, first: int, limit: int, *, full: bool = False) -> list[CallContent]:
-    """Calls `first` to `first + limit`. full: no text is cut."""
+    """Calls `first` to `first + limit`. full: do not truncate text."""
     contents: list[CallContent] = []
     for number, call in list(enumerate(session.calls))[first : first + limit]:
         cutter = _Cutter(None if full else MAX_PART_CHARS)
@@ -54,12 +56,12 @@ def call_contents(session: OpenedSession, first: int, limit: int, *, full: bool 
 
 
 def shortened(message: Message) -> Message:
-    """The message with long texts cut in the middle."""
+    """The message with long texts truncated in the middle."""
     return _Cutter(MAX_PART_CHARS).message(message)
 
 
 class _Cutter:
-    """Cuts long texts, and counts the characters that it left out."""
+    """Truncates long texts, and counts the characters left out."""
 
     def __init__(self, max_chars: int | None) -> None:
         self._max_chars = max_chars

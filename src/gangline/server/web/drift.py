@@ -1,8 +1,8 @@
-"""Drift: how a call departs from the tokens, or from the messages, of the call that it goes on from.
+"""Drift: how a call deviates from the tokens or messages of the call it continues.
 
-A record keeps a request's messages as far as they are new. Messages that mean the same as recorded ones stand in it as
-they were sampled, so the harness's own wording of an echoed reply is not recorded; the certificate's cause comes from a
-comparison with that wording when the call was made.
+A record stores only the new messages of a request. Messages equivalent to recorded ones are stored as sampled, so the
+harness's own wording of an echoed reply is not recorded. The certificate's cause was determined by comparing with that
+wording when the call was made.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: tuple[int, ...]
     text: str
-    """Their text; an id whose bytes are not known is `[id]`."""
+    """Their text; an id with unknown bytes is shown as `[id]`."""
     num_left_out: int
-    """Ids beyond these."""
+    """Number of further ids."""
 
 
 class TokenDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """The first token of a prompt that differs from the context that it should continue, and what is around it."""
+    """The first token of a prompt that differs from the context it should continue, and its surroundings."""
 
     first: int
-    """Its index into that context."""
+    """Its index in that context."""
     in_call: int
-    """Number of the call whose record has the token there."""
+    """Number of the call whose record contains the token there."""
     is_sampled: bool
-    """Whether that call sampled it; else it is of its prompt."""
+    """Whether that call sampled it; otherwise it is part of its prompt."""
     num_context_ids: int
-    """Length of the context that should be continued."""
+    """Length of the context to be continued."""
     alike: Stretch
-    """The end of what both have."""
+    """The end of the common part."""
     recorded: Stretch
     """The context from there on, which stitching would have kept."""
     prompted: Stretch
@@ -52,49 +52,49 @@ class TokenDrift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client changed in a conversation that it would otherwise have continued."""
+    """The client's change to a conversation that it would otherwise have continued."""
 
     origin: int
     """Number of the call that it would have continued."""
     index: int | None
-    """Index of the first message that differs; None where the change precedes all messages."""
+    """Index of the first message that differs; None if the change precedes all messages."""
     recorded: Message | None
-    """The message there in the origin's conversation; None where that has none."""
+    """The message there in the origin's conversation; None if there is none."""
     sent: Message | None
-    """The message there in this request; None where it has none."""
+    """The message there in this request; None if there is none."""
     tools: tuple[str, ...]
-    """Names of tools that only one of them has, or that they define differently."""
+    """Names of tools that only one of them has, or that are defined differently."""
 
 
 class CallDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """One call against the call that it goes on from."""
+    """One call compared with the call it continues."""
 
     number: int
     parent: int | None
     prompt_source: PromptSource
-    """Who made the prompt's ids: `engine` and `rendered` are templates, of the engine and of Gangline."""
+    """Source of the prompt's ids: `engine` and `rendered` are the templates of the engine and of Gangline."""
     cause: DivergenceCause | None
     fallback: str | None
-    """Why the messages were rendered although the engine takes ids."""
+    """Why the messages were rendered although the engine accepts ids."""
     num_known_messages: int
-    """Messages of the request that mean the same as the parent's conversation. Their wording is not recorded."""
+    """Number of the request's messages equivalent to the parent's conversation. Their wording is not recorded."""
     sent: tuple[Message, ...]
-    """The other messages of the request, as the harness sent them."""
+    """The other messages of the request, as sent by the harness."""
     tokens: TokenDrift | None
-    """None where the prompt begins with all of the parent's context, or there is no parent."""
+    """None if the prompt begins with the parent's whole context, or there is no parent."""
     change: HistoryChange | None
-    """None where the client changed nothing of a recorded conversation."""
+    """None if the client did not change a recorded conversation."""
 
 
 def drifts(line: CallLine) -> bool:
-    """Whether there is a difference to show."""
+    """Whether there is a difference to display."""
     return line.certificate.context == "diverged" or line.relation == "changed"
 
 
 def call_drift(session: OpenedSession, number: int, known: TokenBytes) -> CallDrift:
     """Blocking; milliseconds per million tokens. known: bytes of token ids.
 
-    Raises: IndexError where there is no such call.
+    Raises: IndexError if there is no such call.
     """
     call, line, tree = session.calls[number], session.outline.calls[number], session.tree
     return CallDrift(
@@ -130,7 +130,7 @@ def _token_drift(session: OpenedSession, call: Completion, known: TokenBytes) ->
 
 
 def _holder(tree: CompletionTree, completion_id: str, position: int) -> tuple[str, bool]:
-    """(completion whose own ids include the id at `position` of this one's context, whether it sampled it)."""
+    """(completion that owns the id at `position` of this one's context, whether it sampled the id)."""
     held = tree[completion_id]
     while position < held.prompt_shared and held.parent_id is not None:
         held = tree[held.parent_id]

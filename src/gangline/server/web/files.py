@@ -1,7 +1,7 @@
 """The page's own files, in memory, under addresses that change with their content.
 
-All files share one digest in their path, `/page/{digest}/{folder}/{file}`: relative imports between modules stay within
-it, so a browser keeps them for ever and never mixes two versions.
+All files share one digest in their path, `/page/{digest}/{folder}/{file}`. Relative imports between modules stay within
+it, so a browser can cache files forever and never mixes two versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "trusted-types gangline",
     )
 )
-"""Nothing inline, nothing from elsewhere, no HTML from strings. The one policy of trusted types names our worker."""
+"""No inline code, no external content, no HTML from strings. The only trusted-types policy names our worker."""
 
 _ROOT = Path(__file__).parent
 _FOLDERS = ("app", "vendor")
@@ -44,11 +44,11 @@ _TYPES = {
 
 
 LAZY = ("vendor/uplot.mjs", "vendor/uplot.css")
-"""Files that only the parts with curves ask for."""
+"""Files loaded only by parts with curves."""
 
 
 class PageFile(msgspec.Struct, frozen=True):
-    """One file, as it travels."""
+    """A file as sent to browsers."""
 
     content_type: str
     plain: bytes
@@ -59,7 +59,7 @@ class PageFiles:
     """The page's files. `files` maps `folder/name` to content."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """`app/index.html` is the page; `{page}` in it becomes the folder of all others."""
+        """`app/index.html` is the page; `{page}` in it is replaced by the folder of all other files."""
         index = files.pop("app/index.html").decode()
         self.digest = hashlib.sha256(
             b"".join(f"{name}\0{len(content)}\0".encode() + content for name, content in sorted(files.items()))
@@ -79,7 +79,7 @@ class PageFiles:
 
 @cache
 def page_files() -> PageFiles:
-    """The files of this installation. Blocks for a few milliseconds, the first time."""
+    """The files of this installation. The first call blocks for a few milliseconds."""
     return PageFiles(page_sources())
 
 

@@ -1,6 +1,7 @@
-"""The index of Find: the texts of sessions in SQLite's full-text search, each distinct text once, and what rules found.
+"""The index of Find: the texts of sessions in SQLite's full-text search, each distinct text once, and the findings of
+rules.
 
-It is made from results, and can be deleted. One process writes it (`indexing`); readers open it read-only meanwhile.
+It is built from results and can be deleted. One process writes it (`indexing`); readers open it read-only meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from gangline.domain.lifecycle import Outcome
 __all__ = ["MARKS", "FindAnswer", "Found", "Rule", "Wanted", "find", "indexed_attempts", "open_index"]
 
 VERSION = 2
-"""An index of another version is made anew."""
+"""An index of another version is rebuilt."""
 
 Rule = Literal["tool_error", "cut_at_length", "repeated_action", "git_history", "test_edited", "empty_patch"]
 MARKS = ("\x02", "\x03")
-"""Around each word that was found."""
+"""Around each matching word."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions(
@@ -42,10 +43,10 @@ _MOST_HITS = 5
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for. Everything that is given has to hold."""
+    """A search. All given conditions must hold."""
 
     words: str = ""
-    """Words, and phrases in quotes; `word*` is the beginning of a word. Empty takes all texts."""
+    """Words, and phrases in quotes; `word*` matches the beginning of a word. Empty matches all texts."""
     outcome: Outcome | None = None
     cause: str = ""
     """Code of the failure."""
@@ -60,14 +61,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """One text of a session that has the words."""
+    """One matching text of a session."""
 
     call: int
     """Number of the call; -1 is the session's failure."""
     kind: str
     """`user`, `assistant`, `thinking`, `tool_call`, `tool_result`, `tool_error`, `failure`, or another role."""
     snippet: str
-    """Around the first words, which are between the characters 2 and 3."""
+    """Text around the first matches, which are enclosed in the characters 2 and 3."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,24 +83,24 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
     harness: str
     versions: tuple[int, ...]
-    """Policy versions that sampled its tokens, the oldest first."""
+    """Policy versions that sampled its tokens, oldest first."""
     hits: tuple[Hit, ...]
-    """At most 5; none where no words were given."""
+    """At most 5; empty if no words were given."""
 
 
 class FindAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions, the last indexed ones first."""
+    """Sessions, most recently indexed first."""
 
     sessions: tuple[Found, ...]
     has_more: bool
     num_indexed: int
-    """Sessions that were looked through."""
+    """Number of sessions searched."""
     num_waiting: int
-    """Sessions that are not in the index yet."""
+    """Number of sessions not yet in the index."""
 
 
 def open_index(path: Path) -> sqlite3.Connection:
-    """For its one writer; made where it is missing, of another version or broken."""
+    """Open the index for its single writer. Creates it if it is missing, broken or of another version."""
     try:
         return _opened(path)
     except sqlite3.DatabaseError:
@@ -126,7 +127,7 @@ def _prepared(index: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def indexed_attempts(path: Path) -> dict[str, int]:
-    """session id -> attempt, of all sessions in the index."""
+    """session id -> attempt, for all sessions in the index."""
     try:
         with closing(_reading(path)) as index:
             return dict(index.execute("SELECT session_id, attempt FROM sessions"))
@@ -135,7 +136,7 @@ def indexed_attempts(path: Path) -> dict[str, int]:
 
 
 def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
-    """Blocking. Finds nothing while the index is being made."""
+    """Blocking. Finds nothing while the index is being built."""
     try:
         with closing(_reading(path)) as index:
             (num_indexed,) = index.execute("SELECT count(*) FROM sessions").fetchone()
@@ -151,7 +152,7 @@ def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
 
 
 def _reading(path: Path) -> sqlite3.Connection:
-    """Raises: DatabaseError where there is no index of this version."""
+    """Raises: DatabaseError if there is no index of this version."""
     index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
     try:
         _check_version(index, (VERSION,))
@@ -169,7 +170,7 @@ def _check_version(index: sqlite3.Connection, allowed: tuple[int, ...]) -> None:
 
 
 def _found(index: sqlite3.Connection, wanted: Wanted) -> Iterable[Found]:
-    """One more than the limit, where there are more."""
+    """Up to one session more than the limit."""
     conditions, values = _conditions(wanted)
     columns = "s.id, s.session_id, s.task_id, s.outcome, s.reward, s.cause, s.rules, s.num_calls, s.harness, s.versions"
     terms = _terms(wanted.words)
@@ -181,7 +182,7 @@ def _found(index: sqlite3.Connection, wanted: Wanted) -> Iterable[Found]:
         for row in rows:
             yield _session(row, ())
         return
-    # In this order, so that rows come sorted, and no more of them than are read.
+    # In this order, so that rows are already sorted and only as many are read as needed.
     tables = "texts CROSS JOIN places p ON p.text = texts.rowid CROSS JOIN sessions s ON s.id = p.session"
     query = (
         f"SELECT {columns}, p.call, p.kind, texts.rowid FROM {tables} {_BY_WORDS} AND {conditions}"
@@ -206,7 +207,7 @@ _BY_WORDS = "WHERE texts MATCH ?"
 
 
 class _Snippets:
-    """Each text's, made once: many sessions have the same prompt."""
+    """Snippets of texts, each made once, because many sessions have the same prompt."""
 
     def __init__(self, index: sqlite3.Connection, terms: str) -> None:
         self._index = index
@@ -252,7 +253,7 @@ def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
 
 
 def _terms(words: str) -> str:
-    """The words as a query of FTS5, in which everything is quoted but the last `*` of a word."""
+    """The words as an FTS5 query, in which everything is quoted except the final `*` of a word."""
     terms: list[str] = []
     words = words.replace("\0", " ").encode("utf-8", "replace").decode()
     for phrase, word in _TERM.findall(words):

@@ -1,10 +1,10 @@
-"""The process that writes the index of Find: results come in, as they are stored, and the service decodes none of them.
+"""The process that writes the index of Find: it receives results as stored, so the service does not decode them.
 
-Run as `python -m gangline.server.web.indexing INDEX` it reads frames from stdin, and writes a line for each that is
-done:
+Run as `python -m gangline.server.web.indexing INDEX` it reads frames from stdin, and writes a line for each processed
+frame:
 
     +  uint32, big-endian   MessagePack of [harness, `SessionResult`]
-    -  uint32               id of a session that is no more
+    -  uint32               id of a deleted session
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["add_session", "drop_session", "found_rules", "frame", "session_frame
 log = logging.getLogger("gangline.server.web")
 
 MAX_TEXT_CHARS = 100_000
-"""Characters of one text that are indexed."""
+"""Maximum indexed characters of a text."""
 _REPEATED = 3
 _FAILURE_CALL = -1
 _PATCH = "patch.diff"
@@ -51,12 +51,12 @@ def frame(kind: bytes, data: bytes) -> bytes:
 
 
 def session_frame(harness: str, data: bytes) -> bytes:
-    """data: MessagePack of a `SessionResult`, which is passed on as it is."""
+    """data: MessagePack of a `SessionResult`, passed on unchanged."""
     return frame(b"+", msgspec.msgpack.encode((harness, msgspec.Raw(data))))
 
 
 def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) -> None:
-    """Replaces what the index has of the session. Raises: ValueError where the calls are no tree."""
+    """Replaces the session's entry in the index. Raises: ValueError if the calls do not form a tree."""
     calls = list(CompletionTree(result.completions))
     spans = (span for call in calls for span in call.certificate.version_spans)
     versions = sorted({span.version for span in spans if span.end > span.start})
@@ -85,7 +85,7 @@ def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) 
 
 
 def drop_session(index: sqlite3.Connection, session_id: str) -> None:
-    """Its texts stay where others have them too."""
+    """Remove a session. Texts that other sessions have too stay."""
     row = index.execute("SELECT id FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
     if row is None:
         return
@@ -99,7 +99,7 @@ def drop_session(index: sqlite3.Connection, session_id: str) -> None:
 
 
 def found_rules(calls: Iterable[Completion]) -> list[Rule]:
-    """What may explain a failure. Each is a hint: a rule reads texts, it does not understand them."""
+    """Possible explanations of a failure. Each is only a hint, because rules match text without understanding it."""
     found: set[Rule] = set()
     last, num_same = "", 0
     for call in calls:
@@ -122,7 +122,7 @@ def found_rules(calls: Iterable[Completion]) -> list[Rule]:
 
 
 def _has_empty_patch(result: SessionResult) -> bool:
-    """Whether the evaluator kept the agent's patch, and it changes nothing."""
+    """Whether the evaluator kept the agent's patch and it is empty."""
     patches = [content for name, content in result.artifacts.items() if name.endswith(_PATCH)]
     return bool(patches) and not any(map(bytes.strip, patches))
 

@@ -1,7 +1,7 @@
-"""A session as the page lists it: its chains, and one line per model call. No message and no token is in it.
+"""A session as listed by the page: its chains, and one line per model call, without messages and tokens.
 
-A chain is a run of calls of which each continues the tokens of the one before exactly. Sub-agents, compactions, edited
-histories and retries begin chains of their own, with the reason beside them. A session of 500 calls is some 200 kB.
+A chain is a run of calls of which each exactly continues the tokens of the previous one. Sub-agents, compactions,
+edited histories and retries begin separate chains, with the reason. A session of 500 calls takes about 200 kB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CallLine", "ChainLine", "KeptFile", "OpenedSession", "SessionOutline
 _PREVIEW_CHARS = 160
 
 _Place = Callable[[Completion], tuple[str | None, float | None, str | None]]
-"""(trace id, score, why it is masked) of a call."""
+"""(trace id, score, reason for masking) of a call."""
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,9 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True):
     """Position in commit order, from 0."""
     completion_id: str
     turn: int | None
-    """The session's model call that it answers, in the order of answers, from 1: where a fork can begin. None of a
-    reply that was given up."""
+    """The session's model call that it answers, counted in the order of answers from 1: where a fork can begin. None
+    for an abandoned reply.
+    """
     chain: int
     parent: int | None
     """Number of the call whose conversation it continues."""
@@ -57,24 +58,24 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
     num_prompt_ids: int
     num_new_ids: int
-    """Prompt ids that the parent's context does not have."""
+    """Prompt ids that are not in the parent's context."""
     num_sampled_ids: int
     mean_logprob: float | None
     lowest_logprob: float | None
     versions: tuple[int, ...]
     """Policy versions that sampled it, in order."""
     trace: str | None
-    """Id of the row that has its tokens; None where no row has them."""
+    """Id of the row with its tokens; None if no row contains them."""
     masked: str | None
-    """Why none of its tokens is trained on; None when they are."""
+    """Why none of its tokens is trained on; None if they are."""
     score: float | None
-    """The evaluator's for this call."""
+    """The evaluator's score of this call."""
     preview: str
-    """The beginning of the reply's text, in one line."""
+    """The beginning of the reply's text, on one line."""
     tools: tuple[str, ...]
     """Names of the tools that the reply calls."""
     unshown: tuple[str, ...]
-    """What the model was not shown, because its chat template does not render it; in words."""
+    """Parts of the request that the chat template does not render for the model, in words."""
     certificate: Certificate
     num_forgotten_ids: int
     """Ids of the parent's context from the first difference on; 0 for an exact call."""
@@ -86,7 +87,7 @@ class ChainLine(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     role: TraceRole
     relation: Relation
-    """How its first call came out of an earlier one."""
+    """How its first call derives from an earlier one."""
     origin: int | None
     """Number of that earlier call."""
     reason: str
@@ -95,7 +96,7 @@ class ChainLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptFile(msgspec.Struct, frozen=True):
-    """A file that was kept with the result."""
+    """A file stored with the result."""
 
     name: str
     num_bytes: int
@@ -109,7 +110,7 @@ class SessionOutline(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     node_id: str
     stage: Stage | None
-    """Where a running session is; None when it has ended."""
+    """Stage of a running session; None if it has ended."""
     outcome: Outcome | None
     """None while it runs."""
     failure: Failure | None
@@ -127,10 +128,10 @@ class SessionOutline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session with everything that its views share."""
+    """A session with all data shared by its views."""
 
     files: Mapping[str, bytes]
-    """Kept with the result; none while it runs."""
+    """Stored with the result; empty while it runs."""
     tree: CompletionTree
     calls: tuple[Completion, ...]
     """In commit order."""
@@ -140,7 +141,7 @@ class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
 def open_session(result: SessionResult) -> OpenedSession:
     """Divide a result's calls into chains. Takes milliseconds per hundred calls.
 
-    Raises: ValueError where the calls are no tree.
+    Raises: ValueError if the calls do not form a tree.
     """
     tree = CompletionTree(result.completions)
     lines = _call_lines(tree, _Spans(result).of)
@@ -168,10 +169,10 @@ def open_session(result: SessionResult) -> OpenedSession:
 
 
 def open_running(session: SessionView, attempt: int, completions: Iterable[Completion]) -> OpenedSession:
-    """The same of a session that runs, from the calls that are recorded so far. It has no rows yet: a call is masked
-    where it can be in none.
+    """The same for a running session, from the calls recorded so far. It has no rows yet: a call is masked if no row
+    can contain it.
 
-    Raises: ValueError where the calls are no tree.
+    Raises: ValueError if the calls do not form a tree.
     """
     tree = CompletionTree(completions)
     lines = _call_lines(tree, lambda call: (None, None, why_masked(call)))
@@ -198,7 +199,7 @@ def open_running(session: SessionView, attempt: int, completions: Iterable[Compl
 
 
 class _Spans:
-    """Where the trajectory has each call: its trace, the evaluator's score, and whether it is trained on."""
+    """Where each call is in the trajectory: its trace, the evaluator's score, and whether it is trained on."""
 
     def __init__(self, result: SessionResult) -> None:
         self._found: dict[str, tuple[str, float | None, bool, str | None]] = {}

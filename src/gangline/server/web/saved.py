@@ -1,7 +1,8 @@
-"""A session as one HTML file: the page's own modules, and in it the answers that they would ask a server for.
+"""A session as one HTML file, containing the page's own modules and the responses that they would request from a
+server.
 
-Modules cannot be imported from within a file, so a loader of a few lines gives each the address of a blob. The policy
-allows that loader by its hash, and blobs, and no connection at all.
+Modules cannot be imported from within a file, so a short loader gives each one a blob address. The policy allows that
+loader by its hash, and blobs, and no connections.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from gangline.server.web.tokens import TokenBytes, token_columns
 __all__ = ["saved_page"]
 
 _BLOCK = 16
-"""Calls that the page asks for at once."""
+"""Number of calls that the page requests at once."""
 
 _URI_COMPONENT = "-_.!~*'()"
-"""Characters that JavaScript's encodeURIComponent leaves as they are, beside letters and digits."""
+"""Characters, in addition to letters and digits, that JavaScript's encodeURIComponent leaves unchanged."""
 
 _LOADER = """
 const sources = JSON.parse(document.getElementById("sources").textContent);
@@ -65,9 +66,9 @@ def saved_page(session: OpenedSession, known: TokenBytes) -> bytes:
 
 
 def _packed(session: OpenedSession, known: TokenBytes) -> str:
-    """Base64 of the deflated answers: uint32 length of a header, the header, the bodies one behind the other.
+    """Base64 of the deflated responses: uint32 length of a header, the header, and the bodies in sequence.
 
-    The header is JSON: [[path, media type, offset, length], ...], offsets from the first body on.
+    The header is JSON: [[path, media type, offset, length], ...], with offsets from the first body.
     """
     entries: list[tuple[str, str, int, int]] = []
     bodies: list[bytes] = []
@@ -83,7 +84,7 @@ def _packed(session: OpenedSession, known: TokenBytes) -> str:
 
 
 def _answers(session: OpenedSession, known: TokenBytes) -> Iterator[tuple[str, str, bytes]]:
-    """(path, media type, body) of all that the page asks for."""
+    """(path, media type, body) of everything that the page requests."""
     outline = session.outline
     path = f"/v1/sessions/{quote(outline.session_id, safe='')}"
     yield f"{path}/outline", "application/json", encode_json(outline)
@@ -118,5 +119,5 @@ def _hash(text: str) -> str:
 
 
 def _in_script(value: Any) -> str:
-    """JSON that ends no script."""
+    """JSON that cannot end a script element."""
     return msgspec.json.encode(value).decode().replace("<", "\\u003c")

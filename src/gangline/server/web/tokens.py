@@ -14,18 +14,16 @@ from gangline.server.web.outline import OpenedSession
 __all__ = ["TokenBytes", "recorded_texts", "token_columns"]
 
 TokenBytes = Mapping[int, bytes]
-"""Bytes of token ids, as far as they are known."""
+"""Bytes of known token ids."""
 
 
 def token_columns(session: OpenedSession, first: int, limit: int, known: TokenBytes) -> dict[str, NDArray[Any]]:
-    """Tokens of the calls `first` to `first + limit`, one call after the other: new context, then the sampled ids.
+    """Tokens of the calls `first` to `first + limit`, call by call: new context, then the sampled ids.
 
-    starts: [calls + 1] int32, where each call's tokens begin, and the end of the last.
-    sampled: [calls] int32, where each call's sampled ids begin.
-    ids: [T] int32. logprobs: [T] float32, 0.0 for context. mask: [T] int8, 1 where trained on. versions: [T] int32, -1
-    for context and where unknown.
-    text_ids: [U] int32, the ids whose bytes are known. text_starts: [U + 1] int32 into `text`. text: uint8, UTF-8 as
-    far as a token ends with a character.
+    starts: [calls + 1] int32, where each call's tokens begin, and the end of the last. sampled: [calls] int32, where
+    each call's sampled ids begin. ids: [T] int32. logprobs: [T] float32, 0.0 for context. mask: [T] int8, 1 for trained
+    tokens. versions: [T] int32, -1 for context and if unknown. text_ids: [U] int32, the ids with known bytes.
+    text_starts: [U + 1] int32 into `text`. text: uint8, UTF-8 unless a token ends inside a character.
     """
     calls = session.calls[first : first + limit]
     lines = session.outline.calls[first : first + limit]

@@ -1,5 +1,5 @@
-"""The bytes of a known model's token ids, loaded by a process of its own: tokenizers take seconds to import, and the
-server must not stand still for a page.
+"""The bytes of a known model's token ids, loaded by a separate process: tokenizers take seconds to import, and a page
+must not block the server.
 
 Run as `python -m gangline.server.web.vocabulary MODEL` it writes the vocabulary to stdout, as MessagePack.
 """
@@ -20,24 +20,24 @@ __all__ = ["KNOWN_MODELS", "Vocabularies"]
 log = logging.getLogger("gangline.server.web")
 
 KNOWN_MODELS = ("smollm2",)
-"""Models whose tokenizer is found by their name. A name in a record comes from a harness: no other is looked up."""
+"""Models whose tokenizer is found by name. Names in records come from harnesses, so no other name is looked up."""
 
 _PATIENCE_S = 60.0
 
 
 class Vocabularies:
-    """Each known model's vocabulary, loaded once. Belongs to one event loop."""
+    """Each known model's vocabulary, loaded once. Bound to one event loop."""
 
     def __init__(self) -> None:
         self._loading: dict[str, asyncio.Task[TokenBytes]] = {}
 
     def begin(self, models: Iterable[str]) -> None:
-        """Load in the background, so that `of` need not wait later."""
+        """Start loading in the background, so that `of` does not wait later."""
         for model in set(models) & set(KNOWN_MODELS) - set(self._loading):
             self._loading[model] = asyncio.create_task(_load(model), name=f"vocabulary {model}")
 
     async def of(self, models: Iterable[str]) -> TokenBytes:
-        """The vocabulary of the first known model; empty where there is none, or none can be loaded."""
+        """The vocabulary of the first known model; empty if there is none, or it cannot be loaded."""
         wanted = sorted(set(models) & set(KNOWN_MODELS))
         self.begin(wanted)
         return await asyncio.shield(self._loading[wanted[0]]) if wanted else {}
