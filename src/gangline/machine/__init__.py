@@ -1,4 +1,4 @@
-"""What a process needs of its machine: whole files, private files, files of others, child programs, logs, traces.
+"""Operating-system helpers: durable and private files, untrusted files, child programs, logs, traces.
 
 Start with `durable`.
 """

@@ -1,7 +1,7 @@
-"""Files that are whole or absent, and that survive a power cut: the only place that renames and syncs.
+"""Writes files that are complete or absent and survive a power cut. Only this module renames and syncs.
 
-A function that calls itself durable has synced the file's bytes and the folder that names it before it returns. All
-functions block. Errors of the disk are `OSError`; `disk_full_error` explains a full one.
+A function documented as durable has synced the file's bytes and the folder that contains it before it returns. All
+functions block. Disk errors are `OSError`; `disk_full_error` explains a full disk.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _PRIVATE = 0o600
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Generator[Path]:
-    """Yield an empty file beside `path`; when the block ends without an error, it durably takes the place of `path`.
+    """Yield an empty file next to `path`. If the block ends without an error, it durably replaces `path`.
 
-    mode: permissions of the file, less the umask. Raises: OSError, with `path` as it was before.
+    mode: permissions of the file, minus the umask. Raises: OSError, leaving `path` unchanged.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
@@ -59,13 +59,15 @@ def replacing(path: Path, *, mode: int = 0o666) -> Generator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file that only its owner may read: whole or not at all, and durable."""
+    """Write or replace a file readable only by its owner, atomically and durably."""
     with replacing(path, mode=_PRIVATE) as unfinished:
         unfinished.write_bytes(data)
 
 
 def write_once(path: Path, data: bytes) -> bool:
-    """Write a file like `write_whole` unless it exists. Returns whether it was written: one of several writers wins."""
+    """Write a file like `write_whole` unless it exists. Returns whether it was written; only one of several writers
+    succeeds.
+    """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
     try:
         write_new(unfinished, data)
@@ -79,7 +81,8 @@ def write_once(path: Path, data: bytes) -> bool:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read. Its bytes are synced; its name is not, for it is renamed later.
+    """Write a new file readable only by its owner. Its bytes are synced but its name is not, because it is renamed
+    later.
 
     Raises: FileExistsError; OSError, after which a partial file may remain.
     """
@@ -91,7 +94,9 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file that only its owner may read, made if missing. Durable; a crash may leave a part of `data`."""
+    """Append to a file readable only by its owner, creating it if missing. Durable; a crash may leave a part of
+    `data`.
+    """
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE), "ab") as file:
         is_new = file.tell() == 0
         file.write(data)
@@ -102,15 +107,15 @@ def append(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove files that a crash kept from their place. Only for a folder with one writer, before it writes."""
+    """Remove unfinished files left by a crash. Only for a folder with a single writer, before it writes."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         path.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path, mode: int | None = None) -> None:
-    """Make a folder and its missing parents durably; existing ones stay as they are.
+    """Create a folder and its missing parents durably; existing ones are unchanged.
 
-    mode: permissions of the folders made, independent of the umask; None gives each those of its parent.
+    mode: permissions of created folders, independent of the umask; None uses the permissions of each one's parent.
     """
     if folder.is_dir():
         return
@@ -123,7 +128,7 @@ def make_folder(folder: Path, mode: int | None = None) -> None:
 
 @contextmanager
 def making(unfinished: Path) -> Generator[None]:
-    """Write a new folder in the block; when that fails, nothing of it stays. Raises: DiskFull."""
+    """Write a new folder inside the block. If that fails, it is removed completely. Raises: DiskFull."""
     try:
         yield
     except BaseException as error:
@@ -135,7 +140,7 @@ def making(unfinished: Path) -> Generator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a power cut."""
+    """Sync a file's bytes, or a folder's entries, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -144,7 +149,9 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """`sync` every file and folder below a folder, and the folder itself. Its own name is its parent's business."""
+    """`sync` every file and folder below a folder, and the folder itself. Its own name must be synced with its
+    parent.
+    """
     for name, _, files in os.walk(folder, topdown=False):
         for file in files:
             sync(Path(name, file))
@@ -152,9 +159,10 @@ def sync_tree(folder: Path) -> None:
 
 
 def acquire(path: Path, *, wait: bool = False) -> int:
-    """Lock a file, made if missing. Returns the descriptor that holds it: closing it, or the process's end, lets go.
+    """Lock a file, creating it if missing. Returns the descriptor that holds the lock until it is closed or the process
+    ends.
 
-    Raises: BlockingIOError where another process holds it, unless `wait`.
+    Raises: BlockingIOError if another process holds it, unless `wait`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
     try:
@@ -176,7 +184,7 @@ def locked(path: Path, *, wait: bool = False) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file now. False where there is no such file, or none that may be read."""
+    """Whether a process currently holds the lock of a file. False if the file does not exist or is unreadable."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -192,19 +200,21 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def disk_full_error(error: BaseException, what: str) -> DiskFull | None:
-    """The error to raise where `error` reports a full disk, else None. what: the thing on it, such as "the journal"."""
+    """The error to raise if `error` reports a full disk, otherwise None. what: the thing stored on it, such as "the
+    journal".
+    """
     if not is_disk_full(error):
         return None
     return DiskFull(f"the disk that holds {what} is full; free some space, then try again. Nothing was lost.")
 
 
 _LIBRARIES_SAY = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", "inline_container.cc")
-"""Errors of libraries that write files themselves, and raise no OSError. The last two do not say why."""
+"""Errors of libraries that write files themselves without raising OSError. The last two do not give the reason."""
 _NO_ROOM_BYTES = 16 << 20
 
 
 def disk_full_at(error: BaseException, path: Path) -> DiskFull | None:
-    """The error to raise where `error` came from a full disk while something was written below `path`; else None."""
+    """The error to raise if `error` was caused by a full disk while writing below `path`, otherwise None."""
     while not path.exists():
         path = path.parent
     free_bytes = shutil.disk_usage(path).free

@@ -15,19 +15,20 @@ ResultT = TypeVar("ResultT")
 
 _MAX_HELD_S = 0.001
 _PAUSE_PER_HELD_S = 4.0
-"""A call of others needs the loop about ten times. Were it given back for one of these only, each would wait for a turn
-of the long work; so that work takes a fifth of the loop."""
+"""A call of other tasks needs the loop about ten times. If the loop were yielded for only one of these, each would wait
+for a turn of the long work, so that work takes a fifth of the loop.
+"""
 
 
 class Share:
-    """The part of the event loop that the long work of several tasks has together: as much as that of one."""
+    """A share of the event loop used jointly by the long work of several tasks: as much as one task's."""
 
     def __init__(self) -> None:
         self.free_at_s = 0.0
-        """When the turns that are given out are over."""
+        """When all assigned turns will be over."""
 
     def join(self) -> None:
-        """For the rest of the calling task."""
+        """Join for the rest of the calling task."""
         _share.set(self)
 
 
@@ -35,18 +36,18 @@ _share: ContextVar[Share | None] = ContextVar("share", default=None)
 
 
 class Turn:
-    """The time for which one task has held the event loop since it began or last gave way."""
+    """Measures how long one task has held the event loop since it began or last yielded."""
 
     def __init__(self) -> None:
         self._since_s = time.perf_counter()
 
     @property
     def is_over(self) -> bool:
-        """Whether to call `give`. Costs less than a call of that in a loop over a short conversation."""
+        """Whether to call `give`. In a loop over a short conversation this is cheaper than calling it."""
         return time.perf_counter() - self._since_s > _MAX_HELD_S
 
     async def give(self) -> None:
-        """Let the others run where the turn is over. Tasks of one share wait for each other's turns as well."""
+        """Let other tasks run if the turn is over. Tasks of the same share also wait for each other's turns."""
         now_s = time.perf_counter()
         held_s = now_s - self._since_s
         if held_s > _MAX_HELD_S:
@@ -58,7 +59,7 @@ class Turn:
 
 
 async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run them together, owned: the first failure cancels the others and is raised as itself."""
+    """Run the calls concurrently. The first failure cancels the others and is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -68,23 +69,24 @@ async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Result
 
 
 def is_cancelled() -> bool:
-    """Whether somebody cancels the present task. A CancelledError may also come out of the work of a plug-in."""
+    """Whether the current task is being cancelled. A CancelledError may also come from a plug-in's code."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an error is to be dealt with here, as a plug-in's SystemExit is: not the end of the present task, nor of
-    the process."""
+    """Whether an error should be handled here, as a plug-in's SystemExit should: it does not end the current task or
+    the process.
+    """
     return not is_cancelled() and not isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
 async def to_end(
     work: Coroutine[Any, Any, ResultT], undo: Callable[[ResultT], Awaitable[None]] | None = None
 ) -> ResultT:
-    """Run `work` to its end, also where the caller is cancelled meanwhile: then the cancellation waits for it.
+    """Run `work` to its end, even if the caller is cancelled meanwhile: then the cancellation waits for it.
 
-    undo: called with what it made for a caller that was cancelled.
+    undo: called with the result if the caller was cancelled.
     """
     task = asyncio.create_task(work)
     try:

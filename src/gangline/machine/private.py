@@ -1,7 +1,8 @@
-"""Folders and files of a data folder: 0700 and 0600, for any umask, also where they existed before.
+"""Permissions of a data folder: folders 0700 and files 0600, for any umask, including existing ones.
 
-On a shared machine, prompts, answers, results and logs are nobody else's. New files and folders are private; an
-existing folder is closed once, with its whole content. Files that a user names (exports) have the user's umask.
+On a shared machine, prompts, replies, results and logs must not be readable by others. New files and folders are
+private; an existing folder is closed once, with all its content. Files that a user names (exports) follow the user's
+umask.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _OURS = frozenset({"control_token", "demo", "logs", "nodes", "runs", "server", "
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` for `open()`: a file that is written is its owner's alone, also where it was there before."""
+    """An `opener` for `open()`. A file opened for writing is accessible only to its owner, even if it existed
+    before.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if flags & (os.O_WRONLY | os.O_RDWR):
         try:
@@ -41,20 +44,20 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file, if there is none; an existing one keeps its content. Raises: OSError."""
+    """Create an empty file if it is missing; an existing one keeps its content. Raises: OSError."""
     os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, each its owner's alone, durably. Raises: OSError."""
+    """Create a folder and its missing parents durably, accessible only to their owner. Raises: OSError."""
     make_folder(path, 0o700)
 
 
 def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
-    """Make a folder, or close one that was there before, and all in it, to other users. Blocking.
+    """Create a folder, or close an existing one and its content to other users. Blocking.
 
-    A folder that is closed already is not searched: its content cannot be reached. Links are not followed.
-    leave: names of folders that are closed, and not entered: their content has owners of its own. Raises: OSError.
+    A folder that is already closed is not searched, because its content cannot be reached. Links are not followed.
+    leave: names of folders that are closed but not entered, because their content has other owners. Raises: OSError.
     """
     make_private_folder(folder)
     if not _is_open(folder.stat()):
@@ -64,7 +67,7 @@ def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
 
 
 def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
-    """Close the whole content of a folder, such as files written by a library. Blocking."""
+    """Close all content of a folder to other users, such as files written by a library. Blocking."""
     for name, folders, files in os.walk(folder):
         for entry in (*folders, *files):
             _close(Path(name, entry))
@@ -72,9 +75,10 @@ def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
 
 
 def open_data_folder(data_dir: Path) -> None:
-    """Make a data folder, or close one that was there before. Raises: OSError.
+    """Create a data folder, or close an existing one to other users. Raises: OSError.
 
-    One that holds other files, such as a home directory, stays as it is; our own files in it are private.
+    A folder that also contains other files, such as a home directory, is unchanged, but our own files in it are
+    private.
     """
     make_private_folder(data_dir)
     if {entry.name for entry in data_dir.iterdir()} <= _OURS:

@@ -1,7 +1,7 @@
-"""Programs that run for a moment: none outlives its block, nor do the processes that it still works through.
+"""Runs short-lived programs that never outlive their block, including their helper processes.
 
-A program such as `unshare --map-auto` or rootless podman works through processes of its own. Killed alone it would
-leave them behind, some of them for ever; and asyncio would wait for ever for the pipes that they hold.
+Programs such as `unshare --map-auto` or rootless podman use helper processes. Killing only the program would leave them
+behind, some of them forever, and asyncio would wait forever for the pipes that they hold open.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ async def program(
     stdout: int = PIPE,
     stderr: int = DEVNULL,
 ) -> AsyncGenerator[Process]:
-    """A program at work, in a session of its own. Where it still runs at the block's end, its process group is killed.
+    """A running program in its own session. If it still runs at the end of the block, its process group is killed.
 
-    What has left that group (a container, say) lives on, and holds none of our pipes open. Raises: OSError.
+    Processes that left that group (such as a container) continue, but hold none of our pipes open. Raises: OSError.
     """
     beginning = _begun(argv, env=env, cwd=folder, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
     process, transport = await to_end(beginning, lambda begun: _end(*begun))
@@ -45,7 +45,7 @@ async def program(
 
 
 async def _begun(argv: Sequence[str], **options: Any) -> tuple[Process, SubprocessTransport]:
-    """As `asyncio.create_subprocess_exec`, which keeps the transport for itself."""
+    """Like `asyncio.create_subprocess_exec`, but also returns the transport."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.subprocess_exec(
         lambda: SubprocessStreamProtocol(limit=_BUFFER_BYTES, loop=loop), *argv, **options
@@ -54,7 +54,7 @@ async def _begun(argv: Sequence[str], **options: Any) -> tuple[Process, Subproce
 
 
 async def _end(process: Process, transport: SubprocessTransport) -> None:
-    """Its pipes are closed first: until they are, asyncio does not tell that it has ended."""
+    """Closes its pipes first: asyncio reports the exit only after the pipes close."""
     try:
         if process.returncode is None:
             with suppress(ProcessLookupError):

@@ -53,11 +53,11 @@ def create_app(
 ) -> web.Application:
     """Build the application. It neither starts nor stops the service.
 
-    control_token: required on every route except /health; None requires nothing (then listen on loopback only). names:
-    names under which the server is reached; None is loopback. Requests for other names, and from web pages, are
-    refused. parts: parts of wings, whose owner runs their work; None creates the installed ones. actions: the log of
-    every change and every rejected request. visitors: signed-in browsers; None keeps them while the application lives.
-    index_path: the file for the index of Find; None disables Find. data_dir: for parts created here. max_task_bytes,
+    control_token: required on every route except /health. None requires nothing (then listen on loopback only). names:
+    names under which the server is reached. None is loopback. Requests for other names, and from web pages, are
+    refused. parts: parts of wings, whose owner runs their work. None creates the installed ones. actions: the log of
+    every change and every rejected request. visitors: signed-in browsers. None keeps them while the application lives.
+    index_path: the file for the index of Find. None disables Find. data_dir: for parts created here. max_task_bytes,
     max_result_bytes: limits of a request's body. keep_alive_s: interval of comments on an idle event stream.
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)

@@ -87,12 +87,12 @@ async def serve(
 ) -> None:
     """Serve until cancelled. `on_ready` is called with the base URL for this machine.
 
-    control_token: required on every route except /health; None requires nothing. public_url: the URL for others, for
-    callbacks; None is the address it listens on, or the machine's name. allowed_hosts: further names under which the
+    control_token: required on every route except /health. None requires nothing. public_url: the URL for others, for
+    callbacks. None is the address it listens on, or the machine's name. allowed_hosts: further names under which the
     server is reached. on_task_ended: called on the event loop with each task that this server ended.
 
-    Raises: PortUnavailable; InvalidRequest if the address would be open to others without a control token; Conflict if
-    another server uses the data folder; StoreError, DiskFull.
+    Raises: PortUnavailable. InvalidRequest if the address would be open to others without a control token. Conflict if
+    another server uses the data folder. StoreError, DiskFull.
     """
     await asyncio.to_thread(plugins.log_refusals)
     async with serving(

@@ -1,3 +1,4 @@
-"""Files that other people made, opened and parsed within bounds.
+"""Opens and parses untrusted files within limits.
 
-Start with `paths`."""
+Start with `paths`.
+"""

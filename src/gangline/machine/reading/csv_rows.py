@@ -1,4 +1,4 @@
-"""CSV and TSV, row by row. A row that cannot be read is its error; the others are read."""
+"""Reads CSV and TSV row by row. A row that cannot be read is returned as its error, and the others are read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STATED = re.compile(r"sep=(.)\s*")
 
 
 def rows_of_csv(text: TextIO, kind: str, where: str) -> Generator[NumberedRow]:
-    """Each row as column -> text; an empty field is null, for no file of this kind distinguishes them.
+    """Each row as column -> text. Empty fields are null, because these formats do not distinguish them.
 
-    kind: `.csv` or `.tsv`. Raises: InvalidRequest when the file has no header, or one with a column twice.
+    kind: `.csv` or `.tsv`. Raises: InvalidRequest if the file has no header, or a header with a duplicate column.
     """
     csv.field_size_limit(MAX_LINE_CHARS)
     lines = _Lines(text, where)
@@ -39,11 +39,11 @@ def rows_of_csv(text: TextIO, kind: str, where: str) -> Generator[NumberedRow]:
 
 
 class _Lines:
-    """Lines of the file, of which a row may have many: they are bounded together."""
+    """Lines of the file. The total size of a row's lines is limited."""
 
     def __init__(self, text: TextIO, where: str) -> None:
         self.number = 0
-        """The line that was read last, counted from 1."""
+        """Number of the last line read, counted from 1."""
         self._lines = lines_of(text, where)
         self._where = where
         self._again = ""
@@ -73,7 +73,7 @@ class _Lines:
 
 
 def _delimiter_of(header: str) -> str:
-    """The one that divides the header into most columns; a comma where several do."""
+    """The delimiter that splits the header into the most columns; a comma in a tie."""
     return max(_DELIMITERS, key=lambda one: len(next(iter(csv.reader([header], delimiter=one)))))
 
 

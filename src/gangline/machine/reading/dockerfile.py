@@ -1,7 +1,7 @@
-"""The facts in a Dockerfile that a runtime needs, and whether a runtime without that image can satisfy them.
+"""Reads the facts of a Dockerfile that a runtime needs, and whether a runtime without the image can satisfy them.
 
-No image is built here. Without one, a working folder, variables and copied files can be had anywhere; programs that
-`RUN` installs cannot.
+Images are not built here. Without an image, a working folder, variables and copied files can be provided anywhere, but
+programs installed by `RUN` cannot.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gangline.machine.reading.paths import SourcePath
 __all__ = ["Copy", "Dockerfile", "read_dockerfile"]
 
 _HARMLESS = {"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD"}
-"""Instructions without meaning for a runtime that runs its own commands."""
+"""Instructions that do not matter for a runtime that runs its own commands."""
 
 
 class Copy(msgspec.Struct, frozen=True):
     source: SourcePath
     """A file or folder of the build context."""
     target: str
-    """Absolute, inside."""
+    """Absolute path inside the runtime."""
     into: bool
-    """Whether `target` is a folder that the file goes into."""
+    """Whether `target` is a folder that receives the file."""
 
 
 class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
-    """As far as it can be read without building it."""
+    """The parts of a Dockerfile that can be read without building it."""
 
     path: SourcePath
     base: str
@@ -42,11 +42,11 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     copies: tuple[Copy, ...]
     needs_image: str | None
-    """The first instruction that only a built image can satisfy; None: any Linux can."""
+    """The first instruction that only a built image can satisfy; None if any Linux can."""
 
 
 def read_dockerfile(path: SourcePath) -> Dockerfile:
-    """Raises: InvalidRequest when it cannot be read."""
+    """Raises: InvalidRequest if it cannot be read."""
     base, workdir, needs_image = "scratch", None, None
     env: dict[str, str] = {}
     copies: list[Copy] = []
@@ -74,7 +74,9 @@ def read_dockerfile(path: SourcePath) -> Dockerfile:
 
 
 def _instructions(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, rest) of each, continued lines joined. A heredoc is returned as instructions of no known name."""
+    """(line, name, rest) of each instruction, with continued lines joined. A heredoc yields instructions with unknown
+    names.
+    """
     found: list[tuple[int, str, str]] = []
     pending: list[str] = []
     began = 0
@@ -93,7 +95,7 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
 
 
 def _inside(workdir: str, path: str) -> str:
-    """Absolute, without `..`: nothing is above the root."""
+    """An absolute path without `..`; nothing is above the root."""
     return posixpath.normpath(PurePosixPath(workdir) / path)
 
 
@@ -118,7 +120,7 @@ def _pairs(rest: str) -> dict[str, str]:
 
 
 def _copies(context: SourcePath, rest: str, workdir: str) -> list[Copy]:
-    """Empty where it is more than plain files and folders of the context."""
+    """Empty if it copies anything other than plain files and folders of the context."""
     words = _words(rest)
     if len(words) < 2 or "$" in rest or rest.startswith(("--", "[")) or (context / ".dockerignore").is_there():
         return []

@@ -1,4 +1,4 @@
-"""JSON, TOML and YAML that other people wrote: read within bounds of time and memory, or refused by their place."""
+"""Parses untrusted JSON, TOML and YAML within limits of time and memory. Errors name the place."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from gangline.settings.installation import extra_command
 __all__ = ["MAX_DOCUMENT_BYTES", "is_more_than_one", "parsed_json", "parsed_toml", "read_toml", "read_yaml"]
 
 MAX_DOCUMENT_BYTES = 256 << 10
-"""The bound of a file that describes a task."""
+"""Size limit of a file that describes a task."""
 _MAX_DEPTH = 100
 _MAX_KEY_PARTS = 64
 _MAX_DIGITS = 1000
 _MAX_YAML_CHARS = 4 << 20
-"""The bound of a document whose aliases are replaced by what they stand for."""
+"""Size limit of a document after its aliases are expanded."""
 _NAME = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_NAME}(?:[ \t]*+\.[ \t]*+{_NAME}){{{_MAX_KEY_PARTS}}}")
-"""`tomllib` takes memory by the square of a key's parts."""
+"""`tomllib` uses memory quadratic in the number of a key's parts."""
 
 
 def parsed_json(text: str, where: str = "") -> Any:
-    """
-    where: the error's message begins with it.
-    Raises: InvalidRequest, also for a key that one object has twice.
-    """
+    """where: prefix of the error's message. Raises: InvalidRequest, also for a duplicate key in an object."""
     try:
         document = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -42,7 +39,7 @@ def parsed_json(text: str, where: str = "") -> Any:
 
 
 def is_more_than_one(error: InvalidRequest) -> bool:
-    """Whether the text begins with a whole document, as JSON lines do."""
+    """Whether the text begins with a complete document, as JSON lines do."""
     return getattr(error.__cause__, "msg", None) == "Extra data"
 
 
@@ -64,10 +61,7 @@ def read_toml(path: SourcePath) -> dict[str, Any]:
 
 
 def read_yaml(path: SourcePath, *, as_texts: bool = False) -> Any:
-    """
-    as_texts: scalars are the texts that they are written as.
-    Raises: InvalidRequest, naming the file.
-    """
+    """as_texts: return scalars as the text in the file. Raises: InvalidRequest, naming the file."""
     try:
         import yaml  # noqa: PLC0415 - of the extra `importers`
     except ModuleNotFoundError as error:
@@ -89,7 +83,7 @@ def read_yaml(path: SourcePath, *, as_texts: bool = False) -> Any:
 
 
 def _check_yaml(events: Any, where: str) -> None:
-    """Raises: InvalidRequest for a document that is too deep, or whose aliases unpack to too much."""
+    """Raises: InvalidRequest for a document that is too deep, or whose aliases expand too much."""
     sizes: dict[str, int | None] = {}
     open_: list[tuple[str | None, int]] = []  # anchor and size of each collection around
     size = 0

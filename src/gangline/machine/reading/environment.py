@@ -1,4 +1,4 @@
-"""The runtime of a task that was written for a container: an image where it needs one, else files and variables."""
+"""The runtime of a task written for a container: an image if it needs one, otherwise files and variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITHOUT_IMAGES = ("sandbox", "process")
 
 
 class OwnFolders(msgspec.Struct, frozen=True):
-    """Folders that the field's graders and solutions have built in."""
+    """Folders that are hard-coded in common graders and solutions."""
 
     paths: tuple[str, ...]
 
@@ -30,24 +30,24 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The environment described by a task's folder."""
 
     name: str
-    """The task's, for messages and image names."""
+    """The task's name, for messages and image names."""
     context: SourcePath
     """Folder of the Dockerfile, if there is one."""
     image: str | None = None
-    """A published one."""
+    """A published image."""
     workdir: str | None = None
-    """Wins over the Dockerfile's."""
+    """Overrides the Dockerfile's."""
     env: dict[str, str]
     limits: dict[str, Any]
     folders: OwnFolders
     gpus: int = 0
     services: dict[str, Any] = {}
-    """Other containers beside it, as `runtime.services` has them."""
+    """Further containers, in the format of `runtime.services`."""
     notes: tuple[str, ...] = ()
-    """What is to know of those."""
+    """Remarks on these services."""
 
     def runtime(self, choices: Choices) -> tuple[dict[str, Any], list[str]]:
-        """The body's `runtime`, and notes. Raises: InvalidRequest when the chosen runtime cannot give it."""
+        """The body's `runtime`, and notes. Raises: InvalidRequest if the chosen runtime cannot provide it."""
         dockerfile = self._dockerfile()
         is_container = bool(self.services or self.gpus or self._why_image(dockerfile))
         backend = choices.runtime or ("docker" if is_container else "sandbox")
@@ -84,7 +84,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return body, [*with_it(body, dockerfile, choices), *self.notes]
 
     def copied(self) -> dict[str, dict[str, Any]]:
-        """Path inside -> file, for those that its Dockerfile copies. Raises: InvalidRequest for a link."""
+        """Path inside -> file, for files copied by its Dockerfile. Raises: InvalidRequest for a link."""
         dockerfile = self._dockerfile()
         return {} if dockerfile is None else _copied(dockerfile)
 
@@ -93,7 +93,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return read_dockerfile(path) if path.has_file() else None
 
     def _why_image(self, dockerfile: Dockerfile | None) -> str | None:
-        """Why it needs an image; None when it does not."""
+        """Why it needs an image; None if it does not."""
         if self.image is not None:
             return f"its image {self.image}"
         return dockerfile and dockerfile.needs_image and f"an image ({dockerfile.path}, {dockerfile.needs_image})"
@@ -125,7 +125,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def image_name(name: str, context: SourcePath) -> str:
-    """Name of the image that is built of a folder: other content, another name. Raises: InvalidRequest."""
+    """Name of the image built from a folder. It depends on the folder's content. Raises: InvalidRequest."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "task"
     return f"gangline-task/{plain}:{digest_of_folder(context)[:12]}"
 
@@ -143,7 +143,7 @@ def _copied(dockerfile: Dockerfile) -> dict[str, dict[str, Any]]:
 
 
 def _more_folders(body: dict[str, Any]) -> list[str]:
-    """Top-level folders that files are copied to, and that no one has made yet."""
+    """Top-level folders that files are copied to and that do not exist yet."""
     known = [PurePosixPath(path) for path in (body["workdir"], *body["folders"], "/tmp", "/home/agent")]
     found: dict[str, None] = {}
     for action in body["prepare"]:

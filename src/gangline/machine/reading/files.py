@@ -1,4 +1,4 @@
-"""Files of a task's folder, as they are written in JSON."""
+"""Reads files of a task's folder into their JSON format."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gangline.machine.reading.paths import MAX_FILE_BYTES, SourcePath
 __all__ = ["digest_of_folder", "hidden_files", "own_file", "read_text", "written", "written_folder"]
 
 _MAX_CONTEXT_FILES, _MAX_CONTEXT_BYTES = 200_000, 4 << 30
-"""The bound of a folder that an image is built of: it is only digested."""
+"""Limits of a folder from which an image is built; such a folder is only hashed."""
 _PIECE_BYTES = 1 << 20
 
 
 def own_file(path: Path) -> SourcePath:
-    """A file or folder that the user names: the folders on its way may be links."""
+    """A file or folder named by the user. The folders in its path may be links."""
     whole = path.absolute()
     return SourcePath.of(whole.parent) / whole.name if whole.name else SourcePath.of(whole)
 
 
 def read_text(path: SourcePath, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """With ends of lines as `\\n`. Raises: InvalidRequest."""
+    """Line ends become `\\n`. Raises: InvalidRequest."""
     data, _ = path.read(max_bytes)
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -44,14 +44,18 @@ def written(path: SourcePath, *, mode: int | None = None) -> dict[str, Any]:
 
 
 def written_folder(folder: SourcePath, inside: str) -> dict[str, dict[str, Any]]:
-    """Path inside a runtime -> file, for every file below `folder`. Raises: InvalidRequest for a link, or too much."""
+    """Path inside a runtime -> file, for every file below `folder`. Raises: InvalidRequest for a link, or if a limit is
+    exceeded.
+    """
     found = folder.files()
     below = len(folder.parts)
     return {f"{inside}/{'/'.join(path.parts[below:])}": written(path) for path, _ in found}
 
 
 def digest_of_folder(folder: SourcePath) -> str:
-    """SHA-256 of the paths, modes and contents of every file. Raises: InvalidRequest for a link, or too much."""
+    """SHA-256 of the paths, modes and contents of all files. Raises: InvalidRequest for a link, or if a limit is
+    exceeded.
+    """
     digest = hashlib.sha256()
     below = len(folder.parts)
     for path, num_bytes in folder.files(_MAX_CONTEXT_FILES, _MAX_CONTEXT_BYTES):
@@ -63,7 +67,7 @@ def digest_of_folder(folder: SourcePath) -> str:
 
 
 def _digested(path: SourcePath) -> dict[str, Any]:
-    """As `written`, for a file that is too large to be held: its digest is its content."""
+    """Like `written`, for a file too large for memory: its digest replaces its content."""
     digest = hashlib.sha256()
     with path.opened(_MAX_CONTEXT_BYTES) as file:
         while piece := file.read(_PIECE_BYTES):
@@ -72,7 +76,7 @@ def _digested(path: SourcePath) -> dict[str, Any]:
 
 
 def hidden_files(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """As evaluator `script` takes them: plain text is only its content."""
+    """Files in the format of evaluator `script`: plain text is given as only its content."""
     return {
         path: file["content"] if set(file) == {"content", "mode"} and file["mode"] == 0o644 else file
         for path, file in files.items()

@@ -1,4 +1,6 @@
-"""How the field grades: tests arrive when the agent's processes are gone, a program runs them and leaves a number."""
+"""Grading in the common style: tests are uploaded after the agent's processes are gone, and a program runs them and
+writes a number.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from gangline.machine.reading.paths import SourcePath
 __all__ = ["GRADING_MARGIN_S", "script_evaluator", "solution", "tests_of"]
 
 GRADING_MARGIN_S = 60.0
-"""Seconds of the evaluation beside the tests' own time: to clear, upload and read."""
+"""Seconds of the evaluation in addition to the tests' own time: for clearing, uploading and reading."""
 _LONGEST_FILES_BYTES = 48 << 20
-"""A submit is at most 64 MiB."""
+"""The size limit of a submission is 64 MiB."""
 
 
 def tests_of(folder: SourcePath, inside: str) -> dict[str, dict[str, Any]]:
-    """Path inside -> file. Raises: InvalidRequest when there are none, or too much of them."""
+    """Path inside -> file. Raises: InvalidRequest if there are none, or they are too large."""
     files = written_folder(folder, inside)
     if not files:
         raise InvalidRequest(f"{folder} holds no tests.")
@@ -29,7 +31,7 @@ def tests_of(folder: SourcePath, inside: str) -> dict[str, dict[str, Any]]:
 def script_evaluator(
     command: str, files: dict[str, dict[str, Any]], *, clear: list[str], timeout_s: float, env: dict[str, str]
 ) -> dict[str, Any]:
-    """The body's `evaluator`: graded where the agent worked, since these tests look at that place."""
+    """The body's `evaluator`, which grades in the agent's own runtime, because these tests inspect it."""
     return {
         "strategy": "script",
         "config": {

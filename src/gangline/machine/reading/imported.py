@@ -1,4 +1,4 @@
-"""What importers of tasks share: their options, what they find and return, and the metadata that they keep."""
+"""Definitions shared by importers of tasks: their options, their results, and conversion of metadata."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ __all__ = ["Candidate", "Choices", "FolderFormat", "Imported", "LeftOut", "Progr
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """The choices of the importing user."""
+    """Options chosen by the importing user."""
 
     runtime: str | None = None
-    """Name of a runtime plug-in; None is the one that the task needs."""
+    """Name of a runtime plug-in; None chooses the one that the task needs."""
     image: str | None = None
-    """In place of the task's own: an image name, or a folder, as the runtime understands it."""
+    """Replaces the task's image: an image name or a folder, as the runtime understands it."""
     python: str | None = None
-    """Folder of a Python environment that has the source's own package; None is ours, where it has it."""
+    """Folder of a Python environment with the source's package; None is ours, if it has the package."""
     network: NetworkPolicy | None = None
-    """None is the model only, and refuses a task that would be graded wrongly for it."""
+    """None allows only the model, and refuses tasks that would be graded wrongly because of it."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """One task, ready but for its agent."""
+    """A task that is complete except for its agent."""
 
     name: str
     body: dict[str, Any]
-    """Body of `POST /v1/tasks`, without an agent's harness; with the reference solution where the source has one."""
+    """Body of `POST /v1/tasks` without an agent's harness, with the reference solution if the source has one."""
     notes: tuple[str, ...] = ()
     """Differences from the task's source."""
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A row or task of the source that no task could be made of."""
+    """A row or task of the source that could not be converted to a task."""
 
     why: str
-    """With its file, row and column."""
+    """Includes the file, row and column."""
 
 
 class Candidate(NamedTuple):
-    """A task of a source that was found and not read yet."""
+    """A task found in a source but not read yet."""
 
     name: str
-    """For filters, before the task is read."""
+    """Row for filters, available before the task is read."""
     instance: Mapping[str, Any] | None
-    """None: cannot be read."""
+    """None if it cannot be read."""
     read: Callable[[], Imported]
     where: str = ""
     """Place of a row, for its errors."""
 
 
 class FolderFormat(NamedTuple):
-    """A format whose tasks are folders: an entry point of group `gangline.importers`, by its name."""
+    """A format whose tasks are folders. An entry point of group `gangline.importers`, by name."""
 
     recognizes: Callable[[Path], bool]
     read: Callable[[SourcePath, Choices], Imported]
     document: Callable[[SourcePath], Any]
-    """The fields that filters look at."""
+    """Returns the fields that filters use."""
 
 
 class ProgramSource(NamedTuple):
-    """Tasks that a program lists, behind a prefix of the source: an entry point of the same group."""
+    """Tasks listed by a program, for sources with a prefix. An entry point of the same group."""
 
     prefix: str
     candidates: Callable[[str, Choices, int | None], Iterable[Candidate]]
-    """Source without its prefix, options, and the number of tasks that are wanted; None is all."""
+    """Source without its prefix, options, and the number of tasks wanted; None means all."""
 
 
 def listed(command: Sequence[str], kind: type[T], problem: str) -> T:
@@ -92,9 +92,9 @@ def listed(command: Sequence[str], kind: type[T], problem: str) -> T:
 
 
 def plain(instance: Any) -> dict[str, Any]:
-    """A row or a task's file as JSON has it: dates become texts, bytes base 64, infinite numbers null.
+    """A row or a task's file as JSON types: dates become texts, bytes base 64, infinite numbers null.
 
-    Raises: InvalidRequest, naming the column that JSON cannot hold.
+    Raises: InvalidRequest, naming the column that JSON cannot represent.
     """
     try:
         return _plain(instance)

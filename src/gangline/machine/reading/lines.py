@@ -1,6 +1,6 @@
-"""Text files of a dataset, line by line, and JSON in them. A row that cannot be read is its error; the others are read.
+"""Reads text files of a dataset line by line, and JSON in them. A row that cannot be read is returned as its error.
 
-A line is bounded, as nobody knows its length before it is read.
+The length of a line is limited, because it is unknown before reading.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gangline.machine.reading.documents import is_more_than_one, parsed_json
 __all__ = ["MAX_LINE_CHARS", "NumberedRow", "lines_of", "rows_of_json", "rows_of_lines", "text_of"]
 
 MAX_LINE_CHARS = 64 << 20
-"""The bound of a row too: a submit is at most 64 MiB."""
+"""Also the limit of a row: a submission is at most 64 MiB."""
 _MAX_JSON_BYTES = 512 << 20
-"""The bound of a file that is one list, which is held as a whole."""
+"""Limit of a file with a single list, which is held in memory."""
 _HEAD_BYTES = 4096
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _LINES = {".jsonl", ".json", ".ndjson"}
@@ -29,14 +29,15 @@ _KINDS = "Rows are read from JSON lines, JSON, CSV, TSV, Parquet and Arrow"
 
 class NumberedRow(NamedTuple):
     line: int
-    """The first one, counted from 1; 0 where the file has no lines."""
+    """The row's first line, counted from 1; 0 if the file has no lines."""
     row: Any
-    """An `InvalidRequest` where it cannot be read."""
+    """An `InvalidRequest` if it cannot be read."""
 
 
 def text_of(file: BinaryIO, where: str) -> TextIO:
-    """The text of a file, without its byte order mark. A byte that is no UTF-8 becomes a lone surrogate, for which its
-    row is refused. Raises: InvalidRequest when it is no text."""
+    """The text of a file, without its byte order mark. A byte that is not UTF-8 becomes a lone surrogate, because of
+    which its row is refused. Raises: InvalidRequest if the file is not text.
+    """
     head = file.read(_HEAD_BYTES)
     file.seek(0)
     if head[:2] in _UTF16:
@@ -60,7 +61,7 @@ def lines_of(text: TextIO, where: str) -> Generator[str]:
 
 
 def rows_of_json(text: TextIO, where: str) -> Generator[NumberedRow]:
-    """A list, one object, or JSON lines under that name. Raises: InvalidRequest."""
+    """A list, a single object, or JSON lines in a `.json` file. Raises: InvalidRequest."""
     if os.fstat(text.fileno()).st_size > _MAX_JSON_BYTES:
         raise InvalidRequest(f"{where}: is larger than {_MAX_JSON_BYTES >> 20} MiB: write JSON lines, as .jsonl.")
     try:
@@ -78,8 +79,9 @@ def rows_of_json(text: TextIO, where: str) -> Generator[NumberedRow]:
 
 
 def rows_of_lines(text: TextIO, kind: str, where: str) -> Generator[NumberedRow]:
-    """kind: how the file's name ends. Raises: InvalidRequest, also when a file of another name does not begin with
-    JSON."""
+    """kind: suffix of the file's name. Raises: InvalidRequest, also if a file with an unknown suffix does not begin
+    with JSON.
+    """
     is_guess = kind not in _LINES
     for number, line in enumerate(lines_of(text, where), 1):
         if number == 1 and kind != ".json" and _BEGINS_LIST.match(line):

@@ -1,7 +1,7 @@
-"""Files of folders that other people made: opened so that a task never carries this machine's own files.
+"""Files in untrusted folders, opened so that a task never contains files of this machine.
 
-Laws: a path stays in its folder; every component is opened on its own, from its parent's descriptor, and never through
-a link; only a regular file is read, after its size is known. Anything else is refused by its name.
+Laws: a path stays in its folder. Every component is opened separately, from its parent's descriptor, and never through
+a link. Only regular files are read, after their size is known. Anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gangline.domain.errors import InvalidRequest
 __all__ = ["MAX_FILE_BYTES", "Found", "SourcePath", "opened_source"]
 
 MAX_FILE_BYTES = 48 << 20
-"""The bound of one file, and of the files of one folder: a submit is at most 64 MiB."""
+"""Limit of one file, and of the files of one folder: a submission is at most 64 MiB."""
 _MAX_READ_BYTES = 3 * MAX_FILE_BYTES
-"""The bound of one task, however often it names its files."""
+"""Limit of one task, counting repeated reads of its files."""
 _MAX_FILES = 20_000
 _MAX_DEPTH = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,28 +43,28 @@ _KINDS = {
 
 
 class Found(NamedTuple):
-    """A regular file of a folder."""
+    """A regular file in a folder."""
 
     path: SourcePath
     num_bytes: int
 
 
 class SourcePath(msgspec.Struct, frozen=True):
-    """A path below a folder that other people made. The folder's own path is the user's, and may be a link."""
+    """A path below an untrusted folder. The folder's own path is the user's, and may be a link."""
 
     root: Path
     parts: tuple[str, ...] = ()
     spent: list[int] = msgspec.field(default_factory=lambda: [0])
-    """Bytes that were read below the root: one number, which all paths below share."""
+    """Bytes read below the root: a single counter shared by all paths below it."""
 
     @classmethod
     def of(cls, root: Path) -> SourcePath:
-        """Raises: InvalidRequest for a name that no message can show."""
+        """Raises: InvalidRequest for a name that messages cannot display."""
         _check_name(root.name, str(root.parent))
         return cls(root)
 
     def __truediv__(self, below: str) -> SourcePath:
-        """Raises: InvalidRequest for a path that leaves this folder, as an absolute one does."""
+        """Raises: InvalidRequest for a path that leaves this folder, including absolute paths."""
         parts: list[str] = []
         for part in below.split("/"):
             if below.startswith("/") or (part == ".." and not parts):
@@ -88,23 +88,23 @@ class SourcePath(msgspec.Struct, frozen=True):
         return SourcePath(self.root, self.parts[:-1], self.spent)
 
     def is_there(self) -> bool:
-        """Raises: InvalidRequest for neither a file nor a folder."""
+        """Raises: InvalidRequest if it is neither a file nor a folder."""
         return self._kind() is not None
 
     def has_file(self) -> bool:
-        """False when nothing is there. Raises: InvalidRequest for something else than a file."""
+        """False if it does not exist. Raises: InvalidRequest if it is not a file."""
         return self._is(stat.S_IFREG)
 
     def has_folder(self) -> bool:
-        """False when nothing is there. Raises: InvalidRequest for something else than a folder."""
+        """False if it does not exist. Raises: InvalidRequest if it is not a folder."""
         return self._is(stat.S_IFDIR)
 
     def is_folder(self) -> bool:
-        """Raises: InvalidRequest for neither a file nor a folder."""
+        """Raises: InvalidRequest if it is neither a file nor a folder."""
         return self._kind() == stat.S_IFDIR
 
     def read(self, max_bytes: int = MAX_FILE_BYTES) -> tuple[bytes, bool]:
-        """The content, and whether its owner may run it. Raises: InvalidRequest."""
+        """The content, and whether its owner may execute it. Raises: InvalidRequest."""
         with self.opened(max_bytes) as file:
             data = file.read(max_bytes + 1)
             self._count(len(data), max_bytes)
@@ -112,7 +112,7 @@ class SourcePath(msgspec.Struct, frozen=True):
 
     @contextmanager
     def opened(self, max_bytes: int) -> Generator[BinaryIO]:
-        """The file. Raises: InvalidRequest for anything but a regular file of at most that size."""
+        """The file. Raises: InvalidRequest unless it is a regular file of at most that size."""
         with _told(self), self.parent._opened() as folder:
             kind = stat.S_IFMT(os.stat(self.name, dir_fd=folder, follow_symlinks=False).st_mode)
             if kind != stat.S_IFREG:  # opening a device may already do something
@@ -127,9 +127,9 @@ class SourcePath(msgspec.Struct, frozen=True):
             yield file
 
     def files(self, max_files: int = _MAX_FILES, max_bytes: int = MAX_FILE_BYTES) -> list[Found]:
-        """The regular files below, in the order of their names.
+        """The regular files below, sorted by name.
 
-        Raises: InvalidRequest for a link or a special file, or more than the bounds.
+        Raises: InvalidRequest for a link or a special file, or if a limit is exceeded.
         """
         found: list[Found] = []
         waiting: list[SourcePath] = [self]
@@ -153,8 +153,9 @@ class SourcePath(msgspec.Struct, frozen=True):
         return sorted(found, key=lambda one: one.path.parts)
 
     def _entries(self, most: int) -> list[tuple[SourcePath, int, int]]:
-        """(path, kind, bytes) of what is directly in the folder, at most one more than `most`. Raises: InvalidRequest
-        for a link or a special file."""
+        """(path, kind, bytes) of the folder's direct entries, at most one more than `most`. Raises: InvalidRequest for
+        a link or a special file.
+        """
         entries: list[tuple[SourcePath, int, int]] = []
         with _told(self), self._opened() as fd, os.scandir(fd) as listed:
             for entry in listed:
@@ -175,7 +176,7 @@ class SourcePath(msgspec.Struct, frozen=True):
         return found is not None
 
     def _kind(self) -> int | None:
-        """None when nothing is there. Raises: InvalidRequest for neither a file nor a folder."""
+        """None if it does not exist. Raises: InvalidRequest if it is neither a file nor a folder."""
         if not self.parts:
             return stat.S_IFDIR
         with _told(self):
@@ -190,7 +191,7 @@ class SourcePath(msgspec.Struct, frozen=True):
 
     @contextmanager
     def _opened(self) -> Generator[int]:
-        """Raises: InvalidRequest, naming the component that is no folder; OSError."""
+        """Raises: InvalidRequest, naming the component that is not a folder; OSError."""
         fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         try:
             for at, name in enumerate(self.parts, 1):
@@ -214,9 +215,9 @@ class SourcePath(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened_source(path: Path, wall: Path, max_bytes: int) -> Generator[BinaryIO]:
-    """A file of a dataset. It may be a link that stays within `wall`: a download of Hugging Face is made of those.
+    """A file of a dataset. It may be a link within `wall`, because Hugging Face downloads consist of such links.
 
-    Raises: InvalidRequest for a file that is outside, no regular file, or larger.
+    Raises: InvalidRequest if the file is outside, not a regular file, or larger.
     """
     try:
         inside = path.resolve(strict=True).relative_to(wall.resolve())
@@ -228,7 +229,7 @@ def opened_source(path: Path, wall: Path, max_bytes: int) -> Generator[BinaryIO]
 
 @contextmanager
 def _told(path: SourcePath) -> Generator[None]:
-    """Raises: InvalidRequest, naming the path, for a system error that is not this process's own."""
+    """Raises: InvalidRequest, naming the path, for a system error that is not specific to this process."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Rows of Parquet and Arrow files, unpacked by a process of their own.
+"""Reads rows of Parquet and Arrow files, unpacked by a separate process.
 
-A file of a few kilobytes may unpack to more memory than the machine has, whatever its footer says, and a damaged one
-may end the process that reads it. Here that is an error with the file's name.
+A file of a few kilobytes may unpack to more memory than the machine has, whatever its footer says, and a damaged file
+may crash the process that reads it. Here both become an error with the file's name.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["rows_of_table"]
 
 _ROWS_AT_ONCE = 256
 _BATCH_BYTES = 512 << 20
-"""The bound of one column."""
+"""Size limit of one column."""
 _MEMORY_BYTES = 3 << 30
-"""Address space of the reader."""
+"""Address space of the reader process."""
 _PROGRAM = "from gangline.machine.reading.tables import unpack; unpack()"
 _LENGTH_BYTES = 8
 _UNPACKED_BYTES, _MOST_TIMES = 256 << 20, 200
-"""The bound of rows that compress as no data set does."""
+"""Limits of unpacked rows, beyond any real data set's compression."""
 
 
 def rows_of_table(file: BinaryIO, kind: str, where: str) -> Generator[Any]:
-    """Each row, or an `InvalidRequest` where a value of it cannot be read.
+    """Each row, or an `InvalidRequest` if one of its values cannot be read.
 
-    kind: `.parquet` or `.arrow`. Raises: InvalidRequest when the file cannot be read, or pyarrow is missing.
+    kind: `.parquet` or `.arrow`. Raises: InvalidRequest if the file cannot be read, or pyarrow is not installed.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise InvalidRequest(f"reading Parquet and Arrow needs pyarrow. Run: {extra_command('parquet')}")
@@ -51,7 +51,7 @@ def rows_of_table(file: BinaryIO, kind: str, where: str) -> Generator[Any]:
 
 
 def _environment() -> dict[str, str]:
-    """One thread, and an allocator that asks for no more than it needs: the limit is of addresses."""
+    """One thread, and an allocator that reserves no more than needed, because the limit applies to address space."""
     folders = os.pathsep.join(filter(None, sys.path))
     return {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
@@ -75,7 +75,7 @@ def _rows(answers: BinaryIO, where: str, file_bytes: int) -> Generator[Any]:
 
 
 def unpack() -> None:
-    """The program of the reader: the table on standard input, to pickled lists of rows on standard output."""
+    """The reader's program: reads the table from standard input and writes pickled lists of rows to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     own = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, _MEMORY_BYTES)
@@ -115,9 +115,9 @@ def _of_parquet(file: BinaryIO) -> Iterator[list[Any]]:
 
 
 def _rows_at_once(footer: Any) -> int:
-    """Such that a batch is bounded even where every row has the longest value of its column.
+    """Limits a batch even if every row has the longest value of its column.
 
-    Raises: ValueError for a row that is longer than a task may be.
+    Raises: ValueError for a row that exceeds the limit of a task.
     """
     largest = 1
     for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -139,7 +139,7 @@ def _of_arrow(file: BinaryIO) -> Iterator[list[Any]]:
 
 
 def _pieces(batch: Any) -> Iterator[list[Any]]:
-    """Lists of rows. Raises: ValueError for a row that is longer than a task may be."""
+    """Lists of rows. Raises: ValueError for a row that exceeds the limit of a task."""
     for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
         piece = batch.slice(start, _ROWS_AT_ONCE)
         few = 1 if piece.nbytes > MAX_FILE_BYTES else _ROWS_AT_ONCE
@@ -167,7 +167,9 @@ def _row(names: list[str], values: list[Any]) -> Any:
 
 
 def _column(batch: Any, name: str) -> list[Any]:
-    """Its values, with the names of classes for their numbers; what cannot be read is its error."""
+    """Its values, with numbers of classes replaced by their names. A value that cannot be read is replaced by its
+    error.
+    """
     values = batch.column(name)
     try:
         found: list[Any] = values.to_pylist()
@@ -186,7 +188,9 @@ def _value(scalar: Any) -> Any:
 
 
 def _classes_of(schema: Any, column: str) -> list[str]:
-    """Names of a column of `datasets`' class labels, such as A to D; it is written as their numbers, -1 for none."""
+    """Class names of a `datasets` class label column, such as A to D. The column contains their numbers, -1 for no
+    class.
+    """
     about: Any = json.loads(cast("dict[bytes, bytes]", schema.metadata or {}).get(b"huggingface", b"{}"))
     try:
         feature = about["info"]["features"][column]

@@ -1,11 +1,11 @@
-"""Every action that a log line can have, and its meaning. A promise to those who search and count log lines."""
+"""Every action that a log line can have, and its meaning. A stable interface for searching and counting log lines."""
 
 from __future__ import annotations
 
 __all__ = ["ACTIONS"]
 
 ACTIONS: dict[str, str] = {
-    # The server's durable events, logged as they become so.
+    # The server's durable events, logged once they are durable.
     "task.submitted": "A task was accepted.",
     "task.started": "The first session of a task was leased.",
     "task.passed_over": "No node serves the fields that a task has: all are Polar gateways.",
@@ -170,7 +170,7 @@ ACTIONS: dict[str, str] = {
     "journal.cut": "The end of a segment was torn or damaged and was set aside.",
     "journal.hole": "Entries after a gap are not used.",
     "journal.not_deleted": "A segment that is no longer needed could not be deleted.",
-    # An engine server of ours.
+    # Our own engine servers.
     "engine.open": "An engine server, which has no key, listens where other machines may reach it.",
     "engine.crashed": "A request met a defect of the engine server.",
     "engine.stream_failed": "A stream failed while it was sampled.",

@@ -1,6 +1,6 @@
-"""Numbers in the form that Prometheus reads: a registry of one's own, gauges read when they are asked for, loop lag.
+"""Numbers in Prometheus format: separate registries, gauges read on demand, and loop lag.
 
-No number has a label of a session or a task: a node lives for weeks, and each label value would live as long.
+No number has a session or task label: a node lives for weeks, and each label value would be kept as long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Readings(Collector):
 
 
 def new_registry(read: Reading) -> CollectorRegistry:
-    """A registry with the process's own memory, CPU time and descriptors, and the metrics of `read`."""
+    """A registry with the process's memory, CPU time and descriptors, and the metrics of `read`."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -46,12 +46,12 @@ def new_registry(read: Reading) -> CollectorRegistry:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """All of it, in the text format `CONTENT_TYPE`."""
+    """All metrics, in the text format `CONTENT_TYPE`."""
     return generate_latest(registry)
 
 
 def gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One value for each of the label's."""
+    """One value per label value."""
     family = GaugeMetricFamily(name, about, labels=[label])
     for one, value in values.items():
         family.add_metric([one], value)
@@ -59,12 +59,12 @@ def gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Met
 
 
 def counted(name: str, about: str, value: float) -> Metric:
-    """A total that is kept elsewhere; `_total` is added to the name."""
+    """A total counted elsewhere; `_total` is appended to the name."""
     return CounterMetricFamily(name, about, value=value)
 
 
 class LoopLag:
-    """The delay with which the event loop runs due callbacks: every session on it waits that long, again and again."""
+    """The delay with which the event loop runs due callbacks, which every session on it experiences repeatedly."""
 
     def __init__(self, registry: CollectorRegistry, *, every_s: float = 0.25) -> None:
         self._every_s = every_s
@@ -81,7 +81,7 @@ class LoopLag:
         self._worst_s.set_function(self._take_worst)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self._every_s

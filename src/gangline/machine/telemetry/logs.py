@@ -1,9 +1,9 @@
 """One formatter for all log lines: text for people, JSON for machines.
 
-A line is an action and its fields: `log.info("session.run session=%s attempt=%d", ...)`. The action is a stable name
-(`gangline.machine.telemetry.actions` has them all); fields are read from the `name=%s` of the template, so a value may
-hold spaces or `=`. Lines that are logged while something is done for a session name it, also where the code that logs
-does not know it (`session_in_logs`).
+A line is an action and its fields: `log.info("session.run session=%s attempt=%d", ...)`. The action is a stable name,
+listed in `gangline.machine.telemetry.actions`. Fields are read from the `name=%s` of the template, so a value may
+contain spaces or `=`. Lines logged while working for a session name it, even if the logging code does not know the
+session (`session_in_logs`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 LogFormat = Literal["text", "json"]
 
 FIELDS = "fields"
-"""`extra={FIELDS: {...}}` gives fields that stand in no template."""
+"""`extra={FIELDS: {...}}` adds fields that are not in the template."""
 
 _MAX_VALUE_CHARS = 4000
 _PLACEHOLDER = re.compile(r"(?:(\w+)=)?%(?:%|[-#0 +]*[\d.]*[a-zA-Z])")
@@ -50,7 +50,7 @@ _session: ContextVar[str | None] = ContextVar("session_in_logs", default=None)
 
 @contextmanager
 def session_in_logs(session_id: str) -> Generator[None]:
-    """Lines logged inside the block, and by tasks that are begun in it, name the session."""
+    """Lines logged inside the block, and by tasks started in it, name the session."""
     token = _session.set(session_id)
     try:
         yield
@@ -59,22 +59,22 @@ def session_in_logs(session_id: str) -> Generator[None]:
 
 
 def stays_request_in_logs(request_id: str) -> None:
-    """The request's id stays in the logs from here until the next request of its connection."""
+    """Adds the request's id to log lines until the next request of its connection."""
     _request.set(request_id)
 
 
 def request_in_logs() -> str | None:
-    """The id of the HTTP request that is being answered."""
+    """The id of the HTTP request being answered."""
     return _request.get()
 
 
 def stays_session_in_logs(session_id: str) -> None:
-    """For a task that is a session's from here to its end."""
+    """Adds the session's id to all further log lines of the current task."""
     _session.set(session_id)
 
 
 class FewRefusals(logging.Filter):
-    """Lets through a limited number of lines of one action per minute, because lines that strangers can cause must not
+    """Lets through a limited number of lines of one action per minute, because lines that anyone can trigger must not
     fill a disk.
 
     The first line of a later minute reports the number left out. At level debug all pass.
@@ -103,9 +103,9 @@ class FewRefusals(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """One line for each record; only a traceback, in text, has more, and those are indented.
+    """One line per record; only a traceback, in text format, has more lines, which are indented.
 
-    Text from strangers cannot begin a line of its own: control characters are escaped.
+    Untrusted text cannot begin a new line: control characters are escaped.
     """
 
     converter = time.gmtime

@@ -1,10 +1,10 @@
-"""OpenTelemetry traces: task -> session -> stage -> model call, for any collector that speaks OTLP over HTTP.
+"""OpenTelemetry traces: task -> session -> stage -> model call, for any collector that supports OTLP over HTTP.
 
-Spans are made after the end, from the record (a result's timings and completions, a task's times), so that nothing is
-held, measured or passed along while a session runs. Server and nodes know nothing of each other's spans: a task's trace
-and its root span have ids that follow from the task's, so that all of them meet there.
+Spans are created afterwards from the record (a result's timings and completions, a task's times), so nothing is stored,
+measured or passed along while a session runs. Server and nodes do not exchange spans: the ids of a task's trace and
+root span are derived from the task's id, which connects all of them.
 
-This module needs the extra `otel`; nothing imports it where no collector is configured.
+This module needs the extra `otel`, and is only imported if a collector is configured.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gangline.domain.views import TaskView
 __all__ = ["Traces", "root_of"]
 
 _EXPORT_TIMEOUT_S = 5
-"""A collector that does not answer must not hold up the end of a service."""
+"""A collector that does not answer must not delay the shutdown of a service."""
 
 Attributes = Mapping[str, str | int | float | Sequence[str] | None]
 
 
 def root_of(task_id: str) -> SpanContext:
-    """Where all spans of a task hang, on every machine."""
+    """The parent of all spans of a task, on every machine."""
     digest = hashlib.sha256(task_id.encode()).digest()
     trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])
     return SpanContext(trace_id or 1, span_id or 1, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 class _PlannedIds(RandomIdGenerator):
-    """Random ids, but those of `root` for the span that is begun while it is set."""
+    """Random ids, except for the span started while `root` is set, which gets its ids."""
 
     def __init__(self) -> None:
         self.root: SpanContext | None = None
@@ -56,7 +56,7 @@ class _PlannedIds(RandomIdGenerator):
 
 
 class Traces:
-    """Belongs to one event loop; spans are sent by a thread of their own."""
+    """Bound to one event loop; spans are sent by a separate thread."""
 
     def __init__(self, processor: SpanProcessor, service: str) -> None:
         self._ids = _PlannedIds()
@@ -67,7 +67,7 @@ class Traces:
 
     @classmethod
     def to_collector(cls, service: str) -> Self:
-        """Where and how is in the variables `OTEL_EXPORTER_OTLP_*`, as for any program."""
+        """Configured by the variables `OTEL_EXPORTER_OTLP_*`, as for any program."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(timeout=_EXPORT_TIMEOUT_S)), service)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Traces:
         self._provider.shutdown()
 
     def task_ended(self, task: TaskView) -> None:
-        """The root span."""
+        """Record the root span."""
         self._ids.root = root_of(task.task_id)
         try:
             span = self._begin("task", Context(), task.created_at)
@@ -86,7 +86,7 @@ class Traces:
         _end(span, task.created_at if task.ended_at is None else task.ended_at)
 
     def attempt_ended(self, result: SessionResult) -> None:
-        """A session's span, or that of one of its attempts, with all that hangs below it."""
+        """Record the span of a session, or of one of its attempts, and all its child spans."""
         if not result.timings:
             return  # it never began
         began = min(timing.started_at for timing in result.timings)
@@ -111,7 +111,7 @@ class Traces:
         _end(stage, timing.ended_at)
 
     def _model_call(self, parent: Span, call: Completion) -> None:
-        """Attributes follow OpenTelemetry's conventions for generative AI, where they have a name."""
+        """Attributes follow OpenTelemetry's conventions for generative AI where these define a name."""
         span = self._begin("model call", _below(parent), call.started_at)
         certificate = call.certificate
         _tell(

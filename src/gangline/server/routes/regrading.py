@@ -46,8 +46,8 @@ class Regrading:
         """node id -> gradings in progress"""
 
     async def grade(self, session_id: str, evaluator: EvaluatorSpec | None) -> Grading:
-        """Raises: NotFound, ServerUnavailable if no node answers, Conflict if the session has not ended or was not to
-        be graded; InvalidRequest, UnknownPlugin for the evaluator.
+        """Raises: NotFound. ServerUnavailable if no node answers. Conflict if the session has not ended or was not to
+        be graded. InvalidRequest, UnknownPlugin for the evaluator.
         """
         recorded = await self._service.session_result(session_id)
         task = (await self._service.task(recorded.task_id)).request
