@@ -1,9 +1,8 @@
 """Attention over sequences of different lengths in one forward pass, for any transformers model with full attention.
 
-The tokens of all sequences stand one behind the other in one row: [1, N]. Everything but attention works token by
-token and does not care. Attention of a prompt goes sequence by sequence: new keys and values are written into the
-sequence's own cache, and its queries see that cache only. Sequences that decode go together, a call for all those on a
-shelf (`shelves.py`).
+The tokens of all sequences are concatenated in one row: [1, N]. All layers except attention work token by token.
+Attention of prompts runs sequence by sequence: new keys and values are written to the sequence's own cache, and its
+queries attend only to that cache. Sequences that decode run together, with one call per shelf (`shelves.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ATTENTION = "gangline_ragged"
 
 
 class Span(NamedTuple):
-    """`num_tokens` tokens of the row, from `start` on, belong to the sequence of `cache`."""
+    """`num_tokens` tokens of the row, starting at `start`, belong to the sequence of `cache`."""
 
     cache: KvCache
     start: int
@@ -33,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Whose tokens a row consists of."""
+    """The sequences whose tokens make up a row."""
 
     prompts: Sequence[Span]
     decoding: Sequence[Decoding]

@@ -1,12 +1,12 @@
-"""The running batch: which tokens of which sequence go through the model next. Synchronous; one thread calls it.
+"""The running batch: decides which tokens of which sequences the model runs next. Synchronous; called by one thread.
 
 Laws of a step:
 - every sequence that only lacks its last token's logits decodes one token; prompts share a budget of tokens, so a long
-  prompt delays the others by one chunk, never by its whole length;
-- a sequence takes over the longest prefix that any other sequence has computed, and waits for one that is computing
+  prompt delays other sequences by one chunk, never by its whole length;
+- a sequence reuses the longest prefix that any other sequence has computed, and waits if another sequence is computing
   it: a group of samples of one prompt costs one prompt;
-- a token is stamped with the version of the weights that drew it. New weights empty all caches, so later tokens are
-  conditioned on the new weights throughout, and teacher forcing under the stamped version gives the same log-prob.
+- a token is recorded with the version of the weights that sampled it. New weights empty all caches, so later tokens are
+  conditioned on the new weights throughout, and teacher forcing under the recorded version gives the same log-prob.
 
 *Not here*: threads and asyncio (`sampler.py`), the arithmetic of one pass (`model.py`).
 """
@@ -30,7 +30,7 @@ from gangline.serving.embedded.sampling import Draw, RowParameters, draw
 
 __all__ = ["Batch", "Sequence"]
 
-# Copying a shorter prefix, or waiting for one, costs more than computing it.
+# Copying a shorter prefix, or waiting for it, costs more than computing it.
 _MIN_SHARED = 8
 
 
@@ -75,7 +75,7 @@ class Sequence:
 
 
 class Batch:
-    """Sequences that decode together. `max_batch` run at once; the others wait their turn."""
+    """Sequences that decode together. `max_batch` run at once; the others are queued."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Batch:
         self._held: list[Sequence] = []
         self._paused: PauseMode | None = None
         self.version = version
-        """Weight version that the next token is stamped with."""
+        """Weight version recorded for the next token."""
 
     @property
     def num_running(self) -> int:
@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` has anything to do."""
         return self._paused in (None, "wait") and bool(self._running or self._waiting)
 
     @property
@@ -116,14 +116,14 @@ class Batch:
         return self._paused == "wait" and self.has_work
 
     def add(self, request: SampleRequest, seed: int | str) -> Sequence:
-        """Queue a sequence; while paused, until `resume`."""
+        """Queue a sequence; while paused, it waits for `resume`."""
         ids = [int(token_id) for token_id in request.prompt_ids]
         sequence = Sequence(request, random.Random(seed), ids, self._model.new_cache())
         (self._waiting if self._paused is None else self._held).append(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence in any state; its computed cache stays for others' prefixes."""
+        """Remove a sequence in any state. Its computed cache is kept for reuse as a prefix."""
         for queue in (self._waiting, self._held):
             if sequence in queue:
                 queue.remove(sequence)
@@ -131,7 +131,7 @@ class Batch:
             self._leave(sequence)
 
     def pause(self, mode: PauseMode) -> list[Sequence]:
-        """Stop drawing; returns the sequences that `abort` ended. `wait` is over when not `is_draining`."""
+        """Stop sampling. Returns the sequences ended by `abort`. `wait` is complete once `is_draining` is false."""
         self._paused = mode
         if mode != "abort":
             return []
@@ -149,7 +149,7 @@ class Batch:
         """Replace the weights.
 
         Raises:
-            Conflict: not paused: tokens would be drawn by new weights under the old version.
+            Conflict: not paused: tokens of the new weights would be recorded with the old version.
         """
         if self._paused is None or self.is_draining:
             raise Conflict("weights are loaded only while the engine is paused: pause it first, resume it afterwards")
@@ -159,7 +159,7 @@ class Batch:
             sequence.cache.clear()
 
     def drop_all(self) -> list[Sequence]:
-        """Empty the batch and all caches: the model failed, or the engine closes."""
+        """Empty the batch and all caches, because the model failed or the engine closes."""
         dropped = [*self._running, *self._waiting, *self._held]
         for sequence in self._running:
             self._model.take_off(sequence.cache)
@@ -168,7 +168,7 @@ class Batch:
         return dropped
 
     def step(self) -> list[tuple[Sequence, SampledToken]]:
-        """Run the model once and draw a token for each sequence that is ready for one."""
+        """Run the model once and sample a token for each sequence that is ready."""
         while self._waiting and len(self._running) < self._max_batch:
             self._running.append(self._waiting.pop(0))
         planned = list(self._plan())
@@ -197,9 +197,10 @@ class Batch:
             yield sequence, Chunk(sequence.cache, ids)
 
     def _share_prefix(self, sequence: Sequence, computing: list[NDArray[np.int64]]) -> bool:
-        """Reuse the cache of other sequences with this prompt. True: better to wait, since another sequence is
-        computing more of it."""
-        # The last token always goes through the model: its logits are what is sampled from.
+        """Reuse the cache of other sequences with this prompt. True if it is better to wait, because another sequence
+        is computing more of it.
+        """
+        # The last token always goes through the model, because its logits are sampled from.
         ids = np.asarray(sequence.ids[:-1], dtype=np.int64)
         source, length = self._prefixes.longest_prefix(ids)
         for other in self._running:

@@ -1,7 +1,7 @@
-"""Keys and values of one token sequence, and the search for a prefix that another sequence already computed.
+"""Keys and values of one token sequence, and the search for a prefix already computed by another sequence.
 
-A sequence owns its cache: no slots, no padding. `ids` are the tokens whose keys and values are in it; every reuse
-compares ids, so a cache can never be taken for another text's.
+Every sequence has its own cache, without slots or padding. `ids` are the tokens whose keys and values it contains.
+Every reuse compares ids, so a cache is never used for a different text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Ids = NDArray[np.int64]
 
 
 def common_length(left: Ids, right: Ids) -> int:
-    """How many leading ids are equal."""
+    """Number of equal leading ids."""
     n = min(len(left), len(right))
     differ = left[:n] != right[:n]
     return int(differ.argmax()) if differ.any() else n
 
 
 class KvCache:
-    """keys, values: [layer, kv head, position, head_dim], float32, the first `length` positions filled."""
+    """keys, values: [layer, kv head, position, head_dim], float32, of which the first `length` positions are filled."""
 
     def __init__(
         self,
@@ -37,8 +37,9 @@ class KvCache:
         device: torch.device | None = None,
         grow: Callable[[KvCache, int], None] | None = None,
     ) -> None:
-        """device: None is the CPU. grow: sets `keys` and `values` to larger ones with the same content; None allocates
-        memory of its own."""
+        """device: None is the CPU. grow: replaces `keys` and `values` by larger tensors with the same content; None
+        allocates new memory.
+        """
         self._device = device
         self._shape = (num_layers, num_kv_heads, head_dim)
         self._grow = grow
@@ -55,7 +56,7 @@ class KvCache:
         return self.keys.nbytes + self.values.nbytes
 
     def reserve(self, capacity: int) -> None:
-        """Have room for `capacity` positions."""
+        """Make room for `capacity` positions."""
         if capacity > len(self._ids):
             ids = np.empty(_grown(capacity, len(self._ids)), dtype=np.int64)
             ids[: self.length] = self.ids
@@ -70,14 +71,14 @@ class KvCache:
         self.keys[:, :, :n], self.values[:, :, :n] = old_keys[:, :, :n], old_values[:, :, :n]
 
     def commit(self, ids: Sequence[int] | Ids) -> None:
-        """Count `ids` in: a forward pass has written their keys and values behind the filled positions."""
+        """Append `ids`, whose keys and values a forward pass has written after the filled positions."""
         end = self.length + len(ids)
         self._ids[self.length : end] = ids
         self.length = end
 
     @torch.inference_mode()
     def copy_prefix(self, source: KvCache, length: int) -> None:
-        """Copy the cache of `source` for positions `self.length` to `length`; the ids before are equal."""
+        """Copy positions `self.length` to `length` of `source`; earlier ids are equal."""
         self.reserve(length)
         part = slice(self.length, length)
         self.keys[:, :, part] = source.keys[:, :, part]
@@ -94,12 +95,12 @@ class KvCache:
 
 
 def _grown(wanted: int, old: int) -> int:
-    """Half as much again as the old capacity: the copying stays linear in the length, the waste bounded."""
+    """At least one and a half times the old capacity, so copying is linear in the length and the waste is bounded."""
     return -(-max(wanted, old * 3 // 2) // _GROWTH) * _GROWTH
 
 
 class PrefixStore:
-    """Caches of finished sequences, least recently used first out, at most `max_bytes` together."""
+    """Caches of finished sequences, at most `max_bytes` in total; the least recently used are evicted first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -1,4 +1,4 @@
-"""A transformers causal language model in float32, run over sequences that each own their cache."""
+"""A transformers causal language model in float32, run over sequences with their own caches."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PROMPT_TOKENS, PROMPT_TOKENS_ON_A_GPU = 256, 4096
 def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
     """The model of a Hugging Face folder: float32 (bfloat16 is slow on most CPUs, and its log-probs are noise).
 
-    device: as PyTorch names it.
+    device: a PyTorch device name.
 
     Raises:
         InvalidRequest: there is no such device here.
-        NotFound: the folder holds no model that transformers can load.
+        NotFound: the folder contains no model that transformers can load.
         EngineIncapable: the model's attention is not plain full attention.
     """
     loader = cast("Any", AutoModelForCausalLM)
@@ -43,7 +43,7 @@ def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
         raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
     check_attention(model.config)
     for parameter in model.parameters():
-        # Loaded weights are views into the mapped file; aligned memory of our own makes a step a fifth faster.
+        # Loaded weights are views into the mapped file; copying them to aligned memory makes a step a fifth faster.
         parameter.data = parameter.data.clone()
     model.tie_weights()
     return _on(model, device).eval()
@@ -59,16 +59,16 @@ def _on(model: PreTrainedModel, device: str) -> PreTrainedModel:
 
 
 class Chunk(NamedTuple):
-    """Tokens to run through the model after those in `cache`."""
+    """Tokens to run through the model after the tokens in `cache`."""
 
     cache: KvCache
     ids: NDArray[np.int64]
 
 
 class LanguageModel:
-    """Runs chunks of several sequences in one forward pass. Not thread-safe: one decode thread owns it.
+    """Runs chunks of several sequences in one forward pass. Not thread-safe: owned by one decode thread.
 
-    It takes the model over: see `Weights`.
+    It takes ownership of the model: see `Weights`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -82,7 +82,7 @@ class LanguageModel:
             int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         )
         self.prompt_tokens = PROMPT_TOKENS if model.device.type == "cpu" else PROMPT_TOKENS_ON_A_GPU
-        """Tokens of prompts in one pass: a longer prompt takes several."""
+        """Prompt tokens per pass; a longer prompt takes several passes."""
         self._shelves = Shelves(*self._cache_shape, device=model.device)
         self.context_length = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
@@ -91,7 +91,7 @@ class LanguageModel:
         return KvCache(*self._cache_shape, device=self.module.device, grow=self._shelves.place)
 
     def take_off(self, cache: KvCache) -> None:
-        """The cache's sequence takes no more steps: what it holds is kept, in as little memory as it needs."""
+        """Called when the cache's sequence is finished. Its content is kept in as little memory as needed."""
         self._shelves.take_off(cache)
 
     @torch.inference_mode()
@@ -118,6 +118,6 @@ class LanguageModel:
         return output.logits[0]
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights; see `Weights.load`. The caller empties the caches."""
+        """Replace the weights; see `Weights.load`. The caller must clear the caches."""
         self._weights.load(folder)
         self._shelves.wipe()

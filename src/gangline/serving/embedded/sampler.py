@@ -1,8 +1,8 @@
-"""The embedded engine as a `Sampler`: one decode thread, and the hand-over to asyncio.
+"""The embedded engine as a `Sampler`: one decode thread, and its communication with asyncio.
 
-The thread owns the batch; nothing else touches it. The event loop sends it commands, which run between two steps, and
-gets tokens back, one wake-up of the loop per step. Closing an iterator, cancelled or not, sends the command that takes
-its sequence out of the batch.
+Only the thread accesses the batch. The event loop sends it commands, which run between two steps, and receives tokens,
+with one wake-up of the loop per step. Closing an iterator, cancelled or not, sends the command that removes its
+sequence from the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gangline.serving.embedded.model import LanguageModel
 __all__ = ["EmbeddedSampler"]
 
 ResultT = TypeVar("ResultT")
-# What a reader finds in its queue: a token, the end of an aborted sequence, or what broke.
+# Items of a reader's queue: a token, None for the end of an aborted sequence, or an error.
 _Item = SampledToken | GanglineError | None
 
 
@@ -38,7 +38,7 @@ class EmbeddedSampler:
     """Samples from a model on this machine. Start it once; `close` ends the thread.
 
     An iterator of `sample` that ends without a finish reason was aborted. `threads` defaults to all cores but one: the
-    threads of a step wait for each other, and one that shares its core with an agent makes all of them late.
+    threads of a step wait for each other, so one that shares its core with an agent delays all of them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class EmbeddedSampler:
             self._send(partial(self._remove, reader))
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `Sampler.pause`. Returns once nothing is drawn any more."""
+        """See `Sampler.pause`. Returns once no more tokens are sampled."""
         await self._call(partial(self._pause, mode))
         if mode == "wait":
             drained: Future[None] = Future()
@@ -115,7 +115,7 @@ class EmbeddedSampler:
 
         Raises:
             Conflict: the engine is not paused.
-            InvalidRequest: the checkpoint does not fit; the weights are as before.
+            InvalidRequest: the checkpoint does not fit; the weights are unchanged.
         """
         await self._call(partial(self._batch.load_weights, path))
 
@@ -155,7 +155,7 @@ class EmbeddedSampler:
     # From here on: the decode thread.
 
     def _run(self) -> None:
-        # Counted per thread: set elsewhere it would not hold here.
+        # A per-thread setting, so it must be set in this thread.
         torch.set_num_threads(self._num_threads)
         while not self._stopping:
             self._run_commands()
@@ -166,7 +166,7 @@ class EmbeddedSampler:
         self._fail(EngineUnavailable("the embedded engine was closed"))
 
     def _run_commands(self) -> None:
-        """Run the commands received; wait for one if there is nothing to sample."""
+        """Run the received commands; wait for one if there is nothing to sample."""
         try:
             self._commands.get(block=not self._batch.has_work)()
             while True:
@@ -215,19 +215,19 @@ class EmbeddedSampler:
             reader = self._readers[sequence]
             by_loop.setdefault(reader.loop, []).append((reader, item))
         for loop, group in by_loop.items():
-            # A loop that is gone has no readers left to serve.
+            # A closed loop has no readers left.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_put_all, group)
 
 
 class _Reader:
-    """Where one iterator waits for its tokens."""
+    """The queue from which one iterator receives its tokens."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.items: asyncio.Queue[_Item] = asyncio.Queue()
         self.sequence: Sequence | None = None
-        """Set, and read, by the decode thread."""
+        """Set and read by the decode thread."""
 
 
 def _put_all(group: list[tuple[_Reader, _Item]]) -> None:

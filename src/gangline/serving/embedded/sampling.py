@@ -1,8 +1,8 @@
-"""From logits to sampled ids, with the log-prob under the very distribution that was drawn from.
+"""Samples ids from logits, with log-probs under exactly the distribution that was sampled from.
 
 Each row has its own parameters and its own random number, so a row's draw does not depend on its neighbours. The draw
-inverts the cumulative distribution in float64: noise of the size of a float32 rounding moves it only where the random
-number falls within that rounding of a border.
+inverts the cumulative distribution in float64. Float32 rounding noise changes the result only if the random number is
+within that rounding of a boundary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RowParameters(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether top-k or top-p takes ids away."""
+        """Whether top-k or top-p removes ids."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
@@ -37,9 +37,9 @@ class Draw(NamedTuple):
     token_id: int
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]
-    """Most probable first; ids that the processing excluded are not in it, so it may be shorter than asked for."""
+    """Most probable first. Excluded ids are omitted, so it may be shorter than requested."""
     kept_ids: tuple[int, ...] | None = None
-    """Ids of a probability above 0, in ascending order, where the row asks for them and some were taken away."""
+    """Ids with a probability above 0, in ascending order, if the row requests them and some were removed."""
 
 
 def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence[float]) -> list[Draw]:
@@ -75,7 +75,9 @@ def processed_logprobs(logits: torch.Tensor, rows: Sequence[RowParameters]) -> t
 
 
 def _truncated(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Keep the `top_k` most probable ids, then the fewest of them that reach `top_p` together. scaled: [vocab]."""
+    """Keep the `top_k` most probable ids, then the fewest of them whose probabilities sum to `top_p`. scaled:
+    [vocab].
+    """
     limit = min(top_k, len(scaled)) if top_k > 0 else len(scaled)
     values, ids = scaled.topk(limit)
     probabilities = values.double().softmax(-1)
@@ -87,7 +89,7 @@ def _truncated(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 def _invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first id at which the cumulative probability exceeds the row's share of the total. [B]."""
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    # `right` steps over ids of probability zero: they do not raise the sum.
+    # `right` skips ids of probability zero, which do not raise the sum.
     ids = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
     return ids.clamp(max=logprobs.shape[-1] - 1)
 

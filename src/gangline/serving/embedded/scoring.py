@@ -1,5 +1,6 @@
-"""Log-probs of given ids by teacher forcing: the offline check of an engine's recorded log-probs. Pure; no engine
-involved."""
+"""Log-probs of given ids by teacher forcing, for the offline check of an engine's recorded log-probs. Pure; does not
+involve an engine.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def score_logprobs(
 ) -> torch.Tensor:
     """Log-prob of each id given the ids before it, under the distribution that these parameters sample from.
 
-    Long texts go through the model in chunks, so the memory taken by logits is bounded. Temperature 0 scores the
-    untempered distribution, as sampling does.
+    Long texts run through the model in chunks, which bounds the memory of logits. Temperature 0 scores the untempered
+    distribution, as sampling does.
 
     Returns:
         logprobs: [T], float32, 0.0 for the first id, -inf where top-k or top-p excludes an id.

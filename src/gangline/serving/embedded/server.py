@@ -57,7 +57,7 @@ async def serve(
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Load the model and serve it until cancelled. `on_ready` is given the base URL.
+    """Load the model and serve it until cancelled. `on_ready` is called with the base URL.
 
     Args:
         threads: CPU threads of one decode step; all cores but one where not given.

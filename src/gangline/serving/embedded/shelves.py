@@ -1,8 +1,8 @@
-"""Shared memory for the caches of sequences that decode together, so that one call attends for all of them.
+"""Shared memory for the caches of sequences that decode together, so that one call computes attention for all of them.
 
-A shelf holds caches of up to one capacity, one in each slot, without holes: the caches of a shelf are one tensor. So
-a step's attention is one call a shelf, whatever the number of sequences. Capacities are powers of two, so a long
-sequence neither takes the memory of many nor the time of the short ones.
+A shelf holds caches of up to one capacity, one per slot, without gaps, so the caches of a shelf form one tensor. A
+step's attention is then one call per shelf, however many sequences there are. Capacities are powers of two, so long
+sequences do not increase the memory or time of short ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _ROUND = 16
 
 
 class Shelf:
-    """keys, values: [layer, slot, kv head, position, head_dim]. Positions that no sequence has filled are masked, and
-    must be finite all the same: 0 times what memory happens to hold need not be 0."""
+    """keys, values: [layer, slot, kv head, position, head_dim]. Unfilled positions are masked, but must be finite: 0
+    times uninitialised memory need not be 0.
+    """
 
     def __init__(self, shape: tuple[int, int, int], capacity: int, device: torch.device | None) -> None:
         self._shape = shape
@@ -42,7 +43,7 @@ class Shelf:
         self._move(cache, slot)
 
     def remove(self, cache: KvCache) -> None:
-        """The cache's content must have been copied; the last one takes its slot."""
+        """The cache's content must have been copied. The last cache takes over its slot."""
         slot = next(at for at, one in enumerate(self.caches) if one is cache)
         last = self.caches.pop()
         if last is not cache:
@@ -71,12 +72,12 @@ class Shelf:
 def _zeros(shape: tuple[int, ...], device: torch.device | None) -> Tensor:
     if device is not None and device.type != "cpu":
         return torch.zeros(shape, device=device)
-    # Memory that the system zeroes once it is used. PyTorch writes the zeros, which takes longer than a prompt.
+    # Memory that the system zeroes on first use. PyTorch would write the zeros, which takes longer than a prompt.
     return torch.from_numpy(np.zeros(shape, dtype=np.float32))
 
 
 class Shelves:
-    """Where the running batch's caches are. A cache that is on no shelf has memory of its own."""
+    """Assigns the running batch's caches to shelves. A cache that is on no shelf has separate memory."""
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, device: torch.device | None = None) -> None:
         """device: None is the CPU."""
@@ -91,7 +92,7 @@ class Shelves:
 
     @torch.inference_mode()
     def place(self, cache: KvCache, capacity: int) -> None:
-        """Put the cache where there is room for `capacity` positions; what it holds moves along."""
+        """Move the cache, with its content, to a shelf with room for `capacity` positions."""
         shelf = self._where.get(cache)
         wanted = max(_LEAST, 1 << (capacity - 1).bit_length())
         if wanted not in self._shelves:
@@ -103,7 +104,7 @@ class Shelves:
 
     @torch.inference_mode()
     def take_off(self, cache: KvCache) -> None:
-        """Give the cache memory of its own again, as much as it fills. Nothing where it is on no shelf."""
+        """Move the cache to separate memory of the size it fills. Does nothing if it is on no shelf."""
         shelf = self._where.pop(cache, None)
         if shelf is None:
             return
@@ -112,13 +113,13 @@ class Shelves:
 
     @torch.inference_mode()
     def wipe(self) -> None:
-        """Forget what weights that are gone computed, which may not have been finite."""
+        """Erase values computed by earlier weights, which may not be finite."""
         for shelf in self._shelves.values():
             shelf.keys.zero_()
             shelf.values.zero_()
 
     def decoding(self, caches: Sequence[tuple[int, KvCache]]) -> list[Decoding]:
-        """caches: with each the row of its one new token."""
+        """caches: each with the row of its single new token."""
         by_shelf: dict[int, list[tuple[int, KvCache]]] = {}
         for row, cache in caches:
             by_shelf.setdefault(self._where[cache].capacity, []).append((row, cache))
@@ -126,7 +127,7 @@ class Shelves:
 
 
 class Decoding:
-    """The attention of one new token of each of a shelf's sequences, or of some of them."""
+    """The attention of one new token for each of a shelf's sequences, or for some of them."""
 
     def __init__(self, shelf: Shelf, found: Sequence[tuple[int, KvCache]]) -> None:
         self._shelf = shelf
@@ -150,10 +151,11 @@ class Decoding:
         keys[self._slots, :, self._positions] = key
         values[self._slots, :, self._positions] = value
         used, num_kv_heads = len(self._shelf.caches), key.shape[1]
-        # The query heads that share a key head go together, as if they were positions.
+        # Query heads that share a key head are grouped, as if they were positions.
         grouped = query.reshape(len(query), num_kv_heads, -1, query.shape[-1])
         if not self._is_whole:
-            # Slots whose sequence reads its prompt attend to their first position, and nobody reads what comes of it.
+            # Slots whose sequence is still reading its prompt attend to their first position, and the result is
+            # ignored.
             every = grouped.new_zeros(used, *grouped.shape[1:])
             every[self._slots] = grouped
             grouped = every

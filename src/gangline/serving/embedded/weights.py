@@ -1,6 +1,6 @@
 """The weights of a served model, by their names in its checkpoint.
 
-Linear layers in oneDNN's kernels, with their weights in the order in which these read them.
+Linear layers use oneDNN's kernels, with weights in the layout that these read.
 
 PyTorch multiplies float32 matrices with Intel's MKL, which uses half of the vector width of AMD's processors. oneDNN,
 in the same wheel, uses all of it. PyTorch's own compiler calls it on a CPU. Its operators have no public names, so
@@ -27,7 +27,7 @@ _OPERATORS: Any = torch.ops.mkldnn
 
 
 class PackedLinear(torch.nn.Module):
-    """What an `nn.Linear` computes. It keeps the packed weights alone, so it takes no more memory."""
+    """Computes the same as an `nn.Linear`. It keeps only the packed weights, so it takes no more memory."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """A copy: [outputs, inputs]. Some models read it."""
+        """A copy, [outputs, inputs], because some models read it."""
         return self._packed.to_dense()
 
     def replace(self, weight: torch.Tensor) -> None:
@@ -48,17 +48,17 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack(module: torch.nn.Module) -> dict[str, list[PackedLinear]]:
-    """Replace the linear layers of a float32 model on an x86 CPU; elsewhere none.
+    """Replace the linear layers of a float32 model on an x86 CPU; does nothing elsewhere.
 
     Returns:
-        name of a parameter -> the layers that are made of it, which must be given its new values. A head that is tied
+        name of a parameter -> the layers made from it, which must receive its new values. A head that is tied
         to the embedding is under the embedding's name.
     """
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
     made: dict[str, list[PackedLinear]] = {}
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            # Not its subclasses: they may compute something else.
+            # Not subclasses, which may compute something else.
             if type(child) is torch.nn.Linear and _can_pack(child.weight):
                 packed = PackedLinear(child)
                 setattr(parent, name, packed)
@@ -77,24 +77,24 @@ def _can_pack(weight: torch.Tensor) -> bool:
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        # The number of rows, which would be next, is not known.
+        # The next argument, the number of rows, is unknown.
         return _OPERATORS._reorder_linear_weight(weight.detach().float().contiguous(), None)
 
 
 class Weights:
-    """Made of a loaded model, whose linear layers it packs."""
+    """Created from a loaded model, whose linear layers it packs."""
 
     def __init__(self, module: PreTrainedModel) -> None:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         self._tied = names - set(self._shapes)
-        """Second names. A tied head has no parameter of its own, and some trainers save it all the same."""
+        """Second names. A tied head has no parameter of its own, but some trainers save it anyway."""
         self._packed = pack(module)
         self._parameters = dict(module.named_parameters())
-        """Those that no packed layer has for itself."""
+        """Parameters that are not packed."""
 
     def load(self, folder: Path) -> None:
-        """Replace the weights, in place, by those of a safetensors checkpoint folder.
+        """Replace the weights in place from a safetensors checkpoint folder.
 
         All names and shapes are checked before the first weight changes.
 
@@ -140,7 +140,7 @@ class Weights:
 
 @contextmanager
 def _opened(file: Path) -> Generator[Any]:
-    """safetensors' reader, which has no types of its own."""
+    """safetensors' reader, which is untyped."""
     opener = cast("Any", safe_open)
     with opener(str(file), framework="pt") as checkpoint:
         yield checkpoint

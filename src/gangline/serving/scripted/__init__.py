@@ -1,5 +1,5 @@
 """The scripted engine: an engine server whose replies come from a script.
 
-`server` starts it and holds its sampler, `script` is the format of the file, `faults` are the failures that it can
-play. Start with `server`.
+`server` starts it and contains its sampler, `script` is the format of the file, and `faults` are the failures it can
+simulate. Start with `server`.
 """

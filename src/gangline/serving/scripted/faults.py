@@ -1,8 +1,8 @@
-"""Faults of a scripted engine that lie outside token sampling.
+"""Faults of a scripted engine that occur outside token sampling.
 
-A middleware looks up the script's reply to a model call and applies its faults; those that the sampler must apply
-(hang, drop after k tokens, NaN) reach it through `current_faults`. The number of times a fault has occurred is counted
-per rule and per request content, so that it does not depend on other clients.
+A middleware looks up the script's reply to a model call and applies its faults. Faults that the sampler must apply
+(hang, drop after k tokens, NaN) reach it through `current_faults`. Occurrences of a fault are counted per rule and
+request content, so they do not depend on other clients.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CUT_OFF = b'{"id": "chatcmpl-scripted", "choices": [{"index": 0, "mess'
 
 
 class ActiveFaults(msgspec.Struct, frozen=True):
-    """The faults of the model call that this task answers."""
+    """The faults of the model call that the current task answers."""
 
     faults: Faults
     disconnect: Callable[[], None]
-    """Close the client's connection, now."""
+    """Closes the client's connection immediately."""
 
 
 current_faults: ContextVar[ActiveFaults | None] = ContextVar("current_faults", default=None)
@@ -65,7 +65,7 @@ def fault_middleware(script: Script, tokenizer: ChatTokenizer) -> Middleware:
 
 @web.middleware
 async def refuse_tools(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """As vLLM without a tool parser answers tools that may be called."""
+    """Refuses requests with callable tools, as vLLM without a tool parser does."""
     if request.path == "/v1/chat/completions":
         fields = _fields(await request.read())
         if fields.get("tools") and fields.get("tool_choice") != "none":
@@ -75,7 +75,7 @@ async def refuse_tools(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def read_faulty_body(request: web.Request) -> bytes:
-    """The body as an engine that does not know all fields would see it."""
+    """The body as seen by an engine that does not know all fields."""
     body = await request.read()
     active = current_faults.get()
     dropped: set[str] = set()
@@ -89,7 +89,7 @@ async def read_faulty_body(request: web.Request) -> bytes:
 
 
 def _faults(script: Script, tokenizer: ChatTokenizer, body: bytes) -> Faults:
-    """Those of the reply that the script has for `body`; none where it is no request that a script could answer."""
+    """Faults of the script's reply to `body`; none if a script could not answer the request."""
     fields = _fields(body)
     messages, tools = fields.get("messages"), fields.get("tools")
     try:
@@ -111,7 +111,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _lasting(faults: Faults) -> Faults:
-    """The rest of `faults` when those with a count have been used up."""
+    """The remaining `faults` after counted ones are used up."""
     spent = {"status": None, "drop_connection": None, "garbage": False, "hang": False}
     return faults.model_copy(update=spent)
 

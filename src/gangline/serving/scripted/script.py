@@ -1,4 +1,4 @@
-"""The script of a scripted engine: which reply answers which request. JSON or TOML, written by people.
+"""The script of a scripted engine: maps requests to replies. JSON or TOML, written by people.
 
     {
       "rules": [
@@ -9,7 +9,7 @@
       "default": {"text": "I have nothing to say."}
     }
 
-Rules are tried in order, the first that matches answers; all of a rule's conditions must hold.
+Rules are tried in order, and the first matching rule answers. All conditions of a rule must hold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CallTool(_Frozen):
 
 
 class RunCommand(_Frozen):
-    """Call whichever offered tool runs shell commands."""
+    """Call the offered tool that runs shell commands."""
 
     run: str
 
@@ -63,13 +63,13 @@ class FileContent(_Frozen):
 
 
 class WriteFile(_Frozen):
-    """Call whichever offered tool writes files, else the one that runs commands."""
+    """Call the offered tool that writes files, or else the tool that runs commands."""
 
     write: FileContent
 
 
 class ReadFile(_Frozen):
-    """Call whichever offered tool reads files, else the one that runs commands."""
+    """Call the offered tool that reads files, or else the tool that runs commands."""
 
     read: str
 
@@ -83,19 +83,19 @@ class Faults(_Frozen):
     status: int | None = Field(default=None, ge=400, le=599)
     """Answer with this HTTP status instead."""
     retry_after_s: NonNegativeFloat | None = None
-    """`retry-after` header beside `status`."""
+    """`retry-after` header, in addition to `status`."""
     drop_connection: NonNegativeInt | None = None
     """Close the connection after this many tokens."""
     garbage: bool = False
-    """Answer 200 with a body that is cut off in the middle of its JSON."""
+    """Answer 200 with a body that is truncated in the middle of its JSON."""
     hang: bool = False
     """Accept the request and never answer."""
     times: PositiveInt | None = 1
-    """How often the same request meets the four faults above; null means always."""
+    """How often the same request gets the four faults above; null means always."""
     no_token_ids: bool = False
-    """Leave out ids and weight versions, as a router that strips unknown fields does. Always."""
+    """Omit ids and weight versions, like a router that strips unknown fields. Always."""
     ignore_prompt_ids: bool = False
-    """Ignore exact prompt ids and render instead, as older engines do. Always."""
+    """Ignore exact prompt ids and render instead, like older engines. Always."""
     nan_logprobs: bool = False
     """Every log-prob is not a number. Always."""
 
@@ -103,7 +103,7 @@ class Faults(_Frozen):
 class Reply(_Frozen):
     text: str = ""
     thinking: str | None = None
-    """Goes before the text in think tags; left out where the prompt has closed thinking."""
+    """Written before the text in think tags; omitted if the prompt has closed thinking."""
     tool_calls: tuple[ToolUse, ...] = ()
     finish: Literal["stop", "length"] = "stop"
     """`length` ends the reply without an end of turn."""
@@ -112,9 +112,9 @@ class Reply(_Frozen):
     token_delay_s: NonNegativeFloat = 0.0
     """Before each further token."""
     logprob: float | None = None
-    """Log-prob of every token; by default it follows from position and id."""
+    """Log-prob of every token; by default derived from position and id."""
     split: Literal["bytes", "chars"] | None = None
-    """Sample the text as one token per byte or character: same text, ids that no tokenizer would choose."""
+    """Sample the text as one token per byte or character: the same text, with ids that no tokenizer would choose."""
     faults: Faults = Faults()
 
 
@@ -124,7 +124,7 @@ class Rule(Reply):
     pattern: str | None = None
     """Regular expression searched in the text of messages."""
     where: Literal["last", "any"] = "last"
-    """Whether `pattern` looks at the last message or at all of them."""
+    """Whether `pattern` is searched in the last message or in all of them."""
 
     @pydantic.field_validator("pattern")
     @classmethod
@@ -136,7 +136,7 @@ class Rule(Reply):
         return pattern
 
     def matches(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> bool:
-        """A rule that needs some tool is not for calls that offer none (titles, summaries)."""
+        """A rule that needs a tool does not match calls without tools (titles, summaries)."""
         if not tools and any(not isinstance(use, CallTool) for use in self.tool_calls):
             return False
         if self.turn is not None and self.turn != sum(m.get("role") == "assistant" for m in messages):
@@ -149,7 +149,7 @@ class Rule(Reply):
 class Script(_Frozen):
     rules: tuple[Rule, ...] = ()
     default: Reply = Reply(text="Done.")
-    """The reply where no rule matches."""
+    """The reply if no rule matches."""
     model: str = "scripted"
     """Name under which the model is served."""
     context_length: PositiveInt = 200_000
@@ -161,7 +161,7 @@ class Script(_Frozen):
 
 
 def load_script(path: Path) -> Script:
-    """Read a script, as TOML where the name ends so, else as JSON.
+    """Read a script, as TOML if the name ends with `.toml`, otherwise as JSON.
 
     Raises:
         InvalidRequest: the file cannot be read, or is not a script; the message names each wrong field.
@@ -179,7 +179,7 @@ def load_script(path: Path) -> Script:
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """The text of a message's content, whichever form it has."""
+    """The text of a message's content, in any of its formats."""
     content: object = message.get("content")
     if isinstance(content, str):
         return content

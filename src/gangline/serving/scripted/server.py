@@ -1,4 +1,4 @@
-"""An engine server without a model: a real tokenizer, chat template and wire, and replies from a script.
+"""An engine server without a model: a real tokenizer, chat template and protocol, with replies from a script.
 
 `gangline engine --scripted FILE` starts it through the entry point `gangline.engine_servers: scripted`; tests use
 `scripted_server`. The same request always gets the same ids, log-probs and tool-call ids.
@@ -49,7 +49,7 @@ async def serve(
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the script until cancelled. `on_ready` is given the base URL.
+    """Serve the script until cancelled. `on_ready` is called with the base URL.
 
     tokenizer: a folder, a Hugging Face name, `smollm2`, or `tiny` for the built-in one.
 
@@ -69,9 +69,9 @@ async def serve(
 async def scripted_server(
     script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny", parsers: Parsers | None = None
 ) -> AsyncGenerator[str, None]:
-    """A running scripted engine on a free loopback port; gives its base URL (without `/v1`).
+    """A running scripted engine on a free loopback port. Yields its base URL (without `/v1`).
 
-    parsers: formats that it parses in its replies, those that it writes unless given; `Parsers()` leaves parsing to
+    parsers: formats that it parses in its replies, by default the formats it writes; `Parsers()` leaves parsing to
         the client.
     """
     checked = script if isinstance(script, Script) else Script.model_validate(script)
@@ -83,8 +83,9 @@ async def scripted_server(
 def create_scripted_app(
     sampler: ScriptedSampler, parsers: Parsers | None = None, names: OwnNames | None = None
 ) -> web.Application:
-    """The engine routes over `sampler`, with the faults of its script. Without a tool parser it refuses tools that may
-    be called, as vLLM does."""
+    """The engine routes over `sampler`, with the faults of its script. Without a tool parser it refuses callable tools,
+    as vLLM does.
+    """
     parsers = sampler.parsers if parsers is None else parsers
     app = create_app(sampler, parsers=parsers, read_body=read_faulty_body, names=names)
     app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
@@ -96,14 +97,14 @@ def create_scripted_app(
 def open_tokenizer(name: str) -> ChatTokenizer:
     if name == "tiny":
         return TinyTokenizer()
-    # Imports transformers, and with it torch: seconds that the built-in tokenizer does not need.
+    # Imports transformers, and so torch: seconds that the built-in tokenizer does not need.
     from gangline.models.language.tokenizer import load_tokenizer  # noqa: PLC0415
 
     return load_tokenizer(name)
 
 
 class ScriptedSampler:
-    """Implements `Sampler`. Sampling parameters other than lengths and stop ids change nothing."""
+    """Implements `Sampler`. Sampling parameters other than lengths and stop ids have no effect."""
 
     def __init__(self, script: Script, tokenizer: ChatTokenizer) -> None:
         self.script = script
@@ -157,7 +158,7 @@ class ScriptedSampler:
         self._admits.set()
 
     async def load_weights(self, path: Path) -> None:
-        """There are no weights; only that the folder exists is checked."""
+        """There are no weights; only checks that the folder exists."""
         if not await asyncio.to_thread(path.is_dir):
             raise InvalidRequest(f"no checkpoint folder at {path}")
 
@@ -176,7 +177,7 @@ class ScriptedSampler:
         return reply, self._encoder.encode(reply, calls, prompt)[: request.max_tokens]
 
     async def _delay(self, reply: Reply, position: int, aborted: asyncio.Event) -> None:
-        """Wait for this token's turn: the script's pace, a pause, a fault that never lets it come."""
+        """Wait until this token is due: the script's pace, a pause, or a fault that never lets it come."""
         active = current_faults.get()
         drops = active is not None and active.faults.drop_connection == position
         if active is not None and drops:
@@ -211,7 +212,7 @@ class ScriptedSampler:
 
 
 async def _sleep(delay_s: float, aborted: asyncio.Event) -> None:
-    """Sleep, less long when aborted; other tasks get their turn in any case."""
+    """Sleep until the delay is over or the call is aborted. Always yields to other tasks."""
     await asyncio.sleep(0)
     if delay_s:
         with suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """A small complete tokenizer without files: byte-level BPE, ChatML, tools and thinking in the hermes/Qwen3 format.
 
-For tests and scripted engines where no model's tokenizer is at hand. Any text and any bytes can be encoded; a few
-hundred words are single tokens, so that re-encoding may differ from the sampled ids, as with real tokenizers.
+For tests and scripted engines without a model's tokenizer. Any text and any bytes can be encoded. A few hundred words
+are single tokens, so re-encoding may differ from the sampled ids, as with real tokenizers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A scripted reply as token ids, in the format that the served tokenizer's models use.
+"""A scripted reply as token ids, in the format of the served tokenizer's models.
 
-Hermes's format, but where the chat template writes calls in another that is known here: then the reply is the turn that
-the template writes.
+Uses Hermes's format, unless the chat template writes calls in another known format: then the reply is the turn as
+written by the template.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TAGS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 def scripted_logprob(position: int, token_id: int) -> float:
-    """Log-prob of the id at `position` of a reply: finite, negative, the same every time."""
+    """Log-prob of the id at `position` of a reply: finite, negative, and always the same."""
     return -(1 + zlib.crc32(f"{position}:{token_id}".encode()) % 3000) / 1000
 
 
@@ -42,18 +42,18 @@ class ReplyEncoder:
         self._tokenizer = tokenizer
         detected = detect_parsers(tokenizer)
         self.parsers = _HERMES if detected.tools in (None, "hermes") else detected
-        """The formats that replies are written in."""
+        """The formats in which replies are written."""
         self.end_of_turn_id = _end_of_turn(tokenizer)
         self._byte_ids: dict[int, int] | None = None
 
     def encode(self, reply: Reply, calls: Sequence[CallTool], prompt_ids: Sequence[int]) -> list[int]:
-        """Ids of the whole reply, end of turn included unless the reply ends for length."""
+        """Ids of the whole reply, including the end of turn unless the reply ends for length."""
         turn = None if reply.split or self.parsers is _HERMES else self._turn(reply, calls, prompt_ids)
         ids, end = turn or (self._ids(self._pieces(reply, calls, prompt_ids), reply.split), self.end_of_turn_id)
         return ids if ids and reply.finish == "length" else [*ids, end]
 
     def _turn(self, reply: Reply, calls: Sequence[CallTool], prompt_ids: Sequence[int]) -> tuple[list[int], int] | None:
-        """The turn as the chat template writes it, and its end. None where the template refuses it."""
+        """The turn as written by the chat template, and its end. None if the template refuses it."""
         tools, message, after = _as_messages(reply, calls)
         try:
             prompt = self._tokenizer.render([_USER], tools=tools)
@@ -77,7 +77,7 @@ class ReplyEncoder:
     def _opener(
         self, written: Sequence[int], messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> int:
-        """What opens the next message ends the turn in some families."""
+        """In some families, the token that opens the next message ends the turn."""
         with suppress(InvalidRequest):
             longer = self._tokenizer.render(messages, tools=tools, add_generation_prompt=False)
             if len(longer) > len(written) and longer[len(written)] in self._tokenizer.eos_ids:
@@ -98,7 +98,7 @@ class ReplyEncoder:
         return [] if thinking is None or closed else ["<think>", f"\n{thinking}\n", "</think>", "\n\n"]
 
     def _ids(self, pieces: Sequence[str], split: Literal["bytes", "chars"] | None) -> list[int]:
-        """Tags stay whole in a split text: they are tokens of their own in any spelling."""
+        """Tags stay whole in a split text, because they are always separate tokens."""
         if split is None:
             return self._tokenizer.encode("".join(pieces))
         ids: list[int] = []
@@ -121,7 +121,7 @@ class ReplyEncoder:
 def _as_messages(
     reply: Reply, calls: Sequence[CallTool]
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any], dict[str, Any]]:
-    """The tools that are called, the reply, and what might come next, as chat templates take them."""
+    """The called tools, the reply, and a possible next message, in the format of chat templates."""
     names = {call.name: None for call in calls}
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     tools: list[dict[str, Any]] = [
@@ -148,8 +148,8 @@ def _end_of_turn(tokenizer: ChatTokenizer) -> int:
 def _learn_byte_ids(tokenizer: ChatTokenizer) -> dict[int, int]:
     """Byte -> id of a byte-level vocabulary, found by decoding ids.
 
-    ASCII encodes to itself. Of the other bytes the second halves are read off two-byte characters that nobody
-    merges, and each first byte is then the id that completes a character before known second halves.
+    ASCII encodes to itself. Second bytes are read from two-byte characters that are not merged. Each first byte is then
+    the id that forms a character with known second bytes.
     """
     known: dict[int, int] = {}
     for char in map(chr, range(0x800)):

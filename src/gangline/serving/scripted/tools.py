@@ -1,7 +1,7 @@
-"""Choice of the tool that fits the script's action, among all tools that a request offers.
+"""Chooses the tool that fits the script's action, among all tools that a request offers.
 
-Tools are recognised by their parameters: a command is a text (or list of texts) parameter named `command`, `cmd`
-or alike; a file tool has a path, and a content if it writes. Other required parameters get harmless values.
+Tools are recognised by their parameters: a command is a text (or list of texts) parameter named `command`, `cmd` or
+similar; a file tool has a path, and a content if it writes. Other required parameters get harmless values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Tool(msgspec.Struct):
         return cast("list[str]", found) if isinstance(found, list) else []
 
     def find(self, names: Sequence[str], *kinds: str) -> str | None:
-        """First of `names` that is a free parameter (not an enumeration) of one of the `kinds`."""
+        """The first of `names` that is a free parameter (not an enumeration) of one of the `kinds`."""
         parameters = self.parameters()
         for name in names:
             schema = parameters.get(name)
@@ -61,10 +61,10 @@ class _Tool(msgspec.Struct):
 
 
 def choose_tool(use: ToolUse, tools: Sequence[dict[str, Any]] | None) -> CallTool:
-    """The call that does `use`.
+    """The call that carries out `use`.
 
     Raises:
-        InvalidRequest: no offered tool can do it; names those that are offered.
+        InvalidRequest: no offered tool can do it; the message lists the offered ones.
     """
     offered = [msgspec.convert(tool, _Tool) for tool in tools or ()]
     match use:
@@ -114,12 +114,12 @@ def _read(path: str, offered: Sequence[_Tool]) -> CallTool | None:
 
 
 def _likeliest_first(offered: Sequence[_Tool], verbs: Sequence[str]) -> list[_Tool]:
-    """Those whose name says it first, else in the order offered."""
+    """Tools with a matching name first, otherwise in the order offered."""
     return sorted(offered, key=lambda tool: not any(verb in tool.name.lower() for verb in verbs))
 
 
 def _enumerates(tool: _Tool, verbs: Sequence[str]) -> bool:
-    """Whether one tool for several actions has one of `verbs` among them."""
+    """Whether a tool for several actions includes one of `verbs`."""
     return any(set(schema.get("enum", ())) & set(verbs) for schema in tool.parameters().values())
 
 
@@ -133,7 +133,7 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
 
 
 def _harmless(schema: dict[str, Any], verbs: Sequence[str]) -> object:
-    """A value that fits `schema`; of an enumeration the verb that is meant, if it is there."""
+    """A value that fits `schema`; for an enumeration, the intended verb if it is included."""
     options: list[object] = list(schema.get("enum", ()))
     if options:
         return next((option for option in options if option in verbs), options[0])
