@@ -28,7 +28,7 @@ _MAX_OBJECTS_BYTES = 256 << 20
 _MAX_SHOWN_CHARS = 2_000
 _FOLDER = ".gangline-patch"
 _SETTINGS = {
-    "safe.directory": "*",  # an image's repository often belongs to another user than the one that runs in it
+    "safe.directory": "*",  # the image's repository often belongs to another user
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
 }

@@ -44,7 +44,7 @@ async def answer_of(context: EvaluationContext, where: AnswerSource) -> tuple[st
     assert where.path is not None
     try:
         data = await context.runtime.download(where.path, max_bytes=where.max_bytes)
-    except CallerError as error:  # no such file, too large, a link: the agent's doing
+    except CallerError as error:  # no such file, too large, a link: caused by the agent
         return None, error.message
     return data.decode(errors="replace"), ""
 

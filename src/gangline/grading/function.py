@@ -72,7 +72,7 @@ class FunctionEvaluator:
         before = GradedBefore(context, self._config)
         if context.is_control:
             return await self._controlled(context, before)
-        data = msgspec.json.encode(transcript(context))  # the function may change what it is given
+        data = msgspec.json.encode(transcript(context))  # the function may change its argument
         try:
             reward = await self._called(context, msgspec.json.decode(data))
         except _Failed:

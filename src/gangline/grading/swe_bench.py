@@ -213,7 +213,7 @@ class SweBenchEvaluator:
         applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", *excluded, "-"], stdin=patch)
         if not applied.ok:
             return f"the agent's patch does not apply: {said(applied)}"
-        back = await self._git(clean, ["sh", "-c", _BACK, "sh", base, *patterns])  # a file that was given another name
+        back = await self._git(clean, ["sh", "-c", _BACK, "sh", base, *patterns])  # restores renamed files
         if not back.ok:
             raise EvaluatorError(f"protected files cannot be brought back: {said(back)}")
         touched = names_of(patch.decode(errors="replace"))

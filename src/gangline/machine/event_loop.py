@@ -53,7 +53,7 @@ class Turn:
         if held_s > _MAX_HELD_S:
             share = _share.get() or Share()
             begins_at_s = max(now_s, share.free_at_s) + _PAUSE_PER_HELD_S * held_s
-            share.free_at_s = begins_at_s + held_s  # the next turn will be about as long
+            share.free_at_s = begins_at_s + held_s  # the next turn will likely take as long
             await asyncio.sleep(begins_at_s - now_s)
             self._since_s = time.perf_counter()
 

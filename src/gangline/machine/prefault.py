@@ -21,4 +21,4 @@ def make_resident(num_bytes: int) -> None:
     """
     if num_bytes >= LARGE_BYTES:
         with open("/dev/zero", "rb", buffering=0) as zeros:
-            zeros.read(num_bytes + 4096)  # room for the head of an object
+            zeros.read(num_bytes + 4096)  # room for an object's header

@@ -63,7 +63,7 @@ def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
     if not _is_open(folder.stat()):
         return
     close_files(folder, leave=leave)
-    _close(folder)  # last: it marks what is done
+    _close(folder)  # last, because it marks the work as done
 
 
 def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:

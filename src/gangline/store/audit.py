@@ -57,7 +57,7 @@ class ActionLog:
             if path.stat().st_size + len(line) > self._max_file_bytes:
                 self._set_aside(name)
         with closing(_Descriptor(path)) as opened:
-            os.write(opened.number, line)  # one write to a file that is appended to: lines never mix
+            os.write(opened.number, line)  # one write in append mode: lines never interleave
 
     def _set_aside(self, name: str) -> None:
         for age in range(self._max_files - 1, 0, -1):

@@ -114,7 +114,7 @@ def _near(word: str, other: str, tolerance: float) -> bool:
 def _are_near(expected: float, found: float, tolerance: float) -> bool:
     try:
         return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
-    except OverflowError:  # an integer beyond the floats
+    except OverflowError:  # an integer beyond the range of floats
         return expected == found
 
 
@@ -226,7 +226,7 @@ class CasesEvaluator:
         for path in (self._config.solution, *self._config.collect):
             try:
                 files[path] = await runtime.download(path, max_bytes=self._config.max_solution_bytes)
-            except CallerError as error:  # no such file, too large, a link: the agent's doing
+            except CallerError as error:  # no such file, too large, a link: caused by the agent
                 missing.append(f"{path}: {error.message}")
         return files, missing
 

@@ -40,7 +40,7 @@ class NestedEvaluator(BaseModel):
     @classmethod
     def _is_valid(cls, config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if (strategy := info.data.get("strategy")) is not None:
-            plugins.load("evaluator", strategy).Config.model_validate(config)  # its errors keep their fields' names
+            plugins.load("evaluator", strategy).Config.model_validate(config)  # keeps the field names in its errors
         return config
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Prepared", "compare", "last_boxed", "prepare", "read_gold", "warm", "work"]
 
-math_verify: Any = import_module("math_verify")  # an extra, without types
+math_verify: Any = import_module("math_verify")  # an optional dependency without type hints
 sympy: Any = import_module("sympy")
 
 _MARKED = re.compile(r"\$|\\boxed|\\\[|\\\(")

@@ -20,7 +20,7 @@ from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.grading.answers import AnswerSource, answer_of, without_thoughts
 from gangline.grading.untrusted.isolated import in_child
 
-if find_spec("math_verify") is None:  # used by the child alone, but a task should not need a session to find that out
+if find_spec("math_verify") is None:  # only the child uses it, but fail before a session runs
     raise ModuleNotFoundError("No module named 'math_verify'", name="math_verify")
 
 __all__ = ["MathConfig", "MathEvaluator"]

@@ -184,7 +184,7 @@ class JudgeEvaluator:
         engine = endpoint.engine
         body = ({} if engine.model is None else {"model": engine.model}) | body
         key = hashlib.sha256(msgspec.json.encode([engine.url, body, form])).digest()
-        is_cached = self._config.cache and self._config.engine != "policy"  # whose weights change
+        is_cached = self._config.cache and self._config.engine != "policy"  # the policy's weights change
         if is_cached and (kept := context.verdicts.get(key)) is not None:
             return msgspec.structs.replace(msgspec.json.decode(kept, type=Verdict), cached=True)
         why = ""

@@ -88,7 +88,7 @@ async def run_commands(
             end = f"not done in {one.timeout_seconds:g} s" if result.timed_out else f"exit code {result.exit_code}"
             said = result.stderr.decode(errors="replace").strip()[-_MAX_SAID_CHARS:]
             failed.append(f"{one.command[:_MAX_SAID_CHARS]}: {end}; {said}")
-    await runtime.kill()  # a command may have left something that runs
+    await runtime.kill()  # a command may have left a process running
     return failed
 
 
@@ -100,7 +100,7 @@ async def collected(
     for path in files:
         try:
             found.files[path] = await runtime.download(path, max_bytes=max_bytes)
-        except CallerError as error:  # no such file, too large, a link: the agent's doing
+        except CallerError as error:  # no such file, too large, a link: caused by the agent
             found.missing.append(f"{path}: {error.message}")
     for path, excluded in folders.items():
         await _take(runtime, path, excluded, max_bytes, found)

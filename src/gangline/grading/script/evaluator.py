@@ -284,7 +284,7 @@ class ScriptEvaluator:
         """
         config = self._config
         if not context.refresh_runtime:
-            await context.runtime.kill()  # nothing of the agent's may watch hidden files arrive
+            await context.runtime.kill()  # no process of the agent may see the hidden files arrive
         services = context.services_of(context.runtime)
         commands = config.collect_commands
         failed = await run_commands(context.runtime, commands, services) if commands else []

@@ -40,7 +40,7 @@ _JOB = 3
 def main(control: int, module: str) -> None:
     """Serve until the control socket is closed. control: its descriptor. module: see `child_work`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(Exception):  # each child meets the failure again, and reports it
+    with contextlib.suppress(Exception):  # each child meets the same failure and reports it
         warm = getattr(importlib.import_module(module), "warm", None)
         if warm is not None:
             warm()
@@ -72,7 +72,7 @@ class _Server:
                     elif descriptor == woken:
                         os.read(woken, 4096)
                         self._reap()
-                    elif descriptor in self._children:  # nobody waits for it any more
+                    elif descriptor in self._children:  # its caller has hung up
                         self._poll.unregister(descriptor)
                         os.kill(self._children[descriptor], signal.SIGKILL)
         finally:
@@ -89,7 +89,7 @@ class _Server:
             if pid == 0:
                 _child(job, self._module)
             self._children[job] = pid
-            self._poll.register(job, 0)  # hang-ups alone: the request is the child's to read
+            self._poll.register(job, 0)  # hang-ups only: the child reads the request
         return True
 
     def _reap(self) -> None:

@@ -121,7 +121,7 @@ class _ForkServer:
         while True:
             try:
                 socket.send_fds(self._control, [b"j"], [job.fileno()])
-            except BlockingIOError:  # as many jobs wait as the socket holds
+            except BlockingIOError:  # the socket's queue of jobs is full
                 await asyncio.sleep(_FULL_S)
             else:
                 return

@@ -129,7 +129,7 @@ def _by_lists(criteria: Criteria, log: KeptLog, read: TestLog, has_failed: bool,
         _refuse_missing_results(criteria, log, read, bad)
     if bad:
         return unresolved("tests fail", details)
-    if has_failed and not read.has("failed"):  # a patch can print results of its own
+    if has_failed and not read.has("failed"):  # a patch can print fake results
         return unresolved("the tests' command failed while its log tells of no failure", details)
     return resolved(details)
 

@@ -128,7 +128,7 @@ def _copies(context: SourcePath, rest: str, workdir: str) -> list[Copy]:
     try:
         found = [context / source.lstrip("/") for source in sources]
     except InvalidRequest:
-        return []  # as docker build refuses it
+        return []  # docker build refuses it too
     if not all(path.is_there() for path in found) or (len(found) > 1 and not target.endswith("/")):
         return []
     into = target.endswith(("/", "/.")) or target == "."

@@ -131,6 +131,6 @@ def _told(error: Exception) -> str:
     if not isinstance(error, UnicodeEncodeError):
         return f"has no form in JSON: {error}"
     code = ord(error.object[error.start])
-    if 0xDC80 <= code <= 0xDCFF:  # as Python reads a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # Python's escape of a byte that is not UTF-8
         return f"is not UTF-8 (byte 0x{code - 0xDC00:02x}): save the file as UTF-8"
     return f"has half of a character (the lone surrogate U+{code:04X}), which no file can hold"

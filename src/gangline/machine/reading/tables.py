@@ -173,7 +173,7 @@ def _column(batch: Any, name: str) -> list[Any]:
     values = batch.column(name)
     try:
         found: list[Any] = values.to_pylist()
-    except (ValueError, OverflowError):  # a text that is no UTF-8, a time that Python does not have
+    except (ValueError, OverflowError):  # a text that is not UTF-8, or a time outside Python's range
         found = [_value(one) for one in values]
     if classes := _classes_of(batch.schema, name):
         found = [classes[one] if isinstance(one, int) and 0 <= one < len(classes) else None for one in found]
@@ -194,7 +194,7 @@ def _classes_of(schema: Any, column: str) -> list[str]:
     about: Any = json.loads(cast("dict[bytes, bytes]", schema.metadata or {}).get(b"huggingface", b"{}"))
     try:
         feature = about["info"]["features"][column]
-    except (KeyError, TypeError):  # other programs write it as well, or null
+    except (KeyError, TypeError):  # another program wrote the key, or it is null
         return []
     is_of_classes = isinstance(feature, dict) and cast("Any", feature).get("_type") == "ClassLabel"
     return cast("Any", feature).get("names") or [] if is_of_classes else []

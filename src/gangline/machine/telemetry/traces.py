@@ -88,7 +88,7 @@ class Traces:
     def attempt_ended(self, result: SessionResult) -> None:
         """Record the span of a session, or of one of its attempts, and all its child spans."""
         if not result.timings:
-            return  # it never began
+            return  # it never started
         began = min(timing.started_at for timing in result.timings)
         ended = max(timing.ended_at for timing in result.timings)
         session = self._begin("session", _below(NonRecordingSpan(root_of(result.task_id))), began)

@@ -121,7 +121,7 @@ class CallerSessions:
         return node.num_sessions + node.metrics.get("external_sessions", 0.0) + len(uncounted)
 
     def _forget(self, node_id: str, placed_at: float) -> None:
-        with suppress(ValueError):  # counted by a heartbeat meanwhile
+        with suppress(ValueError):  # a heartbeat has counted it
             self._placed[node_id].remove(placed_at)
 
     async def on_its_node(self, session_id: str, ask: Callable[[NodeClient], Awaitable[T]]) -> T:
@@ -133,7 +133,7 @@ class CallerSessions:
             try:
                 return await ask(client)
             except NotFound:
-                self._pins.pop(session_id, None)  # forgotten there, after its time to live
+                self._pins.pop(session_id, None)  # the node deleted it after its time to live
                 raise
 
     async def _found(self, session_id: str) -> str | None:

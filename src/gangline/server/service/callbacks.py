@@ -77,7 +77,7 @@ class CallbackSender:
     async def _send_due(self, http: aiohttp.ClientSession, sending: asyncio.TaskGroup) -> float:
         """Start sending due callbacks, in addition to those in flight. Returns the seconds until the next check."""
         if len(self._on_the_way) >= _AT_ONCE:
-            return _IDLE_S  # the next one to arrive rings
+            return _IDLE_S  # the next delivery wakes the sender
         database = self._outbox.database
         try:
             room, busy = _AT_ONCE - len(self._on_the_way), frozenset(self._on_the_way)
@@ -100,7 +100,7 @@ class CallbackSender:
     async def _deliver(self, http: aiohttp.ClientSession, callback: Callback) -> None:
         try:
             await self._settle(callback, await self._post(http, callback))
-        except StoreError as error:  # not settled, so it is sent again: the receiver knows it by its key
+        except StoreError as error:  # not settled, so it is sent again; the receiver deduplicates by key
             log.error("callback.store_failed task=%s message=%s", callback.task_id, error)
             await asyncio.sleep(self._base_s)
         finally:

@@ -393,7 +393,7 @@ class RolloutService:
             now = self._monotonic()
             try:
                 await self.sweep(after_pause=now - last > self._sweep_every_s + self.store.lease_s / 2)
-                last = now  # a time without the database counts as a pause: no heartbeat was stored
+                last = now  # an outage of the database counts as a pause: no heartbeats were stored
             except StoreError as error:
                 log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
 

@@ -62,7 +62,7 @@ class DurableTurns:
         await asyncio.to_thread(lambda: [self._kept.append(turns) for turns in held])
         is_open = await self._store.query(self._store.open_of, [turns.session_id for turns in held])
         ended = [turns.session_id for turns in held if turns.session_id not in is_open]
-        await asyncio.to_thread(self._forget, *ended)  # they ended meanwhile, and were forgotten before this
+        await asyncio.to_thread(self._forget, *ended)  # they ended before their turns were stored
         return [turns.session_id for turns in sent if fences.get(turns.session_id) != turns.fence]
 
     async def latest(self, session_id: str, fence: int) -> KeptTurns:
@@ -108,5 +108,5 @@ class DurableTurns:
         try:
             for session_id in session_ids:
                 self._kept.forget(session_id)
-        except StoreError as error:  # tried again at the next start
+        except StoreError as error:  # retried at the next start
             log.error("server.turns_not_forgotten message=%s", error.message)

@@ -129,7 +129,7 @@ class Finder:
             read = partial(self._service.results.read_bytes, session.task_id, session.session_id, attempt)
             data = await asyncio.to_thread(read)
             harness = await self._harness_of(session.task_id)
-        except (GanglineError, FileNotFoundError):  # cancelled before it had one, or forgotten meanwhile
+        except (GanglineError, FileNotFoundError):  # cancelled before its first attempt, or deleted meanwhile
             self._num_sent -= 1
             return
         index.write(session_frame(harness, data))

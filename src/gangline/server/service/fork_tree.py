@@ -27,11 +27,11 @@ def _first(reader: TaskReader, session_id: str) -> SessionView:
     passed: set[str] = set()
     while (parent := reader.request(view.task_id).fork) is not None:
         passed.add(view.session_id)
-        if parent.session_id in passed:  # a task's id was used again, for a fork of its former forks
+        if parent.session_id in passed:  # a task id was reused for a fork of its former forks
             break
         try:
             view = reader.session(parent.session_id)
-        except NotFound:  # deleted, by the limits of what is kept
+        except NotFound:  # deleted by the retention limits
             break
     return view
 

@@ -59,7 +59,7 @@ class ServerMetrics:
         @web.middleware
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.perf_counter()
-            status = 499  # its client left
+            status = 499  # the client left
             try:
                 response = await handler(request)
                 status = response.status

@@ -59,7 +59,7 @@ class OpenedSessions:
         task = await self._service.store.query(self._service.store.task, task_id)
         group: list[tuple[int, OpenedSession, TokenBytes]] = []
         for view in task.sessions[first : first + limit]:
-            with contextlib.suppress(NotFound, Conflict, ServerUnavailable):  # the task says what became of them
+            with contextlib.suppress(NotFound, Conflict, ServerUnavailable):  # the task's view reports their states
                 session = await self.find(view.session_id)
                 group.append((view.sample_index, session, await self.bytes_of_tokens(session)))
         return await asyncio.to_thread(align, task_id, group)

@@ -78,7 +78,7 @@ class RunningSessions:
                 state=session.state,
             )
         key = (session.session_id, session.attempt)
-        if key in self._followed:  # somebody else was as quick
+        if key in self._followed:  # another request was as quick
             return self._followed[key]
         if len(self._followed) >= MAX_SESSIONS:
             raise TooMany(f"{MAX_SESSIONS} running sessions are looked at; close some.", limit=MAX_SESSIONS)
@@ -96,9 +96,9 @@ class RunningSessions:
                 try:
                     found = await client.recorded_calls(session_id, after=num_known, wait_s=wait_s)
                     if found.attempt != attempt:
-                        return  # the node has begun another one
+                        return  # the node has started another attempt
                     followed.add(found.completions, None)
-                except NotFound:  # its agent has not begun, or is done
+                except NotFound:  # its agent has not started, or has ended
                     followed.add((), None)
                     await asyncio.sleep(_REST_S)
                 except GanglineError as error:

@@ -120,7 +120,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 def _prepared(index: sqlite3.Connection) -> sqlite3.Connection:
     index.execute("PRAGMA journal_mode = WAL")
-    index.execute("PRAGMA synchronous = OFF")  # what a power cut takes is made again
+    index.execute("PRAGMA synchronous = OFF")  # data lost in a power cut is rebuilt
     _check_version(index, (0, VERSION))
     index.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     return index
@@ -131,7 +131,7 @@ def indexed_attempts(path: Path) -> dict[str, int]:
     try:
         with closing(_reading(path)) as index:
             return dict(index.execute("SELECT session_id, attempt FROM sessions"))
-    except sqlite3.DatabaseError:  # its writer makes it anew
+    except sqlite3.DatabaseError:  # its writer rebuilds it
         return {}
 
 

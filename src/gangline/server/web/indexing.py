@@ -182,7 +182,7 @@ def _main(path: Path, frames: BinaryIO) -> None:
                 add_session(index, result, harness)
             else:
                 drop_session(index, data.decode())
-        except ValueError as error:  # of another version, or damaged; msgspec's are ValueErrors
+        except ValueError as error:  # written by another version, or damaged; msgspec's errors are ValueErrors
             log.warning("index.passed_over message=%.200s", error)
         print(flush=True)
     index.close()

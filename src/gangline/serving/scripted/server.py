@@ -120,7 +120,7 @@ class ScriptedSampler:
         self._flows = _set_event()
         self._is_idle = _set_event()
         self._num_running = 0
-        self._abort = asyncio.Event()  # of the sequences that run now; the next ones get their own
+        self._abort = asyncio.Event()  # of the current sequences; later ones get a new event
 
     async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
         await self._admits.wait()

@@ -127,7 +127,7 @@ class CommitQueue:
 
     async def _encoded_apart(self, entry: Entry, num_chars: int) -> bytes:
         def encoded() -> bytes:
-            make_resident(2 * num_chars)  # the encoder asks for more than it needs
+            make_resident(2 * num_chars)  # the encoder uses more than it needs
             return encode_msgpack(entry)
 
         coming = asyncio.get_running_loop().run_in_executor(self._thread, encoded)
@@ -158,7 +158,7 @@ class CommitQueue:
                     entries.popleft()
             num_bytes += PIECE_BYTES - room
             if entries:
-                self._by_attempt[key] = entries  # behind all others
+                self._by_attempt[key] = entries  # at the end of the queue
         return batch
 
     def drop_rest(self, batch: list[Unit]) -> None:
@@ -246,7 +246,7 @@ class Journal:
         waiting = await self._queue.put(entry)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
-        await waiting.done  # nobody else's: a caller that is cancelled leaves its entry to be written all the same
+        await waiting.done  # only this entry's: it is written even if the caller is cancelled
         return waiting.payload
 
     async def _flush(self) -> None:
@@ -254,7 +254,7 @@ class Journal:
         while batch := self._queue.take():
             try:
                 places = await loop.run_in_executor(self._thread, self._write_frames, self._numbered(batch))
-            except Exception as error:  # whatever it is: nobody may wait for ever
+            except Exception as error:  # any error: no caller may wait forever
                 self._queue.drop_rest(batch)
                 _fail(batch, error)
                 continue
@@ -392,7 +392,7 @@ class Journal:
             self._drop_dead_segments()
             return
         if isinstance(entry, AttemptOpened):
-            self._forget(key)  # what an earlier lease left, or one whose closing was lost with damage
+            self._forget(key)  # left by an earlier lease, or its closing was lost with damage
             self._open[key] = entry
         self._places[key].append(place)
         self._live[place.segment] += 1
@@ -409,7 +409,7 @@ class Journal:
                 return
             try:
                 self._path(segment).unlink(missing_ok=True)
-            except OSError as error:  # tried again at the next closing
+            except OSError as error:  # retried at the next closing
                 log.error("journal.not_deleted file=%s message=%s", self._path(segment), error)
                 return
             del self._live[segment]

@@ -113,7 +113,7 @@ class Writer:
         try:
             with self._together() as when_durable:
                 answers = [job.tried() for job in jobs]
-        except Exception:  # whatever broke what they shared: each will say by itself
+        except Exception:  # whatever broke the shared transaction: each job reports its own error
             return False
         for call in (*when_durable, *answers):
             call()
@@ -280,7 +280,7 @@ def _url(target: str | Path, *, read_only: bool) -> sa.URL:
     path = Path(target).absolute()
     if not read_only:
         make_private_folder(path.parent)
-        make_private_file(path)  # SQLite gives new ones beside it the same mode
+        make_private_file(path)  # SQLite creates the -wal and -shm files with the same mode
         for beside in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
             if beside.exists():
                 make_private_file(beside)

@@ -107,7 +107,7 @@ def unheard(standing: Standing) -> Standing:
 
     This is assumed only once: otherwise a node that loses its leases would get the session forever.
     """
-    if standing.fence == standing.attempt:  # no lease of it was free yet
+    if standing.fence == standing.attempt:  # no lost lease was forgiven before
         return standing.moved("queued", **_NO_LEASE)
     why = f"node {standing.node_id} never named the session that it was given (attempt {standing.attempt})"
     return _again_or(standing, "infra_error", _of_node("lease_unheard", why))

@@ -99,7 +99,7 @@ def stop_early(unit: Unit, task_id: str) -> None:
     A session that another transaction is changing is skipped: it is being reported, and waits for the task's row.
     """
     wanted = msgspec.json.decode(unit.conn.scalar(_OPEN_BODY, {"id": task_id}) or "{}", type=_Enough)
-    if wanted.enough_sessions is None or wanted.held_out:  # what measures would measure the short ones
+    if wanted.enough_sessions is None or wanted.held_out:  # else an evaluation would favour short sessions
         return
     told = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]
     told += [event.data for event in unit.events if (event.kind, event.task_id) == (_ENDED, task_id)]

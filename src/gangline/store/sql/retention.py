@@ -40,7 +40,7 @@ def forgettable(conn: sa.Connection, keep: Keep, *, now: float, limit: int) -> l
     for task_id, ended_at, num_bytes in rows:
         is_old = keep.for_s is not None and ended_at < now - keep.for_s
         if not is_old and too_many_bytes <= 0:
-            break  # those that follow ended later
+            break  # the rest ended later
         too_many_bytes -= num_bytes
         chosen.append(task_id)
     return chosen

@@ -53,7 +53,7 @@ tasks = sa.Table(
     sa.Column("submitter", sa.String(128), nullable=False, server_default=""),
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     sa.Column("result_bytes", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("fork_of", sa.String(128)),  # the session that its sessions are forks of
+    sa.Column("fork_of", sa.String(128)),  # the session that this task forks
     sa.Index("tasks_by_status", "status", "position"),
     sa.Index("tasks_by_end", "ended_at"),
     sqlite_autoincrement=True,
@@ -127,7 +127,7 @@ turns = sa.Table(
     "turns",
     metadata,
     sa.Column("priority", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("turn", sa.BigInteger, nullable=False),  # the latest that was leased
+    sa.Column("turn", sa.BigInteger, nullable=False),  # the latest leased turn
 )
 
 needs = sa.Table(
@@ -148,8 +148,8 @@ nodes = sa.Table(
     sa.Column("metrics", sa.Text, nullable=False),  # JSON object
     sa.Column("first_seen_at", sa.Float, nullable=False),
     sa.Column("last_seen_at", sa.Float, nullable=False),
-    sa.Column("identity", sa.String(64)),  # of its data folder; null where it has not been heard since version 2
-    sa.Column("offer", sa.Text),  # Offer as JSON; null where the node does not say, and takes all
+    sa.Column("identity", sa.String(64)),  # of the node's data folder; null if not heard from since version 2
+    sa.Column("offer", sa.Text),  # Offer as JSON; null if the node reports none and takes all
 )
 
 outbox = sa.Table(

@@ -170,7 +170,7 @@ class Batches:
         return admitted
 
     def _settle(self, task_id: str) -> None:
-        self._settled.add(task_id.partition(".run")[0])  # of a task that was run again, the first id is asked for
+        self._settled.add(task_id.partition(".run")[0])  # a rerun counts as its original task
 
     def _take(self) -> list[Group] | None:
         version, before = self._current_version(), self._buffer.task_ids
@@ -195,7 +195,7 @@ class Batches:
         finally:
             changed.cancel()
         if self._feeding.done():
-            await self._feeding  # it only ends by an error
+            await self._feeding  # it ends only with an error
 
     async def _feed(self, collector: ReplenishingCollector) -> None:
         while True:

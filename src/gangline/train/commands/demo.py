@@ -189,7 +189,7 @@ async def _learn(
         return None
     arm = ", the control with shuffled rewards" if wanted.shuffled_rewards else ""
     notes().print(f"[bold]Learning[/] for {wanted.steps} steps{arm}; what is above is kept if Ctrl-C ends it")
-    num_tasks = NUM_TASKS + NUM_HELD_OUT_TASKS  # each another file
+    num_tasks = NUM_TASKS + NUM_HELD_OUT_TASKS  # each uses a different file
     tasks = _tasks(f"{name}-learn", num_tasks, wanted.samples, wanted.seed + 1, backend)
     ran = await learn(
         live,

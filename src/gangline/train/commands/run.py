@@ -288,7 +288,7 @@ def _finish(
     weights = folder / "model"
     _save_model(learner, model_folder, weights)
     if experiment.service.weights is None:
-        shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
+        shutil.rmtree(folder / "weights", ignore_errors=True)  # the last weights are the model's
     records, evaluations = view.records, view.evaluations
     results = write_results(folder, records, evaluations, last_version=last_version, weights=weights)
     name = experiment.name

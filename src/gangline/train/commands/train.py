@@ -111,7 +111,7 @@ def _template_of(experiment: Experiment, tasks: list[dict[str, Any]]) -> tuple[T
 
     try:
         facts = asyncio.run(template_facts(experiment.model))
-    except (GanglineError, OSError, ValueError):  # the settings are right all the same
+    except (GanglineError, OSError, ValueError):  # the settings are valid all the same
         return None, [f"the chat template of {experiment.model} was not checked: its tokenizer is not here"]
     wanted = [TaskRequest.model_validate(task) for task in tasks]
     return facts, [*lacks(facts), *lacks_of_tasks([facts], wanted)]

@@ -64,7 +64,7 @@ def _hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """[R, L, H] after the last norm."""
     ids, positions = (torch.from_numpy(one).to(model.device) for one in (batch.ids, batch.positions))
     decoder = cast("Any", model).get_decoder()
-    if not batch.segments:  # right padding: no token sees what stands after it
+    if not batch.segments:  # right padding: no token sees the padding after it
         return decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
     attend_by_rows(model)
     rows = Rows(batch.segments, model.device)

@@ -66,7 +66,7 @@ class Checkpoints:
             (unfinished / _FILES).write_bytes(msgspec.json.encode(_digests(unfinished)))
             close_files(unfinished)
             sync_tree(unfinished)
-        shutil.rmtree(target, ignore_errors=True)  # of a step that was done before a restart from an earlier one
+        shutil.rmtree(target, ignore_errors=True)  # left by a run that restarted from an earlier step
         unfinished.rename(target)
         sync(self._folder)
         for old in self._all()[: -self._keep]:

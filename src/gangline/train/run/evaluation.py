@@ -159,7 +159,7 @@ class Evaluation:
             if len(judged.rewards) == self._num_samples:
                 return judged
             _log.warning("evaluation.not_whole task_id=%s reasons=%s", run_id, judged.reasons)
-            if submitted.created:  # else an earlier life's, which may have broken by what was mended since
+            if submitted.created:  # else from before a restart: its cause may have been fixed since
                 return judged
             run += 1
             run_id = f"{task_id}.run{run}"

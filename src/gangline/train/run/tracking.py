@@ -86,11 +86,11 @@ class Tracking:
         for name in names:
             tracker = _make(name, settings, folder, run, last_step)
             try:
-                with contextlib.redirect_stdout(sys.stderr):  # stdout is the command's own
+                with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the command
                     tracker.start()
-                if last_step == 0 and name != "tensorboard":  # TensorBoard would make another run of them
+                if last_step == 0 and name != "tensorboard":  # TensorBoard would create a separate run for them
                     tracker.store_init_configuration(dict(_flat(config)))
-            except Exception as error:  # each has errors of its own
+            except Exception as error:  # each tracker raises its own errors
                 for other in started.values():
                     other.finish()
                 raise InvalidRequest(f"report_to: {name} could not be started: {error}") from error
@@ -103,7 +103,7 @@ class Tracking:
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.log(dict(record.scalars()), step=record.step)
-            except Exception as error:  # a tracker is not worth a run
+            except Exception as error:  # a tracker must not end a run
                 _log.warning("trainer.tracker_lost tracker=%s error=%s", name, error)
                 del self._trackers[name]
 
@@ -115,7 +115,7 @@ class Tracking:
             try:
                 with contextlib.redirect_stdout(sys.stderr):
                     _finish(name, tracker)
-            except Exception as error:  # a tracker is not worth a run
+            except Exception as error:  # a tracker must not end a run
                 _log.warning("trainer.tracker_lost tracker=%s error=%s", name, error)
 
 
@@ -132,7 +132,7 @@ def _finish(name: str, tracker: Tracker) -> None:
 def _make(name: TrackerName, settings: TrackingSettings, folder: Path, run: str, last_step: int) -> Tracker:
     from accelerate import PartialState, tracking  # noqa: PLC0415 - of the extra `training`
 
-    PartialState()  # without it its trackers cannot write their own log
+    PartialState()  # accelerate's trackers need it to log
     project, options = settings.project, dict(settings.options.get(name, {}))
     if name == "tensorboard":
         found: Any = tracking.TensorBoardTracker("tensorboard", folder, purge_step=last_step + 1, **options)

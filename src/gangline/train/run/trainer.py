@@ -154,11 +154,11 @@ class Trainer:
                 began = time.monotonic()
                 groups = await batches.next()
                 record = await self._train(groups, waited_s=time.monotonic() - began)
-                run_log.write(record)  # before the checkpoint: one that is too early is taken back, a lost one is lost
+                run_log.write(record)  # before the checkpoint: a restart can drop a record, not restore a lost one
                 self._on_step(record)
                 await self._save(run_log)
                 if self._step >= self._schedule.steps:
-                    break  # evaluated once nothing is collected any more
+                    break  # evaluated after collecting ends
                 await self._evaluate(run_log)
 
     @property
@@ -180,7 +180,7 @@ class Trainer:
         found = await asyncio.to_thread(self._checkpoints.latest)
         served = await self._weights.latest_version()
         if found is None:
-            self._version = 1 if served is None else served + 1  # 0 is what an engine began with
+            self._version = 1 if served is None else served + 1  # 0 is the engine's initial version
             return
         folder, state = found
         await asyncio.to_thread(self._lessons.learner.load_state, folder)
@@ -199,7 +199,7 @@ class Trainer:
         try:
             learned = await asyncio.to_thread(self._lessons.learn, groups, self._phase)
         except asyncio.CancelledError:
-            self._lessons.learner.abandon()  # else the process could not end before the step does
+            self._lessons.learner.abandon()  # else the process could not exit before the step ends
             raise
         trained_s = time.monotonic() - began
         self._step += 1

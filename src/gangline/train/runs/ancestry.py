@@ -91,7 +91,7 @@ def _parents(run: Run, made_by: Mapping[str, list[Parent]]) -> list[Relative]:
 
 def _known(name: str, digests: Collection[str], made_by: Mapping[str, list[Parent]]) -> list[Parent]:
     found = (parent for digest in sorted(digests) for parent in made_by.get(digest, ()) if parent.run != name)
-    return list(dict.fromkeys(found))  # a copied folder makes nobody a parent twice
+    return list(dict.fromkeys(found))  # copied folders do not repeat a parent
 
 
 def _made_by(runs: Sequence[Run]) -> dict[str, list[Parent]]:

@@ -108,7 +108,7 @@ class TrainingRuns:
         task: TaskView | None = None
         try:
             task = await self._service.store.query(self._service.store.task, task_id)
-        except NotFound:  # the service forgot it, or it ran in another one
+        except NotFound:  # the service deleted it, or it ran in another service
             return TrainedGroup(task_id=task_id, is_known=False, mean_reward=None, rewards=(), sessions=())
         return TrainedGroup(
             task_id=task_id,
@@ -133,7 +133,7 @@ class TrainingRuns:
                 state = state_of_files(folder)
                 if self._summaries.get(folder, (None,))[0] != state:
                     self._summaries[folder] = (state, self._read(folder).summary)
-            except (GanglineError, OSError):  # of another version, or removed meanwhile
+            except (GanglineError, OSError):  # written by another version, or removed meanwhile
                 self._summaries.pop(folder, None)
         return [summary for _, summary in self._summaries.values()]
 

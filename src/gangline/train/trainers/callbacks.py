@@ -158,7 +158,7 @@ class CallbackClient:
     def _stored(self, task_id: str, work: asyncio.Task[None]) -> None:
         self._storing.pop(task_id, None)
         if not work.cancelled():
-            work.exception()  # told to the sender, if it is still there
+            work.exception()  # the sender gets it, if it is still connected
 
     async def stop(self) -> None:
         """Finish pending writes; idempotent."""

@@ -52,7 +52,7 @@ def _link(source: Path, without: frozenset[str], folder: Path) -> None:
         if path.name in without:
             continue
         target = folder / path.name
-        with suppress(OSError):  # another disk, or one without links
+        with suppress(OSError):  # another disk, or no support for links
             os.link(path, target)
             continue
         shutil.copyfile(path, target)

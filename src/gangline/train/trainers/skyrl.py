@@ -178,7 +178,7 @@ class SkyRLGenerator:
         ]
         async with self._connect() as connection:
             async with updating(connection.gates, version):
-                pass  # SkyRL loaded them before it asked
+                pass  # SkyRL loaded the weights before this call
             async with PlainCollector(
                 connection.service, iter(tasks), validity=self._validity, patience=self._patience
             ) as collector:

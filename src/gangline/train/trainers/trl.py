@@ -151,7 +151,7 @@ def session_reward(
 
     Other reward functions can use the `session` column too.
     """
-    if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
+    if log_extra is not None:  # for TRL's table of completions, whose prompts mean nothing here
         log_extra("session_id", [one.session_id for one in session])
     return [_reward(one) for one in session]
 

@@ -98,7 +98,7 @@ class TreeOfTask:
 
     async def _forked(self, state: State) -> list[SessionResult]:
         runs, task_id = self._runs, f"{state.session_id}.t{state.turn}"
-        self._open.add(task_id)  # before the call, which may arrive although it is cancelled here
+        self._open.add(task_id)  # before the call: it may reach the server even if it is cancelled here
         fork = partial(runs.service.fork, state.session_id, samples=state.samples, task_id=task_id)
         try:
             await answered(fork, state.turn, runs.retry_s)

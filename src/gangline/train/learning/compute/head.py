@@ -107,7 +107,7 @@ def require_known_head(model: PreTrainedModel) -> None:
 
     Raises: InvalidRequest if they differ: the model changes its logits in an unsupported way.
     """
-    padding = getattr(cast("Any", model).config.get_text_config(), "pad_token_id", None)  # a third party's may lack it
+    padding = getattr(cast("Any", model).config.get_text_config(), "pad_token_id", None)  # custom models may lack it
     ids = torch.tensor([[token for token in range(3) if token != padding][:2]], device=model.device)
     with torch.no_grad():
         hidden = cast("Any", model).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state

@@ -26,7 +26,7 @@ def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel
     config = LoraConfig(r=lora.rank, lora_alpha=cast("Any", lora.alpha), target_modules=targets, lora_dropout=0.0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that will go
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
             return cast("PreTrainedModel", get_peft_model(model, config))
     except ValueError as error:
         raise InvalidRequest(f"lora does not fit this model: {error}") from error

@@ -88,7 +88,7 @@ def step_memory(
     num_adapters = trained if settings.lora else 0
     b = 2 if settings.dtype == "bfloat16" else 4
     kept = _kept_in_layer(shape, b)
-    num_kept = min(settings.last_layers or shape.num_layers, shape.num_layers)  # nothing of frozen layers before them
+    num_kept = min(settings.last_layers or shape.num_layers, shape.num_layers)  # frozen layers before them keep nothing
     is_head_trained = settings.lora is None and settings.last_layers is None
     return StepMemory(
         weights=4 * (shape.num_parameters + num_adapters),
@@ -130,7 +130,7 @@ def _num_in_adapters(shape: Shape, lora: LoraSettings) -> int:
 def _moments(shape: Shape, settings: LearnerSettings, trained: int) -> int:
     if settings.optimiser == "adamw":
         return 8 * trained
-    return 4 * sum(rows + columns for rows, columns in shape.matrices)  # at most: of every matrix
+    return 4 * sum(rows + columns for rows, columns in shape.matrices)  # an upper bound: counts every matrix
 
 
 def read_shape(config: Path) -> Shape:

@@ -179,5 +179,5 @@ def _shapley(task_id: str, settings: CoalitionSettings, value: Value) -> dict[st
         return two_level_shapley(settings.manager, workers, value)
     if settings.method == "exact":
         return shapley_values(settings.players, value)
-    seed = zlib.crc32(task_id.partition(".run")[0].encode())  # of a task that is run again, the first id counts
+    seed = zlib.crc32(task_id.partition(".run")[0].encode())  # a rerun uses its original id
     return monte_carlo_shapley(settings.players, value, num_orders=settings.num_permutations, seed=seed)

@@ -106,7 +106,7 @@ def _messages(row: TrainerRow) -> list[dict[str, Any]]:
     for start, end in itertools.pairwise(cuts):
         is_trained = bool(row.loss_mask[start])
         message = _message("assistant" if is_trained else "tool", row.response_ids[start:end], is_trained)
-        if is_trained:  # it trains on what has them
+        if is_trained:  # NeMo RL trains on messages that have log-probs
             message["generation_logprobs"] = torch.from_numpy(row.logprobs[start:end].copy())
         messages.append(message)
     return messages

@@ -142,7 +142,7 @@ class NemoCollector:
         try:
             async with collector:
                 await self._collect(collector, tasks)
-        except Exception as error:  # nobody may be waiting for this actor's answer
+        except Exception as error:  # the caller may not wait for this actor's answer
             _log.error("nemo_rl.stopped groups=%d error=%s", self.num_pushed, error)
             raise
 

@@ -116,7 +116,7 @@ class _Collectors:
 
     def remote(self, *, master_config: Any, replay_buffer: Any, start_step: int, **others: Any) -> Any:
         """Raises: InvalidRequest for a configuration that would be ignored."""
-        self._service.settings(master_config, start_step)  # here, where somebody sees the error
+        self._service.settings(master_config, start_step)  # here, where the user sees the error
         if others.get("teacher_worker_groups"):
             raise InvalidRequest("on-policy distillation wants the teachers' log-probs with each group: turn it off.")
         index = others.get("next_nemo_gym_task_index", 0)

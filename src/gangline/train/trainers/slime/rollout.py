@@ -76,7 +76,7 @@ class Worker:
         self._thread.join()
 
     def _send(self, request: Request | None) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended, and its loop is closed
+        with contextlib.suppress(RuntimeError):  # the thread has ended and its loop is closed
             self._loop.call_soon_threadsafe(self._requests.put_nowait, request)
 
     def _run(self) -> None:
@@ -182,7 +182,7 @@ class GroupRollouts:
         num_in_flight = self._num_in_flight or arguments.num_groups_in_flight(args)
         if arguments.carries_over(args):
             return ReplenishingCollector(client, tasks, num_in_flight=num_in_flight, **rules)
-        if num_in_flight == args.rollout_batch_size:  # nothing more than the batch: nothing to cancel
+        if num_in_flight == args.rollout_batch_size:  # only the batch is in flight: nothing to cancel
             return PlainCollector(client, tasks, **rules)
         return ReplenishingCollector(client, tasks, num_in_flight=num_in_flight, unfinished="cancel", **rules)
 

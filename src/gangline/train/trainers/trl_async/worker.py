@@ -179,7 +179,7 @@ class AsyncServiceRollouts:
 
 async def _end(producing: asyncio.Task[None]) -> None:
     producing.cancel()
-    with suppress(BaseException):  # `check_health` has told it
+    with suppress(BaseException):  # `check_health` has reported it
         await producing
 
 
@@ -198,7 +198,7 @@ def _write(iterator: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         if part and size + tensor.nbytes > _SHARD_BYTES:
             flush()
             size = 0
-        part[name] = tensor.detach().to("cpu", copy=True).contiguous()  # the model goes on
+        part[name] = tensor.detach().to("cpu", copy=True).contiguous()  # training continues and changes the model
         size += tensor.nbytes
     flush()
     index = {"metadata": {}, "weight_map": places}

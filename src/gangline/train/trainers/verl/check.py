@@ -29,7 +29,7 @@ def check(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         config = _composed(list(arguments))
         resolved: Any = omegaconf.OmegaConf.to_container(config, resolve=True)
-    except Exception as error:  # verl's loader fails in the ways of Hydra, OmegaConf and its own classes
+    except Exception as error:  # errors of Hydra, OmegaConf and verl's own classes
         return {"errors": [_told(error)], "config": None}
     return {"errors": list(_problems(config)), "config": resolved}
 
@@ -79,7 +79,7 @@ def _told(error: Exception) -> str:
 
 
 def main() -> None:
-    with contextlib.redirect_stdout(sys.stderr):  # verl prints
+    with contextlib.redirect_stdout(sys.stderr):  # verl prints to stdout
         found = check(sys.argv[1:])
     print(json.dumps(found))
 

@@ -35,7 +35,7 @@ class Roster(Protocol):
 
 def make_sampler(config: Any, client: Any, settings: GanglineSettings) -> VerlSampler:
     """verl's client as a sampler, with the tokenizer that verl loads. Raises: NotFound."""
-    auto: Any = importlib.import_module("transformers").AutoConfig  # Ray's workers import this module without a need
+    auto: Any = importlib.import_module("transformers").AutoConfig  # Ray's workers import this module without it
     copy_to_local: Callable[[str], str] = importlib.import_module("verl.utils.fs").copy_to_local
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     folder = copy_to_local(model.path)
@@ -116,7 +116,7 @@ class NodeKeeper:
                         continue
                     if backend.url == self._url:
                         return None
-                    if backend.model == self._settings.model_name:  # of a trainer that is gone
+                    if backend.model == self._settings.model_name:  # left by a trainer that has ended
                         await client.remove_backend(backend.backend_id, drain=False)
                 await client.add_backend(self._url, kind="vllm")
         except GanglineError as error:

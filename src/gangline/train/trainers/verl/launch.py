@@ -71,7 +71,7 @@ async def train(
     Raises: NodeError with the end of its log if it fails.
     """
     metrics = folder / METRICS
-    metrics.unlink(missing_ok=True)  # verl begins the file anew
+    metrics.unlink(missing_ok=True)  # verl starts a new file
     with open(folder / _LOG, "wb", opener=open_private) as log:  # noqa: ASYNC230 - once, before anything waits
         command = ("-W", "ignore", "-m", "verl.trainer.main_ppo", *arguments_of(experiment, folder, server_url))
         async with _running(experiment, folder, token, command, log) as process:

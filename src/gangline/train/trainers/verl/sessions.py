@@ -80,7 +80,7 @@ class PromptRunner:
         except GanglineError as error:
             status = "failure"
             _log.error("verl.prompt_failed uid=%s code=%s message=%s", prompt.uid, error.code, error)
-        except Exception:  # the boundary: whatever broke, verl must not wait for this prompt for ever
+        except Exception:  # the boundary: verl must not wait forever for this prompt
             status = "failure"
             _log.exception("verl.prompt_crashed uid=%s", prompt.uid)
         await self._tag(prompt, status)
