@@ -195,7 +195,7 @@ class GroupRollouts:
 class SlimeRollout:
     """A rollout function for slime.
 
-    Arguments: those of `GroupRollouts`. sample_type: slime's `Sample`, imported if None. reader: image processor of the
+    Arguments: see `GroupRollouts`. sample_type: slime's `Sample`, imported if None. reader: image processor of the
     trained model, without which rows with images are refused.
     """
 

@@ -31,7 +31,7 @@ Status = Literal["finished", "failure"]
 
 
 class Queue(Protocol):
-    """The used calls of the package `transfer_queue`."""
+    """The calls of the package `transfer_queue` that this module uses."""
 
     async def async_kv_put(self, key: str, partition_id: str, *, tag: dict[str, Any]) -> Any: ...
 
