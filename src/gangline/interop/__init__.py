@@ -1,4 +1,4 @@
-"""One folder for each partner, with all of its parts: sandboxes, tasks, rewards, routes.
+"""Integrations, one folder per partner: sandboxes, tasks, rewards and routes.
 
 A folder here never imports another wing. Start with `harbor`.
 """

@@ -1,6 +1,6 @@
-"""Tasks of tau2-bench, `tau2:DOMAIN` or `tau2:DOMAIN@SPLIT`: each is an environment of kind `tau2`.
+"""Imports tau2-bench tasks, `tau2:DOMAIN` or `tau2:DOMAIN@SPLIT`: each is an environment of kind `tau2`.
 
-A Python with tau2-bench lists them, by tau2's own loaders.
+They are listed by tau2's own loaders, in a Python with tau2-bench.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SOURCE", "read_tau2_task", "read_tau2_tasks"]
 _PREFIX = "tau2:"
 _TALK_S = 3600.0
 _CALL_S = 300.0
-"""Seconds for one message to the user: the calls of its model, and of the judge's."""
+"""Seconds for one message to the user: its model's calls, and the judge's."""
 
 _LISTING = """
 import json, os, sys
@@ -54,7 +54,7 @@ def read_tau2_tasks(source: str, choices: Choices) -> list[tuple[str, dict[str, 
 
 
 def _python(choices: Choices) -> Path:
-    """The environment that has tau2-bench. Raises: InvalidRequest."""
+    """The environment with tau2-bench. Raises: InvalidRequest."""
     if choices.python is None:
         raise InvalidRequest(
             "tasks of tau2-bench are listed and played by tau2-bench itself: make an environment with it (see the "

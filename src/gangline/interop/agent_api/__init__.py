@@ -1,5 +1,5 @@
-"""An agent as a service of OpenAI's Responses API: each request is a session, and its answer the agent's whole run.
+"""Serves an agent through OpenAI's Responses API: each request runs a session, and the response is the whole run.
 
-For programs that call an agent where they could call a model, such as NeMo Gym's `remote_agent`. `app` reads what
-the agent is to do and runs the session, and `response` says what it did, with its tokens. Start with `app`.
+For programs that call an agent in place of a model, such as NeMo Gym's `remote_agent`. `app` parses requests and runs
+sessions, `response` builds responses with token ids. Start with `app`.
 """

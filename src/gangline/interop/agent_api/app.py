@@ -1,14 +1,12 @@
-"""The door: `POST /v1/responses` runs one session and answers with its response.
+"""`POST /v1/responses`: runs one session and returns its response.
 
 Laws
-- A request is a session, submitted to the service as every other, and answered once it has ended.
-- A client that leaves ends its session: nobody else could ask for the answer.
-- Errors have OpenAI's form, also those of the door itself.
+- Each request is a session, submitted to the service like any other, and answered when it has ended.
+- A client that disconnects ends its session: only that client could have received the answer.
+- All errors have OpenAI's form, including errors of the HTTP layer.
 
-A request of the Responses API, as the beginning of a task; pure.
-
-An agent is told one instruction. So the request's texts become one, in order, and a conversation that an assistant has
-already taken part in is refused, as is everything else that would be lost.
+An agent receives a single instruction. The request's texts are therefore joined in order. A conversation that already
+contains assistant messages is refused, as is any other field that would be lost.
 
 Source: OpenAI's API reference, `POST /v1/responses`; NeMo Gym 0.7.0, `responses_api_agents/remote_agent`.
 """
@@ -45,7 +43,7 @@ _MAX_BODY_BYTES = 16 << 20
 
 
 def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with the request's instruction behind its own, and the request's sampling parameters.
+    """Returns the template with the request's instruction appended to its own, and the request's sampling parameters.
 
     template: a task's body. Raises: InvalidRequest.
     """
@@ -96,10 +94,10 @@ def create_app(
     key: str | None = None,
     max_sessions: int = 64,
 ) -> web.Application:
-    """client: of the service that runs the sessions; it stays open.
-    template: a task's body; the request's instruction comes behind its own.
-    names: under which the door is reached. key: that every client sends as a bearer token; None takes whoever reaches
-    it. max_sessions: at a time; further requests are refused with 429.
+    """client: for the service that runs the sessions; it is not closed.
+    template: a task's body; the request's instruction is appended to its own.
+    names: host names of this server. key: the bearer token that every client must send; None: no authentication.
+    max_sessions: concurrent sessions; further requests are refused with 429.
     """
     app = web.Application(middlewares=[_in_openai_s_form])
     door = _Door(client, template, names, key, max_sessions)
@@ -124,7 +122,7 @@ async def _in_openai_s_form(
 
 
 def shaped_error(_method: str, _path: str, error: GanglineError) -> web.Response:
-    """For a request that no handler saw."""
+    """The error response for a request that reached no handler."""
     return _error(error)
 
 
@@ -157,8 +155,9 @@ class _Door:
         return web.Response(body=await self._ran(task), content_type=JSON)
 
     async def _ran(self, task: Mapping[str, Any]) -> bytes:
-        """Raises: errors of the service, HarnessError where there is no run to answer with, ServerUnavailable when
-        the door closes."""
+        """Raises: errors of the service; HarnessError if there is no run to return; ServerUnavailable when the app
+        shuts down.
+        """
         running = asyncio.create_task(self._session(task))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -173,7 +172,7 @@ class _Door:
         return await asyncio.to_thread(lambda: msgspec.json.encode(response_of(result, time.time())))
 
     async def _session(self, task: Mapping[str, Any]) -> SessionResult:
-        """Cancelled, it ends the session too."""
+        """Submits the task and waits for its result. Cancelling this also ends the session."""
         task_id = new_id("call")
         try:
             await self._client.submit({**task, "task_id": task_id})
@@ -186,7 +185,7 @@ class _Door:
         return result
 
     async def close(self, _app: web.Application) -> None:
-        """End what runs, and wait for that."""
+        """Cancel running sessions and wait for them to end."""
         running = tuple(self._running)
         for one in running:
             one.cancel()

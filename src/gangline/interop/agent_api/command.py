@@ -1,4 +1,4 @@
-"""`gangline serve-agent`: an agent as a service of OpenAI's Responses API, over a service that runs."""
+"""`gangline serve-agent`: serves an agent through OpenAI's Responses API, on top of a running service."""
 
 from __future__ import annotations
 

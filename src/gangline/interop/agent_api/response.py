@@ -1,13 +1,13 @@
-"""A session's result as a response of the Responses API, with the exact tokens of its replies; pure.
+"""Converts a session's result to a response of the Responses API, with the exact tokens of its replies; pure.
 
-The response is the main conversation. NeMo Gym and NeMo RL take the items of one response for one row, so it is one
-trace; of a main line that was broken into several, the last, which has the last answer. `usage` counts the tokens of
-all calls, so that whoever checks rows sees what is left out.
+The response contains one trace, because NeMo Gym and NeMo RL turn the items of a response into one row. If the main
+conversation was split into several traces, it is the last one, which has the final answer. `usage` counts the tokens
+of all calls, so that omitted tokens can be detected.
 
-An item carries tokens where it is the last of a reply that may be trained on whole: other replies are context.
+An item carries tokens if it is the last of a reply that is trainable as a whole; other replies are context.
 
-Source: NeMo Gym 0.7.0, `nemo_gym/openai_utils.py` (`TokenIDLogProbMixin`); its `remote_agent`, which would carry out a
-call without an output, and asks again where no message of the assistant's comes last.
+Source: NeMo Gym 0.7.0, `nemo_gym/openai_utils.py` (`TokenIDLogProbMixin`); its `remote_agent`, which would execute a
+call without an output, and asks again if the last item is not an assistant message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_RUN = "The agent ended before this call had a result."
 def response_of(result: SessionResult, created_at: float) -> dict[str, Any]:
     """created_at: Unix time.
 
-    Raises: HarnessError where there is no run to tell of: it was cancelled, or its machine or engine failed.
+    Raises: HarnessError if there is no run to return: it was cancelled, or its machine or engine failed.
     """
     trajectory = result.trajectory
     outcome = result.run_outcome or result.outcome  # whoever asked grades the run itself
@@ -61,7 +61,7 @@ def response_of(result: SessionResult, created_at: float) -> dict[str, Any]:
 
 
 def _chosen(traces: Sequence[Trace]) -> Trace:
-    """The last of the main line with something to train on, for a run may end with a call that was cut off."""
+    """The last main trace with trainable tokens: a run may end with a call that was cut off."""
     main = [one for one in traces if one.role == "main"] or traces
     return next((one for one in reversed(main) if one.loss_mask.any()), main[-1])
 
@@ -74,9 +74,9 @@ def _about(result: SessionResult, items: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def _items(trace: Trace, trajectory: Trajectory) -> list[dict[str, Any]]:
-    """From the model's first reply on. Every call has an output, and a message of the assistant's comes last."""
+    """Items from the model's first reply on. Every call has an output, and the last item is an assistant message."""
     replies = sum(message.role == "assistant" for message in trace.response_messages)
-    # Replies that the client put into the model's mouth are not told apart; pictures are no tokens of these.
+    # Assistant messages written by the client cannot be distinguished here, and images have no token ids.
     has_tokens = replies == len(trace.spans) and not any(
         map(_media, (*trace.prompt_messages, *trace.response_messages))
     )
@@ -101,7 +101,7 @@ def _items(trace: Trace, trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def _tokens(trace: Trace, span: TurnSpan) -> dict[str, Any]:
-    """Those of a reply; none where a part of it must not be trained on."""
+    """Token fields of a reply; empty if any part of it is not trainable."""
     if not trace.loss_mask[span.start : span.end].all():
         return {}
     response = trace.response_ids[span.start : span.end]
@@ -113,7 +113,7 @@ def _tokens(trace: Trace, span: TurnSpan) -> dict[str, Any]:
 
 
 def _answered(message: Message) -> list[dict[str, Any]]:
-    """Items of what the agent program said between two replies."""
+    """Items for the messages that the agent program added between two replies."""
     return [
         item if "type" in item else {"type": "message", "status": "completed", **item}
         for item in message_items(_without_media(message))
@@ -121,7 +121,7 @@ def _answered(message: Message) -> list[dict[str, Any]]:
 
 
 def _unanswered(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Outputs of the calls that have none."""
+    """Placeholder outputs for calls without one."""
     answered = {item["call_id"] for item in items if item.get("type") == "function_call_output"}
     calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
     return [
@@ -140,7 +140,7 @@ def _media(message: Message) -> bool:
 
 
 def _without_media(message: Message) -> Message:
-    """Each image or document is a word in brackets."""
+    """The message with each image or document replaced by a word in brackets."""
     if not _media(message):
         return message
     parts = (
@@ -157,7 +157,7 @@ def _worded(part: Any) -> Any:
 
 
 def _usage(trajectory: Trajectory, trace: Trace) -> dict[str, Any]:
-    """Sampled tokens of all calls, and the prompt tokens of the calls that are told."""
+    """Sampled tokens of all calls, and prompt tokens of the calls in the response."""
     sampled = {span.completion_id: span.end - span.start for one in trajectory.traces for span in one.spans}
     read = sum(len(trace.prompt_ids) + span.start for span in trace.spans)
     said = sum(sampled.values())

@@ -1,5 +1,5 @@
-"""Kinds of environments: what a task says of one becomes a program that serves it as MCP tools. Start with `kinds`.
+"""Environment kinds: turns a task's environment configuration into a program that serves it as MCP tools.
 
-A node starts the program for each session, gives its tools to the agent and keeps what the agent does with them: see
-`gangline.node.environments`. `inside/` has the programs.
+A node starts the program for each session, offers its tools to the agent and records their calls: see
+`gangline.node.environments`. The programs are in `inside/`. Start with `kinds`.
 """

@@ -1,8 +1,8 @@
-"""Evaluator `environment`: the reward that the session's environments gave, step by step.
+"""Evaluator `environment`: the rewards that the session's environments gave, step by step.
 
 Each step's reward becomes the score of the turn that made it. At the end the grader calls the environment's hidden tool
-`finish`, with the agent's last answer where the tool takes one; a reward that it gives belongs to the last turn. An
-agent that took no step has earned nothing: 0.
+`finish`, with the agent's last answer if the tool accepts one. A reward returned by `finish` belongs to the last turn.
+An agent that took no step gets 0.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MAX_SHOWN_CHARS = 500
 
 
 class FinishCall(BaseModel):
-    """The grader's own call at the end."""
+    """The grader's call at the end of the session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     tool: str = "finish"
-    """A hidden tool. A server without it is not asked."""
+    """Name of a hidden tool. It is not called if the server does not have it."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Its arguments. `answer` is added where the tool has such an argument: the model's last answer."""
+    """Its arguments. `answer`, the model's last answer, is added if the tool has such an argument."""
 
 
 class EnvironmentConfig(BaseModel):
@@ -43,15 +43,15 @@ class EnvironmentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     environment: str | None = None
-    """Name of the environment that is asked; None is all of the task's, whose rewards are added."""
+    """Name of the environment to read; None: all of the task's environments, with their rewards summed."""
     reward: Literal["sum", "last"] = "sum"
-    """The session's reward: of all steps together, or of the last one."""
+    """The session's reward: the sum over all steps, or the last step's."""
     finish: FinishCall | None = FinishCall()
-    """None asks for nothing at the end."""
+    """None: no call at the end."""
 
 
 class _Finished(msgspec.Struct, frozen=True):
-    """The answer to a call of `finish`."""
+    """The result of calling `finish`."""
 
     environment: str
     reward: float | None
@@ -59,14 +59,14 @@ class _Finished(msgspec.Struct, frozen=True):
 
 
 class _Scored(msgspec.Struct):
-    """An answer with a number: `result` is where servers put the value of a function."""
+    """A result with a number. Servers return a function's value as `result`."""
 
     reward: float | None = None
     result: float | None = None
 
 
 class EnvironmentEvaluator:
-    """Reads the record of the environments' calls."""
+    """Computes rewards from the recorded environment calls."""
 
     name: ClassVar[str] = "environment"
     Config: ClassVar[type[BaseModel]] = EnvironmentConfig
@@ -75,8 +75,9 @@ class EnvironmentEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EnvironmentFailed, also when the environment was of no use to the agent; GraderUnavailable when it
-        refuses the grader's call; EvaluatorError when there is none to ask."""
+        """Raises: EnvironmentFailed if an environment failed, for the agent or for the grader; GraderUnavailable if it
+        refuses the grader's call; EvaluatorError if there is no environment to call.
+        """
         calls = [call for call in context.environment_calls if self._is_asked(call.environment)]
         finished = await self._finished(context)
         last_turn = _last_turn(context)
@@ -94,7 +95,7 @@ class EnvironmentEvaluator:
         return self._config.environment in (None, name)
 
     async def _finished(self, context: EvaluationContext) -> list[_Finished]:
-        """Answers of the environments, or those that they gave when the session was graded for the first time.
+        """Results of `finish`, from the environments or from the session's first grading.
 
         Raises: as `evaluate`.
         """
@@ -131,7 +132,7 @@ def _arguments(call: FinishCall, tool: OfferedTool, context: EvaluationContext) 
 
 
 def _reward_of(result: CallResult) -> float | None:
-    """The step's reward; for a server that has no steps, the number that is its answer, or `reward` in it."""
+    """The step's reward. For a server without steps: its answer if that is a number, or the answer's `reward`."""
     if result.reward is not None or result.done:
         return result.reward
     try:
@@ -143,7 +144,7 @@ def _reward_of(result: CallResult) -> float | None:
 
 
 def _last_turn(context: EvaluationContext) -> str | None:
-    """The last turn of the main line (of all traces, where none is a main one)."""
+    """Completion id of the last turn in the main traces, or in all traces if there are no main ones."""
     traces = context.trajectory.traces
     main = [trace for trace in traces if trace.role == "main"] or list(traces)
     return main[-1].spans[-1].completion_id if main and main[-1].spans else None

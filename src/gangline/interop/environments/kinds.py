@@ -1,7 +1,7 @@
-"""Kinds of environments, one class each: a configuration that people write, and the command that serves it.
+"""Environment kinds, one class each: the user's configuration, and the command that serves the environment.
 
-The package of an environment is no dependency of ours: the Python that `python` names, in the environment's own
-sandbox, must have it. An episode's seed is the task's own; every session of a group plays the same one.
+Environment packages are not dependencies of Gangline: the Python named by `python`, in the environment's own sandbox,
+must have them. An episode is seeded with the task's seed, so all sessions of a group play the same episode.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class McpConfig(_Config):
     """Configuration of environments of kind `mcp`."""
 
     command: _Command
-    """A program in the environment's sandbox and its arguments: an MCP server on its standard streams. Every process of
-    that sandbox can read the arguments."""
+    """An MCP server program on its standard streams, with its arguments. Every process of the environment's sandbox can
+    read the arguments.
+    """
     env: Environment = Field(default_factory=dict)
 
 
 class McpKind:
-    """Any MCP server. A result has a reward where the server gives one in `_meta`, under `gangline/step`."""
+    """Any MCP server. A result has a reward if the server sets one in `_meta`, under `gangline/step`."""
 
     name: ClassVar[str] = "mcp"
     Config: ClassVar[type[BaseModel]] = McpConfig
@@ -66,7 +67,7 @@ class McpKind:
 
 class _Episode(_Config):
     python: str = "python3"
-    """Python in the environment's sandbox, 3.10 or newer, that has the package."""
+    """Python in the environment's sandbox, 3.10 or newer, with the package installed."""
     seed: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function that makes the environment."""
@@ -74,11 +75,11 @@ class _Episode(_Config):
 
 class _Game(_Episode):
     show_rewards: bool = False
-    """Whether the model reads the reward of each step."""
+    """Whether the model sees each step's reward."""
 
 
 class _Played:
-    """A program of `inside/`, with an agent's `step` and a grader's `finish`."""
+    """Base of the kinds served by a program of `inside/`, with `step` for the agent and `finish` for the grader."""
 
     Config: ClassVar[type[BaseModel]]
     hidden_tools: ClassVar[frozenset[str]] = _FINISH
@@ -95,10 +96,11 @@ class GymnasiumConfig(_Game):
     """Configuration of environments of kind `gymnasium`."""
 
     id: str = Field(min_length=1)
-    """Name for `gymnasium.make`, such as `FrozenLake-v1`. With the option `render_mode: ansi` the model also reads what
-    the environment draws."""
+    """Name for `gymnasium.make`, such as `FrozenLake-v1`. With the option `render_mode: ansi` the model also sees the
+    rendered text.
+    """
     imports: tuple[_Module, ...] = ()
-    """Modules that register environments when they are imported."""
+    """Modules to import because they register environments."""
     reset_options: dict[str, Any] | None = None
     """`options` of `Env.reset`."""
 
@@ -117,7 +119,7 @@ class PettingZooConfig(_Game):
     module: _Module
     """Module with the function `env`, such as `pettingzoo.classic.tictactoe_v3`."""
     seat: str | None = None
-    """Name of the player that the agent is; None is the first one. Random players have the other seats."""
+    """Name of the agent's player; None: the first one. Random players take the other seats."""
 
 
 class PettingZooKind(_Played):
@@ -135,10 +137,11 @@ class TextArenaConfig(_Game):
     """Name for `textarena.make`."""
     num_players: int = Field(default=1, gt=0)
     seat: int = Field(default=0, ge=0)
-    """Number of the player that the agent is."""
+    """Number of the agent's player."""
     opponent: _Function | None = None
-    """`module:function` in the environment's Python: reads what a player sees, and returns the move. It plays all other
-    seats, and games of several players need it."""
+    """`module:function` in the environment's Python that takes a player's observation and returns the move. It plays
+    all other seats, and is required for games with several players.
+    """
 
     def model_post_init(self, context: Any, /) -> None:
         if self.num_players > 1 and self.opponent is None:
@@ -163,11 +166,11 @@ class ReasoningGymConfig(_Episode):
     index: int = Field(default=0, ge=0)
     """Number of the question in the dataset."""
     size: int | None = Field(default=None, gt=0)
-    """Questions in the dataset; None is as many as `index` needs."""
+    """Number of questions in the dataset; None: as many as `index` needs."""
 
 
 class ReasoningGymKind(_Played):
-    """One question of reasoning-gym. It offers no tool: the agent answers."""
+    """One question of reasoning-gym. It has no tools: the agent just answers."""
 
     name: ClassVar[str] = "reasoning_gym"
     Config: ClassVar[type[BaseModel]] = ReasoningGymConfig
@@ -177,21 +180,21 @@ class ReasoningGymKind(_Played):
 
 class _Server(_Config):
     url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s\x00]+$")
-    """Where the server is reached from the environment's sandbox."""
+    """URL of the server, as seen from the environment's sandbox."""
     command: tuple[str, ...] = ()
-    """Starts the server in the sandbox; empty: it runs elsewhere, and the sandbox's network reaches it."""
+    """Command that starts the server in the sandbox. Empty: it runs elsewhere and the sandbox's network reaches it."""
     start_seconds: float = Field(default=60.0, gt=0)
-    """How long the server may take to start."""
+    """Seconds that the server may take to start."""
 
 
 class NemoGymConfig(_Server):
     """Configuration of environments of kind `nemo_gym`."""
 
     python: str = "python3"
-    """Python in the environment's sandbox, 3.10 or newer. It needs no package, unless `command` does."""
+    """Python in the environment's sandbox, 3.10 or newer. It needs no package unless `command` does."""
     row: dict[str, Any]
-    """A row of the server's dataset: `responses_create_params`, and the fields that `/seed_session` and `/verify`
-    read."""
+    """A row of the server's dataset: `responses_create_params`, and the fields that `/seed_session` and `/verify` read.
+    """
 
     @field_validator("row")
     @classmethod
@@ -219,10 +222,10 @@ class OpenEnvConfig(_Server):
     """Configuration of environments of kind `openenv`."""
 
     python: str = "python3"
-    """Python in the environment's sandbox that has the package `openenv`."""
+    """Python in the environment's sandbox, with the package `openenv` installed."""
     seed: int | None = None
     reset_options: dict[str, Any] = Field(default_factory=dict)
-    """More parameters of `reset`, such as `episode_id`."""
+    """Further parameters of `reset`, such as `episode_id`."""
 
 
 class OpenEnvKind:
@@ -247,25 +250,25 @@ class Tau2Config(_Config):
     """Configuration of environments of kind `tau2`."""
 
     python: str = "python3"
-    """Python in the environment's sandbox that has tau2-bench, with its data."""
+    """Python in the environment's sandbox, with tau2-bench and its data installed."""
     domain: str = Field(min_length=1)
-    """Such as `retail`."""
+    """Name of the domain, such as `retail`."""
     task: str = Field(min_length=1)
     """Id of a task of the domain."""
     task_set: str | None = None
-    """Name of tau2's set that has the task, such as `telecom_small`; None is the domain's."""
+    """Name of the tau2 task set, such as `telecom_small`; None: the domain's own."""
     user_args: dict[str, Any] = Field(default_factory=_temperature_0)
-    """LiteLLM's arguments for the user's model calls."""
+    """LiteLLM arguments for the user's model calls."""
     judge_args: dict[str, Any] = Field(default_factory=_temperature_0)
-    """The same for the judge of `nl_assertions`."""
+    """LiteLLM arguments for the judge of `nl_assertions`."""
     max_steps: int = Field(default=200, gt=0)
-    """Messages of the talk, tools' results included; beyond them the reward is 0."""
+    """Messages in the conversation, including tool results; a longer conversation gets reward 0."""
     max_errors: int = Field(default=10, gt=0)
-    """Failed calls of tools, the user's included."""
+    """Failed tool calls, including the user's."""
 
 
 class Tau2Kind:
-    """One talk of tau2-bench. The user is a second role, which a model plays."""
+    """One tau2-bench conversation. The user is a second role, played by a model."""
 
     name: ClassVar[str] = "tau2"
     Config: ClassVar[type[BaseModel]] = Tau2Config

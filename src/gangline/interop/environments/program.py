@@ -1,7 +1,7 @@
-"""A program of `inside/` as a command, and its modules and configuration as the first bytes on its stdin.
+"""Runs a program of `inside/` as a command that reads its modules and configuration from stdin.
 
-So no file of it lies in the sandbox, and nothing of it in `/proc/PID/cmdline`, which every process there can read: a
-configuration may hold the answer.
+No file of it is written to the sandbox, and nothing of it appears in `/proc/PID/cmdline`, which every process there can
+read: the configuration may contain the answer.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ serve(lambda: import_module(given["main"]).begin(given["config"]))
 
 
 def command(python: str) -> tuple[str, ...]:
-    """Serves one environment on its standard streams, after it has read `opening`."""
+    """The command that reads `opening` and then serves one environment on its standard streams."""
     return (python, "-c", _BOOTSTRAP)
 
 
 def opening(name: str, config: Mapping[str, Any]) -> bytes:
-    """The first bytes for the command's stdin. name: a module of `inside/` with `begin(config)`."""
+    """The first bytes to write to the command's stdin. name: a module of `inside/` with `begin(config)`."""
     modules = {"gangline_world": "", **{f"gangline_world.{one}": _source(one) for one in (*_SHARED, name)}}
     given = json.dumps({"modules": modules, "main": f"gangline_world.{name}", "config": config}).encode()
     return len(given).to_bytes(8, "big") + given

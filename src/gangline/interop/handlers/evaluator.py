@@ -1,8 +1,8 @@
-"""Evaluator `handler`: the `eval` of the session's `AgentHandler`, then its `final_result`.
+"""Evaluator `handler`: calls `eval` of the session's `AgentHandler`, then `final_result`.
 
-The reward is `reward` of `eval`'s result, else 1 or 0 for its `resolved`. A session whose `run` failed, or was ended
-by its time or a limit, is not evaluated: its final result may name the reward. Where `eval` fails there is no reward.
-The final result is kept whole as the artifact `handler.json`; the details have its short fields.
+The reward is `reward` in `eval`'s result, or 1 or 0 for its `resolved`. If `run` failed, timed out or hit a limit,
+`eval` is not called, but the final result may contain the reward. If `eval` fails there is no reward. The whole final
+result is kept as the artifact `handler.json`; the details contain its short fields.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LONGEST_DETAIL_BYTES = 2_000
 
 
 class HandlerEvaluatorConfig(BaseModel):
-    """Evaluator `handler` has no configuration: its handler is the harness's."""
+    """Empty: evaluator `handler` uses the harness's handler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class HandlerEvaluator:
-    """Grades by the handler that ran the session."""
+    """Grades with the handler that ran the session."""
 
     name: ClassVar[str] = "handler"
     Config: ClassVar[type[BaseModel]] = HandlerEvaluatorConfig
@@ -38,7 +38,7 @@ class HandlerEvaluator:
     def __init__(self, config: HandlerEvaluatorConfig) -> None: ...
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when `eval` fails or names no reward, NodeError when the job is gone."""
+        """Raises: EvaluatorError if `eval` fails or returns no reward, NodeError if the job is gone."""
         job = job_of(context.session_id)
         details = job.details
         details.timeout_error = context.outcome == "agent_timeout"
@@ -56,7 +56,7 @@ class HandlerEvaluator:
 
 
 async def _evaluated(job: Job) -> Exception | None:
-    """Run `eval` where `run` has results. Returns its error. Raises: RuntimeFault."""
+    """Run `eval` if `run` has results. Returns its error. Raises: RuntimeFault."""
     details = job.details
     if details.run_results is None or details.results is not None:
         return None
@@ -76,7 +76,7 @@ def _reward(result: dict[str, Any]) -> float | None:
 
 
 def _short(final: dict[str, Any]) -> dict[str, Any]:
-    """The fields that fit a list of sessions; the names of the others."""
+    """The fields that are short enough for the details, and the names of the others."""
     kept = {name: value for name, value in final.items() if len(msgspec.json.encode(value)) <= _LONGEST_DETAIL_BYTES}
     left_out = sorted(final.keys() - kept.keys())
     return kept | ({"in_artifact": left_out} if left_out else {})

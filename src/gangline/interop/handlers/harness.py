@@ -1,7 +1,7 @@
-"""Harness `handler`: an `AgentHandler` as the session's agent. It prepares in INIT and drives the agent in RUN.
+"""Harness `handler`: runs an `AgentHandler` as the session's agent, `init` in INIT and `run` in RUN.
 
-A failed `init` is a failed preparation, which is tried again. A failed `run` is the agent's failure. Either way the
-handler's callback makes the result.
+A failed `init` is a failed preparation, which is retried. A failed `run` is the agent's failure. In both cases the
+handler's callback returns the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HandlerConfig(BaseModel):
 
 
 class HandlerHarness:
-    """Runs one handler in the node."""
+    """Runs one handler in the node's process."""
 
     name: ClassVar[str] = "handler"
     Config: ClassVar[type[BaseModel]] = HandlerConfig
@@ -57,7 +57,7 @@ class HandlerHarness:
         self._job: Job | None = None
 
     async def prepare(self, context: HarnessContext) -> AgentRun:
-        """Raises: PrepareFailed when the handler's `init` failed."""
+        """Raises: PrepareFailed if the handler's `init` failed."""
         handler: AgentHandler = plugins.load("handler", self._config.handler)()
         job = Job(self._config.handler, handler, self._details(context))
         details = job.details
@@ -91,9 +91,10 @@ class HandlerHarness:
 
 
 async def _run(job: Job) -> ExecResult:
-    """Exit code 0 and the results as JSON on stdout, or 1, the callback's result there and the traceback on stderr.
+    """Exit code 0 with the results as JSON on stdout, or 1 with the callback's result on stdout and the traceback on
+    stderr.
 
-    Raises: RuntimeFault: the sandbox broke, which is no fault of the handler's.
+    Raises: RuntimeFault if the sandbox broke, which is not the handler's fault.
     """
     details = job.details
     try:

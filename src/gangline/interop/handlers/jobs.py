@@ -1,7 +1,7 @@
-"""The jobs of this process, from INIT to POSTRUN: the evaluator finds them here.
+"""The jobs of this process, from INIT to POSTRUN, so that the evaluator can find them.
 
-A job belongs to its harness, which lives as long as its attempt, and is gone with it. It has objects of the handler's
-own, so it cannot outlive the node's process: a session that a restarted node adopts has none, and is tried again.
+A job belongs to its harness and disappears with it when the attempt ends. It contains the handler's own objects, so it
+cannot outlive the node's process: a session adopted by a restarted node has no job, and is retried.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _JOBS: WeakValueDictionary[str, Job] = WeakValueDictionary()
 
 
 def keep_job(session_id: str, job: Job) -> None:
-    """Make the job known for as long as its owner has it."""
+    """Register the job until its owner drops it."""
     _JOBS[session_id] = job
 
 
 def job_of(session_id: str) -> Job:
-    """Raises: NodeError when no attempt of this process has the job."""
+    """Raises: NodeError if no attempt in this process has the job."""
     job = _JOBS.get(session_id)
     if job is None:
         raise NodeError("the handler's job is gone: its session was begun before the node was restarted.")

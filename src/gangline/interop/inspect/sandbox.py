@@ -1,8 +1,8 @@
-"""Our sandboxes as Inspect's sandbox environment `gangline`: `inspect eval TASK --sandbox gangline`.
+"""Inspect's sandbox environment `gangline`: `inspect eval TASK --sandbox gangline`.
 
-Inspect finds this module by its entry point, in a Python that has both packages. A sample has one sandbox, of any
-runtime. Its processes die with the evaluation's, however that ends; `inspect sandbox cleanup gangline` removes files
-that a killed evaluation left.
+Inspect finds this module by entry point, in a Python with both packages. A sample has one sandbox, of any runtime. Its
+processes die with the evaluation's process, however that ends; `inspect sandbox cleanup gangline` removes files left
+by a killed evaluation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _util: Any = import_module("inspect_ai.util")
 _error: Any = import_module("inspect_ai._util.error")
 
 _TOOLS = "/var/tmp"
-"""Where Inspect puts programs of its own tools."""
+"""Folder in which Inspect puts its tools' programs."""
 _SANDBOXES_PER_CPU = 2
 
 
 class GanglineSandbox(CommandSandbox):
-    """One sandbox. Its users are its own and, where the runtime has one, `grader`; neither is root."""
+    """One sandbox. Commands run as its own user or, if the runtime has one, as `grader`; neither is root."""
 
     def __init__(self, handle: Sandbox, own_names: frozenset[str] = frozenset()) -> None:
         """own_names: names and uid of the user that commands run as."""
@@ -109,13 +109,13 @@ class GanglineSandbox(CommandSandbox):
 
     @classmethod
     async def sample_cleanup(cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool) -> None:
-        """Also after an interrupt: to stop takes milliseconds."""
+        """Also called after an interrupt: stopping takes milliseconds."""
         for one in environments.values():
             await one.as_type(cls).stop()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """Remove one sandbox, or all of this user in the folder for temporary files; running ones too."""
+        """Remove one sandbox, or all of this user's in the temporary folder, including running ones."""
         there = [folder.name for folder in _root().iterdir()]
         keep = frozenset(name for name in there if id is not None and name != validated_id(id, "id"))
         removed = 0
@@ -129,7 +129,7 @@ class GanglineSandbox(CommandSandbox):
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """A `RuntimeSpec`, as tasks have it in `runtime`. Raises: pydantic.ValidationError."""
+        """A `RuntimeSpec`, as in a task's `runtime`. Raises: pydantic.ValidationError."""
         return RuntimeSpec.model_validate({"network": "none", **config})
 
 
@@ -161,12 +161,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _owner() -> str:
-    """One for each folder of sandboxes: a cleanup ends the processes of no other."""
+    """One owner per folder of sandboxes, so that a cleanup ends only that folder's processes."""
     return f"inspect-{hashlib.sha256(os.fsencode(_root())).hexdigest()[:16]}"
 
 
 def _root() -> Path:
-    """Folder of this user's sandboxes. Raises: PrerequisiteError when another user made it."""
+    """Folder of this user's sandboxes. Raises: PrerequisiteError if another user created it."""
     root = Path(tempfile.gettempdir(), f"gangline-inspect-{os.getuid()}")
     root.mkdir(mode=0o700, exist_ok=True)
     if root.is_symlink() or root.stat().st_uid != os.getuid():

@@ -1,10 +1,11 @@
-"""Tasks of Inspect, `inspect:FILE.py@TASK`: each sample is a task, and Inspect's own scorer gives its reward.
+"""Imports Inspect tasks, `inspect:FILE.py@TASK`: each sample becomes a task that Inspect's own scorer grades.
 
-The task's solver is left out: the agent is the user's. So what a solver does to the sample, such as to format choices,
-is refused where the scorer needs it. A Python with Inspect reads the task, and another process of it scores each
-session: in a clean sandbox where the sample has none of its own, else where the agent worked, as a user of its own.
+The task's solver is omitted, because the user chooses the agent. Changes that a solver makes to the sample, such as
+formatting choices, are therefore refused if the scorer needs them. A Python with Inspect reads the task. Another
+process of it scores each session: in a clean sandbox if the sample has no sandbox, else in the agent's, as a separate
+user.
 
-The programs of `inside/`: as commands of a Python that has Inspect, and as files for a sandbox.
+Also builds the programs of `inside/`, as commands of a Python that has Inspect and as files for a sandbox.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CONTAINERS = ("docker", "podman")
 
 _HERE = Path(__file__).parent
 _FOLDER = ".inspect"
-"""Relative to where the scorer runs."""
+"""Relative to the scorer's working folder."""
 CONFIG_FILE = f"{_FOLDER}/config.json"
 TASK_FOLDER = f"{_FOLDER}/task"
 _SCORING = ("__init__", "commands", "conversation", "solution", "scoring")
@@ -47,28 +48,28 @@ _SCORE = (
 
 
 def reading(python: str, source: str) -> tuple[str, ...]:
-    """The command that prints a task as JSON. source: as `inspect eval` takes it."""
+    """The command that prints a task as JSON. source: as for `inspect eval`."""
     return (python, "-c", _READ, str(_HERE), source)
 
 
 def scoring(python: str) -> tuple[str, ...]:
-    """The command that scores a session, with its files beside it. Nothing that the agent wrote is imported."""
+    """The command that scores a session, run in the folder of its files. It imports nothing that the agent wrote."""
     return (python, "-I", "-c", _SCORE, _FOLDER)
 
 
 def scoring_files() -> dict[str, str]:
-    """Path -> content of the program."""
+    """The program's files: path -> content."""
     return {f"{_FOLDER}/inside/{name}.py": (_HERE / "inside" / f"{name}.py").read_text() for name in _SCORING}
 
 
 class InspectScorer(msgspec.Struct, frozen=True):
-    """A scorer as Inspect's logs name it."""
+    """A scorer, as named in Inspect's logs."""
 
     name: str
     params: dict[str, Any] | None
-    """None: they have no form in JSON."""
+    """None: they cannot be written as JSON."""
     module: str | None
-    """File in the task's folder that defines it; None is a package's."""
+    """File in the task's folder that defines it; None: it comes from a package."""
 
 
 class _Rewards(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class _Sandbox(msgspec.Struct, frozen=True):
 
 
 class InspectSample(msgspec.Struct, frozen=True):
-    """One sample, its files read."""
+    """One sample, with the contents of its files."""
 
     id: str | int
     input: str | list[dict[str, Any]]
@@ -91,11 +92,11 @@ class InspectSample(msgspec.Struct, frozen=True):
     target: str | list[str]
     metadata: dict[str, Any]
     files: dict[str, str]
-    """Path -> base 64."""
+    """Path -> content in base 64."""
     setup: str | None
     sandbox: _Sandbox | None
     rewards: _Rewards | None = None
-    """Inspect's own rewards for the target as the answer, and for an empty answer."""
+    """Inspect's own rewards for the target as the answer and for an empty answer."""
 
 
 class InspectTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class InspectTask(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None
     time_limit: float | None
     unsupported: list[str]
-    """Fields of the task that nothing here stands for."""
+    """Fields of the task that are not supported here."""
     left_out: list[str]
     """Names of its solvers."""
     scorers: list[InspectScorer]
@@ -113,7 +114,7 @@ class InspectTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_inspect_task(source: str, choices: Choices) -> InspectTask:
-    """Run Inspect's own loader. Raises: InvalidRequest, also for a task that cannot be taken over."""
+    """Run Inspect's own loader. Raises: InvalidRequest, also for an unsupported task."""
     python = _python(choices)
     command = reading(str(python / "bin" / "python3"), source)
     task = listed(command, InspectTask, f"{source}: Inspect could not read it")
@@ -123,7 +124,7 @@ def read_inspect_task(source: str, choices: Choices) -> InspectTask:
 
 
 def _python(choices: Choices) -> Path:
-    """The environment that has Inspect. Raises: InvalidRequest."""
+    """The environment with Inspect. Raises: InvalidRequest."""
     if choices.python is not None:
         return Path(choices.python).absolute()
     if importlib.util.find_spec("inspect_ai") is not None:
@@ -146,7 +147,7 @@ def _obstacles(task: InspectTask, python: Path) -> Generator[str]:
 
 
 def read_inspect_sample(task: InspectTask, sample: InspectSample, choices: Choices) -> Imported:
-    """Raises: InvalidRequest, naming the field that cannot be taken over."""
+    """Raises: InvalidRequest, naming the unsupported field."""
     name = f"{task.name}-{sample.id}"
     if why := list(_unfit(sample)):
         raise InvalidRequest(f"{name}: cannot be taken over: {'; '.join(why)}.")
@@ -180,7 +181,7 @@ def _unfit(sample: InspectSample) -> Generator[str]:
 
 
 def _runtime(name: str, sample: InspectSample, choices: Choices) -> tuple[dict[str, Any], list[str]]:
-    """Raises: InvalidRequest when the sample's sandbox is another than the chosen one can stand for."""
+    """Raises: InvalidRequest if the chosen runtime cannot replace the sample's sandbox."""
     body: dict[str, Any] = {"network": choices.network or "proxy"}
     chosen = {"backend": choices.runtime, "image": choices.image}
     body |= {field: value for field, value in chosen.items() if value is not None}
@@ -225,7 +226,9 @@ def _evaluator(task: InspectTask, sample: InspectSample, runtime: Mapping[str, A
 
 
 def _modules(task: InspectTask, scorer: InspectScorer) -> dict[str, Any]:
-    """The Python files beside the scorer's, hidden from the agent. Raises: InvalidRequest for a link."""
+    """The Python files in the folder of the scorer's module, hidden from the agent. Raises: InvalidRequest for a
+    link.
+    """
     if scorer.module is None or task.file is None:
         return {}
     files = sorted(Path(task.file).parent.glob("*.py"))

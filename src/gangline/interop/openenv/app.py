@@ -1,9 +1,9 @@
-"""OpenEnv's protocol over seats: the WebSocket `/ws`, MCP at `/mcp`, and the HTTP routes around them.
+"""OpenEnv's protocol on top of seats: the WebSocket `/ws`, MCP at `/mcp`, and the HTTP routes.
 
-An episode lives in a WebSocket, or in a session that `openenv/session/create` opened. `POST /reset` has neither, so its
-episode ends with the request, as in OpenEnv's own server; `POST /step` could only act in a new one and is refused.
+An episode belongs to a WebSocket, or to a session opened by `openenv/session/create`. `POST /reset` has neither, so its
+episode ends with the request, as in OpenEnv's own server; `POST /step` could only act in a new episode and is refused.
 
-Source: `openenv` 0.10.0, `core/env_server/http_server.py`, whose own clients and checks judge this module.
+Source: `openenv` 0.10.0, `core/env_server/http_server.py`, whose own clients and checks test this module.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Message(msgspec.Struct):
 def create_app(seats: Seats, *, name: str, names: OwnNames, key: str | None = None) -> web.Application:
     """The application. It does not close the seats.
 
-    name: of the environment. names: under which it is reached. key: that every client sends as a bearer token, but for
-    `/health`; None takes whoever reaches it.
+    name: the environment's. names: host names of this server. key: the bearer token that every client must send, except
+    to `/health`; None: no authentication.
     """
     app = web.Application(client_max_size=_MAX_MESSAGE_BYTES, middlewares=[_guard(names, key)])
     routes = _Routes(seats, name)
@@ -149,7 +149,7 @@ class _Routes:
         await socket.close()
 
     async def _answer(self, seat: Seat, message: _Message) -> dict[str, Any]:
-        """The answer to one message; an error is one too."""
+        """The answer to one message, or an error as an answer."""
         try:
             match message.type:
                 case "reset":
@@ -175,7 +175,7 @@ async def _reset(seat: Seat, data: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _step(seat: Seat, action: dict[str, Any]) -> dict[str, Any]:
-    """Raises: InvalidRequest for an action of another form, errors of the service."""
+    """Raises: InvalidRequest for a malformed action, errors of the service."""
     kind, tool, arguments = action.get("type"), action.get("tool_name"), action.get("arguments", {})
     if kind == "list_tools":
         episode = await seat.opened()

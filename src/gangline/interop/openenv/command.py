@@ -1,8 +1,7 @@
-"""`gangline serve`: tasks as an OpenEnv environment, over a service of its own.
+"""`gangline serve`: serves tasks as an OpenEnv environment, with its own service.
 
-The engine behind served tasks: it answers a session's model calls with its client's actions.
-
-It listens on loopback, for the node alone. A call names its episode by the system message, which is a random key.
+Contains the engine that answers a session's model calls with its client's actions. It listens on loopback, for the
+node alone. A call identifies its episode by the system message, which is a random key.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Call(msgspec.Struct):
 
 
 def create_engine(episodes: Mapping[str, Episode]) -> web.Application:
-    """An OpenAI-compatible server. episodes: by key, as they are at each call."""
+    """An OpenAI-compatible server. episodes: by key; read at each call."""
 
     async def models(_request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -100,7 +99,7 @@ def serve(
 
 
 class _Server:
-    """The engine that clients are, a service over it, and the door for clients."""
+    """The engine, its service, and the server for clients."""
 
     def __init__(
         self, tasks: list[tuple[str, dict[str, Any]]], name: str, key: str | None, num_clients: int, *, as_json: bool
@@ -109,7 +108,7 @@ class _Server:
         self._as_json = as_json
 
     async def run(self, folder: Path, host: str, port: int, names: OwnNames) -> None:
-        """Until a signal. Raises: PortUnavailable, errors of the service."""
+        """Run until a signal. Raises: PortUnavailable, errors of the service."""
         from gangline.cli.options.settings import UP
         from gangline.cli.service.through import with_own
         from gangline.cli.service.up import plan_of
@@ -149,7 +148,7 @@ class _Server:
 
 
 def _tasks(file: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and tasks as clients play them. Raises: InvalidRequest, UnknownPlugin."""
+    """Names and tasks, as clients play them. Raises: InvalidRequest, UnknownPlugin."""
     from gangline.interop.openenv.episode import played_task
 
     named = by_name(read_tasks(file), file)

@@ -1,10 +1,10 @@
-"""An episode: one session of a task, in which a client outside takes the place of the model.
+"""An episode: one session of a task in which an external client takes the place of the model.
 
 Laws
-- The session is an ordinary one: prepared, limited, graded and removed as every other. Its agent is `native`.
-- Each model call waits for the client's next action. The call after it brings the result.
-- The reward is the evaluator's. A session without one has none: `reward` is None, never 0.
-- A session is tried once. A second attempt would begin anew in the middle of the client's episode.
+- The session is ordinary: prepared, limited, graded and removed like any other. Its agent is `native`.
+- Each model call waits for the client's next action. The next call carries the result.
+- The reward is the evaluator's. Without an evaluator, `reward` is None, never 0.
+- A session is tried once. A second attempt would start over in the middle of the client's episode.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Episode", "Seen", "Tool", "WaitingCall", "played_task"]
 
 _SUBMIT = "submit"
 _MAX_IN_VAIN = 1_000_000
-"""Unreadable calls in a row: the task's own `max_turns` bounds a client, not the agent's patience with a model."""
+"""Unreadable calls in a row. A client is bounded by the task's `max_turns`, not by this limit, which is for models."""
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool that the client may call, in OpenEnv's fields."""
+    """A tool that the client may call, with OpenEnv's field names."""
 
     name: str
     description: str
@@ -40,19 +40,19 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The client's observation."""
 
     text: str = ""
-    """The instruction at first, then the result of the last call."""
+    """The instruction at first, then the last call's result."""
     done: bool = False
     reward: float | None = None
-    """The whole episode's, at its end; None before, and where the task could not be graded."""
+    """The whole episode's reward, at its end; None before, and if the task could not be graded."""
     metadata: dict[str, Any] = {}
-    """At the end: `session_id`, `outcome`, `reward_details`, and `failure` where one broke it."""
+    """At the end: `session_id`, `outcome`, `reward_details`, and `failure` if there was one."""
 
 
 class WaitingCall:
-    """A model call of the session, until the client acts."""
+    """A model call of the session that waits for the client's action."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
-        """messages, tools: as the Chat API has them."""
+        """messages, tools: in the Chat API's form."""
         self.messages = messages
         self.tools = [_tool(one.get("function", {})) for one in tools]
         self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class WaitingCall:
 
     @property
     def news(self) -> str:
-        """The text behind the last assistant's message; of the first call, the instruction."""
+        """The text after the last assistant message; for the first call, the instruction."""
         new: list[str] = []
         for message in reversed(self.messages):
             if message.get("role") in ("assistant", "system"):
@@ -70,12 +70,12 @@ class WaitingCall:
 
 
 class Episode:
-    """Use `begin` once, then `act` until the end; `close` in every case."""
+    """Call `begin` once, then `act` until the end; call `close` in every case."""
 
     def __init__(self, client: ServerClient, task: Mapping[str, Any], name: str) -> None:
-        """task: as `played_task` makes it, without an id. name: the task's."""
+        """task: as returned by `played_task`, without an id. name: the task's."""
         self.key = new_secret("episode")
-        """Names the episode in its session's model calls."""
+        """Identifies the episode in its session's model calls."""
         self.episode_id = new_id("episode")
         self.name = name
         self.num_steps = 0
@@ -89,11 +89,11 @@ class Episode:
         self._acting = asyncio.Lock()
 
     def ask(self, call: WaitingCall) -> None:
-        """Take a model call of the session."""
+        """Accept a model call of the session."""
         self._calls.put_nowait(call)
 
     async def begin(self) -> Seen:
-        """Start the session; returns the instruction. Raises: errors of the service, such as InvalidRequest."""
+        """Start the session. Returns the instruction. Raises: errors of the service, such as InvalidRequest."""
         agent = self._task["agent"]
         settings = {**agent["settings"], "system_prompt": self.key}
         task_id = self.episode_id
@@ -103,7 +103,7 @@ class Episode:
         return await self._next()
 
     async def act(self, tool: str, arguments: Mapping[str, Any]) -> Seen:
-        """Call a tool; returns its result, or the end. Raises: Conflict after the end; errors of the service."""
+        """Call a tool. Returns its result, or the end. Raises: Conflict after the end; errors of the service."""
         async with self._acting:
             if self._waiting is None:
                 raise Conflict("the episode is over: reset begins another one.")
@@ -114,7 +114,7 @@ class Episode:
             return await self._next()
 
     async def close(self) -> None:
-        """End the session if it has not ended, and forget it. Idempotent."""
+        """End the session if it is running, and forget it. Idempotent."""
         if not self._is_begun:
             return
         end, self._end, self._waiting, self._is_begun = self._end, None, None, False
@@ -126,7 +126,7 @@ class Episode:
             await asyncio.gather(end, return_exceptions=True)
 
     async def _next(self) -> Seen:
-        """The next model call's news, or the end."""
+        """The next model call's new text, or the end."""
         assert self._end is not None
         asked = asyncio.ensure_future(self._calls.get())
         try:
@@ -146,9 +146,9 @@ class Episode:
 
 
 def played_task(task: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The task as clients play it: by the agent `native`, with the task's own tools where it has that agent.
+    """The task with agent `native`, including the task's own tools if that is already its agent.
 
-    Raises: InvalidRequest when the task names skills, which no client of ours can be given.
+    Raises: InvalidRequest if the task has skills, which clients cannot receive.
     """
     agent: Mapping[str, Any] = task.get("agent") or {}
     if agent.get("skills"):
@@ -184,7 +184,7 @@ def _tool(function: Mapping[str, Any]) -> Tool:
 
 
 def _text(content: Any) -> str:
-    """Text of a message, which is a string or a list of parts."""
+    """Text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))  # pyright: ignore
     return content if isinstance(content, str) else ""

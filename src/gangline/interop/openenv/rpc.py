@@ -1,7 +1,7 @@
-"""MCP's JSON-RPC as OpenEnv speaks it, with its methods for sessions over HTTP.
+"""MCP's JSON-RPC in OpenEnv's variant, with its methods for sessions over HTTP.
 
-`openenv/session/create` opens a seat, which `tools/list` and `tools/call` name by `session_id`. Over a WebSocket they
-take the connection's own. Source: `openenv` 0.10.0, `mcp_handler` in `core/env_server/http_server.py`.
+`openenv/session/create` opens a seat, which `tools/list` and `tools/call` identify by `session_id`. Over a WebSocket
+they use the connection's own seat. Source: `openenv` 0.10.0, `mcp_handler` in `core/env_server/http_server.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Request(msgspec.Struct):
 
 
 async def answer_rpc(seats: Seats, request: bytes | dict[str, Any], seat: Seat | None = None) -> dict[str, Any]:
-    """The response. seat: the connection's, where there is one."""
+    """The response. seat: the connection's, if there is one."""
     try:
         call = _read(request)
     except msgspec.ValidationError as error:

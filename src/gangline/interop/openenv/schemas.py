@@ -1,4 +1,4 @@
-"""What a client may send and will see, as JSON Schema, and the description of the HTTP routes.
+"""JSON Schemas of actions, observations and states, and the description of the HTTP routes.
 
 Source: `openenv` 0.10.0 (`core/env_server/mcp_types.py`, `types.py`, `http_server.py`).
 """
@@ -69,7 +69,9 @@ STATE: dict[str, Any] = {
 
 
 def observation(seen: Seen, **fields: Any) -> dict[str, Any]:
-    """The answer to reset and step. fields: of the observation. `metadata` is inside and beside it, as OpenEnv's is."""
+    """The answer to reset and step. fields: the observation's. `metadata` appears both inside and outside it, as in
+    OpenEnv.
+    """
     answer = {"observation": {**fields, "metadata": seen.metadata}, "reward": seen.reward, "done": seen.done}
     return {**answer, "metadata": seen.metadata} if seen.metadata else answer
 

@@ -1,4 +1,4 @@
-"""Clients and their episodes: each client has a seat, and at most one episode at a time."""
+"""Clients and their episodes: each client has a seat, with at most one episode at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Seat", "Seats"]
 log = logging.getLogger("gangline.interop.openenv")
 
 _IDLE_S = 600.0
-"""Seconds after which a seat without a connection gives way to a new client."""
+"""Seconds after which an unused seat without a connection can be given to a new client."""
 
 
 class Seats:
@@ -32,9 +32,8 @@ class Seats:
         *,
         max_seats: int,
     ) -> None:
-        """
-        tasks: names, and what `played_task` made of each; at least one.
-        episodes: open ones by key, kept here for the engine.
+        """tasks: names, and the results of `played_task`; at least one.
+        episodes: open ones by key, updated here and read by the engine.
         """
         self.episodes = episodes
         self.max_seats = max_seats
@@ -49,7 +48,7 @@ class Seats:
         return [name for name, _ in self._tasks]
 
     async def open(self) -> Seat:
-        """A seat for a new client. Raises: TooMany when none is free."""
+        """A seat for a new client. Raises: TooMany if all are taken."""
         if len(self._seats) >= self.max_seats:
             await self._dismiss_idle()
         if len(self._seats) >= self.max_seats:
@@ -64,7 +63,7 @@ class Seats:
         return self._seats.get(session_id) if isinstance(session_id, str) else None
 
     async def leave(self, seat: Seat) -> None:
-        """Free the client's seat, and close its episode, also when the caller is cancelled: its client is gone then."""
+        """Free the client's seat and close its episode, even if the caller is cancelled because its client is gone."""
         self._seats.pop(seat.session_id, None)
         leaving = asyncio.create_task(seat.stop(), name=f"leave {seat.session_id}")
         self._leaving.add(leaving)
@@ -77,8 +76,10 @@ class Seats:
         await asyncio.gather(*self._leaving)
 
     def new_episode(self, wanted: object, seed: object) -> Episode:
-        """wanted: a task's name or number; without it, the seed's; without that, the next in turn. Raises:
-        InvalidRequest."""
+        """wanted: a task's name or number; without it, `seed` decides; without that, the next task in turn.
+
+        Raises: InvalidRequest.
+        """
         name, task = self._tasks[self._place(wanted, seed)]
         episode = Episode(self._client, task, name)
         self.episodes[episode.key] = episode
@@ -102,21 +103,21 @@ class Seats:
 
 
 class Seat:
-    """One client's place. Its requests are answered one after the other."""
+    """One client's place. Its requests are answered one at a time."""
 
     def __init__(self, seats: Seats) -> None:
         self.session_id = new_id("client")
         self.is_attached = False
-        """Whether a WebSocket keeps it."""
+        """Whether a WebSocket holds it."""
         self.used_at = 0.0
-        """Time of the last request, by the event loop's clock, seconds."""
+        """Event-loop time of the last request, in seconds."""
         self.episode: Episode | None = None
         self._seats = seats
         self._turn = asyncio.Lock()
         self._touch()
 
     async def reset(self, task: object = None, seed: object = None) -> Seen:
-        """Begin an episode; one that is open is closed. Raises: InvalidRequest, errors of the service."""
+        """Begin an episode, after closing the current one. Raises: InvalidRequest, errors of the service."""
         async with self._turn:
             return await self._begin(task, seed)
 
@@ -126,12 +127,12 @@ class Seat:
             return await (await self._open_episode()).act(tool, arguments)
 
     async def opened(self) -> Episode:
-        """The client's episode; one is begun where there is none. Raises: errors of the service."""
+        """The client's episode, begun if necessary. Raises: errors of the service."""
         async with self._turn:
             return await self._open_episode()
 
     async def stop(self) -> None:
-        """Close the episode. Errors of the service are logged: the session's own limits end it then."""
+        """Close the episode. Errors of the service are logged: the session's own limits will end it."""
         episode, self.episode = self.episode, None
         if episode is None:
             return

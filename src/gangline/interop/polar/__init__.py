@@ -1,6 +1,6 @@
 """Polar's routes.
 
-`part` joins them to the server. `routes` takes tasks, `nodes` and `dispatch` serve gateways that join by Polar's route.
-`tasks` and `sessions` translate with the help of `agents`, `commands` and `runtimes`; `records`, `results` and `views`
-write results. Start with `routes`.
+`part` adds them to the server. `routes` accepts tasks; `nodes` and `dispatch` serve gateways that join by Polar's
+route. `tasks` and `sessions` translate, using `agents`, `commands` and `runtimes`; `records`, `results` and `views`
+convert results. Start with `routes`.
 """

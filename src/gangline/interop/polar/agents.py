@@ -1,4 +1,4 @@
-"""The agent of a task, in Polar's words and in ours; pure.
+"""Converts a task's agent between Polar's fields and ours; pure.
 
 Source: Polar, 3.2.1 (MCP servers); its published `AgentSpec` and harness `shell`.
 """
@@ -16,9 +16,9 @@ from gangline.interop.polar.runtimes import given_fields
 __all__ = ["agent_for_gateway", "agent_from_polar"]
 
 _SHELL = ["bash", "-lc"]
-"""A gateway runs commands by it."""
+"""The shell with which a gateway runs commands."""
 _COMMAND = "POLAR_SHELL_COMMAND"
-"""Carries a command with the placeholders that harness `shell` would fill in."""
+"""Carries a command that contains the placeholders that harness `shell` would replace."""
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _FIELDS = ("harness", "model_name", "settings", "env")
 
@@ -45,7 +45,7 @@ def agent_from_polar(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agent_for_gateway(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """agent: an `AgentSpec`, as JSON data. What has no words there stays out."""
+    """agent: an `AgentSpec`, as JSON data. Fields unknown to Polar are omitted."""
     words = {name: agent[name] for name in _FIELDS if agent.get(name)}
     servers: dict[str, dict[str, Any]] = agent.get("mcp_servers") or {}
     if servers:
@@ -61,7 +61,7 @@ def agent_for_gateway(agent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(agent: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of Polar's harnesses as those of ours; some become the agent's own. Raises: InvalidRequest."""
+    """Converts settings of Polar's harnesses to ours; some become fields of the agent. Raises: InvalidRequest."""
     settings = dict(given)
     if "response_token_budget" in settings:
         raise InvalidRequest(
@@ -92,7 +92,7 @@ def _set_program(agent: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
-    """A server of a list carries its own name; a command is a program with its arguments beside it.
+    """Converts a server of a list, which contains its own name and has a command's arguments in a separate field.
 
     Raises: InvalidRequest.
     """

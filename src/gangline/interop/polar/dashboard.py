@@ -1,4 +1,4 @@
-"""What Polar's dashboard reads of a rollout server: nodes, tasks, their sessions, and events as they happen.
+"""Routes that Polar's dashboard reads from a rollout server: nodes, tasks, their sessions, and live events.
 
 Source: Polar's `rollout/server.py`, `rollout/manager.py` (063c948), `platform/events.py`: its published dashboard.
 """
@@ -35,7 +35,7 @@ _TASK_EVENTS = {"task.submitted": "task.created", "task.ended": "task.completed"
 
 
 class PolarTaskLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of tasks."""
+    """One row in a list of tasks."""
 
     task_id: str
     status: str
@@ -169,7 +169,7 @@ def _session(session: SessionView, task_name: str) -> PolarSessionLine:
 
 
 def _polar_event(event: Event) -> bytes:
-    """Nothing for events that Polar does not have."""
+    """Empty for events that Polar does not have."""
     task_id = polar_name(event.task_id or "")
     if (kind := _TASK_EVENTS.get(event.kind)) is not None:
         status = _STATUSES[event.data.get("status", "queued")]

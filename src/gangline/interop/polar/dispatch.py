@@ -1,15 +1,12 @@
-"""Sessions for gateways that joined by Polar's route: sent to them, kept leased while they beat, deleted at the end.
+"""Sends sessions to gateways that joined by Polar's route, keeps them leased while the gateways send heartbeats, and
+deletes them at the end.
 
-A gateway of Polar's waits to be given its sessions, where a node of ours asks for them. It tries its callback three
-times within a second and then keeps the result, and a restarted one knows none of its sessions, so each is looked at
-from time to time too. A session that a gateway rejects, or has lost, has failed with that reason; a gateway that does
-not answer, or takes no session now, gets nothing for a while, and its sessions go elsewhere.
+A gateway of Polar's is sent its sessions, while our nodes ask for them. It tries its callback three times within a
+second and then keeps the result, and after a restart it knows none of its sessions; so each session is also polled. A
+session that a gateway rejects or has lost fails with that reason. A gateway that does not answer, or accepts no session
+at the moment, is skipped for a while, and its sessions go elsewhere.
 
-Source: Polar, 3.1, A.5; its published rollout server and gateway.
-
-Calls to one of Polar's gateways: create, look at and delete its sessions.
-
-Source: Polar, 3.1; the routes of its published gateway.
+Source: Polar, 3.1, A.5; its published rollout server and gateway, including its routes.
 """
 
 from __future__ import annotations
@@ -54,24 +51,27 @@ _LOOK_EVERY_S = 5.0
 _REST_S = 10.0
 _MISSED_BEATS = 3
 _MAX_TASKS = 500
-"""Looked at for one lease; there are never as many places."""
+"""Tasks considered for one lease; there are never as many free places."""
 
 _MAX_SAID_CHARS = 500
 _REFUSALS = (400, 413, 422, 500)
-"""Statuses that concern the session itself: 400 to one that it cannot queue, 500 to one that it cannot read."""
+"""Statuses that concern the session itself: 400 if it cannot be queued, 500 if it cannot be parsed."""
 _TIMEOUT_S = 10.0
 
 Received = Literal["taken", "refused", "given_back"]
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What a gateway answers about a session."""
+    """A gateway's answer about a session."""
 
     result: dict[str, Any] | None = None
 
 
 class GatewayCalls:
-    """control_token: the gateways' own, which is the server's. Use as a context manager."""
+    """Calls to gateways: create, poll and delete their sessions. Use as a context manager.
+
+    control_token: the gateways', which is the server's.
+    """
 
     def __init__(self, control_token: str | None) -> None:
         headers = dict[str, str]()
@@ -86,7 +86,7 @@ class GatewayCalls:
         await self._http.close()
 
     async def create(self, url: str, body: dict[str, Any]) -> tuple[Received, str]:
-        """Also says what the gateway said. A session that is given back does not run there."""
+        """Returns the outcome and the gateway's message. A session that is given back does not run there."""
         session_id = str(body["session_id"])
         try:
             async with self._http.post(f"{url.rstrip('/')}/sessions", json=body) as reply:
@@ -105,9 +105,9 @@ class GatewayCalls:
         return "given_back", f"({status}): {said}"
 
     async def result(self, url: str, session_id: str) -> dict[str, Any] | None:
-        """The session's result, when it is there; None when it is not yet, or the gateway does not answer.
+        """The session's result; None if it is not ready or the gateway does not answer.
 
-        Raises: LookupError when the gateway does not know the session.
+        Raises: LookupError if the gateway does not know the session.
         """
         try:
             async with self._http.get(f"{url.rstrip('/')}/sessions/{session_id}") as reply:
@@ -121,7 +121,7 @@ class GatewayCalls:
             return None
 
     async def delete(self, url: str, session_id: str) -> None:
-        """As well as can be: a gateway clears up by itself in the end."""
+        """Best effort: a gateway eventually cleans up by itself."""
         try:
             async with self._http.delete(f"{url.rstrip('/')}/sessions/{session_id}"):
                 pass
@@ -130,7 +130,7 @@ class GatewayCalls:
 
 
 def _judged(requests: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Needs of the tasks whose request is there; see `needs_of_ours`."""
+    """Needs of the tasks with a stored request; see `needs_of_ours`."""
     return {
         task_id: needs_of_ours(TaskRequest.model_validate_json(body))
         for task_id, body in requests.items()
@@ -146,7 +146,7 @@ class _Gateway:
     interval_s: float
     heard_at: float
     sent: dict[str, int] | None = None
-    """session id -> fence; None until those of an earlier life of the server are looked up."""
+    """session id -> fence; None until the sessions from before a server restart have been looked up."""
     rests_until: float = 0.0
     looked_at: float = 0.0
 
@@ -177,7 +177,7 @@ class PolarDispatch:
         """Tasks whose submitter has been informed of that."""
 
     def heard(self, node_id: str, url: str, *, slots: int, interval_s: float) -> None:
-        """A gateway registered, or beat."""
+        """Called when a gateway registers or sends a heartbeat."""
         gateway = self._gateways.get(node_id)
         now = time.monotonic()
         if gateway is None:
@@ -194,7 +194,7 @@ class PolarDispatch:
         return {session_id: (fence, "run") for session_id, fence in sent.items()}
 
     async def send_forever(self, public_url: str) -> None:
-        """public_url: how gateways reach this server, for their callbacks."""
+        """public_url: the server's URL for callbacks of gateways."""
         callback_url = f"{public_url}/callbacks/session_result"
         await self._has_gateway.wait()  # until then new work is nothing to it
         async with GatewayCalls(self._control_token) as calls:
@@ -209,7 +209,7 @@ class PolarDispatch:
         return min(_LOOK_EVERY_S, self._service.store.lease_s / 3)
 
     async def take(self, told: PolarSessionResult) -> None:
-        """Let a gateway's report count. Raises: NotFound, LeaseLost, Conflict, InvalidRequest, StoreError, DiskFull."""
+        """Accept a gateway's report. Raises: NotFound, LeaseLost, Conflict, InvalidRequest, StoreError, DiskFull."""
         store = self._service.store
         session = await store.query(store.session, told.session_id)
         task = await store.query(store.request, session.task_id)
@@ -238,8 +238,8 @@ class PolarDispatch:
             log.error("polar.id_taken node=%s message=%s", gateway.node_id, error)
 
     async def _suited_tasks(self) -> list[str]:
-        """Queued tasks that a gateway can run, from the head of the queue. Submitters of others are informed, if no
-        node of ours is there.
+        """Queued tasks that a gateway can run, from the head of the queue. Informs the submitters of other tasks if
+        there is no node of ours.
 
         Raises: StoreError.
         """
@@ -263,7 +263,7 @@ class PolarDispatch:
         return gateway.sent
 
     async def _renew(self, calls: GatewayCalls, gateway: _Gateway, sent: dict[str, int]) -> None:
-        """Also deletes sessions that are over: ended, cancelled, or another node's by now."""
+        """Renew leases, and delete sessions that ended, were cancelled or now belong to another node."""
         beat = Heartbeat(node_id=gateway.node_id, url=gateway.url, sessions=self.held(gateway.node_id), capacity=0)
         kept = await self._service.store.run(self._service.store.renew, beat) if sent else set[str]()
         over = [session_id for session_id in sent if session_id not in kept]
@@ -314,7 +314,7 @@ class PolarDispatch:
             await self._service.release(gateway.node_id, lease.session_id, lease.fence)
 
     async def _fail(self, gateway: _Gateway, session_id: str, fence: int, code: str, why: str) -> None:
-        """End the attempt that the gateway was given; it may be tried again. Raises: StoreError."""
+        """Fail the attempt given to the gateway; the session may be retried. Raises: StoreError."""
         store = self._service.store
         with suppress(LeaseLost, NotFound):
             session = await store.query(store.session, session_id)

@@ -1,7 +1,7 @@
-"""Polar's routes for gateway nodes, over the same core as ours: join, beat, report.
+"""Polar's routes for gateway nodes: register, heartbeat, report.
 
-A node that joins here is sent its sessions (see `dispatch`). Its callback counts while it holds the lease,
-and names no fence: the one that it holds is taken.
+Sessions are sent to a node that registers here (see `dispatch`). Its callback is accepted while it holds the lease. The
+callback contains no fence, so the lease's current fence is used.
 
 Source: Polar, A.5.
 """
@@ -34,7 +34,7 @@ class _Record(BaseModel):
 
 
 class PolarRegistration(_Record):
-    """A gateway node's first word."""
+    """A gateway node's registration."""
 
     node_id: str = Field(pattern=ID_PATTERN)
     gateway_url: str = Field(pattern=r"^https?://[^\s/]+", max_length=2000)
@@ -48,11 +48,11 @@ class PolarBeat(_Record):
     """A gateway node's heartbeat."""
 
     metrics: dict[str, float] = Field(default={}, max_length=256)
-    """Queue depths and numbers in flight, by name."""
+    """Queue depths and in-flight counts, by name."""
 
 
 class PolarHeard(PolarNode, frozen=True, kw_only=True):
-    """Answer to a gateway's word: the gateway as it is known now."""
+    """Answer to a gateway's registration or heartbeat: its current state."""
 
     renewed: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Polar's part of the server: its routes, the sender to its gateways, and its form of callbacks."""
+"""Polar's part of the server: its routes, its gateway dispatcher, and its callback format."""
 
 from __future__ import annotations
 

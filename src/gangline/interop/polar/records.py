@@ -1,4 +1,4 @@
-"""A task, a session's result and a trace in Polar's words; pure.
+"""Converts tasks, session results and traces to Polar's records; pure.
 
 Source: Polar, A.4 (trace), A.5 (poll), 3.3.2 (a timeout keeps its partial traces); its published models, which read
 these records.
@@ -19,8 +19,9 @@ from gangline.rows.shared_prefixes import with_whole_prompts
 __all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status", "stopped_early"]
 
 LogprobForm = Literal["objects", "floats"]
-"""`response_logprobs` as the paper has it, `{"token", "token_id", "logprob"}` for a sampled token and no `token` for
-others; or as numbers, as its published code has it, which refuses objects."""
+"""Form of `response_logprobs`: objects as in the paper, `{"token", "token_id", "logprob"}` for sampled tokens and
+without `token` for others; or numbers as in its published code, which rejects objects.
+"""
 
 _STATUSES: dict[str, str] = {
     "completed": "COMPLETED",
@@ -28,7 +29,7 @@ _STATUSES: dict[str, str] = {
     "agent_timeout": "TIMEOUT",
 }
 _SCHEDULING = ("group_id", "policy_version", "rollout_step")
-"""What a trainer finds its group by, in the metadata of its task."""
+"""Keys of a task's metadata by which a trainer finds its group."""
 _STAGE_FIELDS = {"init": "init_ms", "ready": "ready_queue_ms", "run": "run_ms", "postrun": "postrun_ms"}
 
 
@@ -45,7 +46,7 @@ def polar_session_status(outcome: str) -> str:
 
 
 def stopped_early(task: TaskView, results: Sequence[SessionResult]) -> dict[str, Any]:
-    """What the sessions are told that were cancelled because their group had enough; empty where none was.
+    """Fields for sessions that were cancelled because their group had enough results; empty if there are none.
 
     Source: Polar's `_early_stop_result`, `rollout/pipeline.py`, 01bc72d.
     """
@@ -64,7 +65,7 @@ def stopped_early(task: TaskView, results: Sequence[SessionResult]) -> dict[str,
 def polar_result(
     result: SessionResult, request: Mapping[str, Any], form: LogprobForm, early: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A session's result, with its traces as in A.4. request: its task, as JSON data. early: see `stopped_early`."""
+    """A session's result, with traces as in A.4. request: its task, as JSON data. early: see `stopped_early`."""
     stopped = dict(early) if early and result.outcome == "cancelled" else dict[str, Any]()
     status = polar_session_status(result.outcome)
     error = None if result.failure is None else result.failure.message
@@ -104,7 +105,7 @@ def polar_result(
 
 
 def _whole(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata of the whole trajectory, beside its ids."""
+    """Metadata of the whole trajectory, apart from its ids."""
     metadata: dict[str, Any] = request.get("metadata", {})
     found: dict[str, Any] = {name: metadata[name] for name in _SCHEDULING if name in metadata}
     found["record_count"] = 0 if result.trajectory is None else result.trajectory.num_completions
@@ -115,7 +116,7 @@ def _whole(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _agent_timeout(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Whose budget ended RUN: the agent's own, or the session's; None where neither did."""
+    """Whether the agent's or the session's budget ended RUN; None if neither did."""
     if result.outcome != "agent_timeout":
         return None
     own = request.get("metadata", {}).get("agent_timeout")
@@ -124,9 +125,9 @@ def _agent_timeout(result: SessionResult, request: Mapping[str, Any]) -> dict[st
 
 
 def _training_filter(trace: Trace, result: SessionResult, timeout: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Metadata by which a trainer takes rows of an agent that spent its own budget: without it they are dropped.
+    """Metadata that makes a trainer accept rows of an agent that used up its own budget; without it they are dropped.
 
-    A session whose grading failed has none, and what a gateway said of its own row stays.
+    Empty for a session whose grading failed. A gateway's own entry is not overwritten.
     """
     if timeout is None or timeout["timeout_source"] != "agent":
         return {}

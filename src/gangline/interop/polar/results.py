@@ -1,4 +1,4 @@
-"""The report of one of Polar's gateways about a session; pure.
+"""Converts a Polar gateway's report on a session; pure.
 
 Source: Polar, A.4 and A.5; its published models.
 """
@@ -24,7 +24,7 @@ __all__ = ["PolarSessionResult", "session_result"]
 
 _OUTCOMES: dict[str, Outcome] = {"COMPLETED": "completed", "TIMEOUT": "agent_timeout", "ERROR": "infra_error"}
 _UNSAID = {"TIMEOUT": {"training_filter": {"masked": True, "trainable": False, "reason": "session_timeout"}}}
-"""The mark of a row whose gateway, as older ones, does not say whose budget ended its session."""
+"""Marks rows of older gateways, which do not report whose budget ended the session."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
@@ -39,7 +39,7 @@ class _Record(BaseModel):
 
 
 class PolarTrace(_Record):
-    """A.4."""
+    """See Polar, A.4."""
 
     prompt_ids: list[int] = []
     response_ids: list[int] = []
@@ -60,7 +60,7 @@ class PolarTrajectory(_Record):
 
 
 class PolarSessionResult(_Record):
-    """A gateway node's report about a session."""
+    """A gateway node's report on a session."""
 
     session_id: str = Field(pattern=ID_PATTERN)
     task_id: str = Field(pattern=ID_PATTERN)
@@ -77,7 +77,7 @@ def session_result(told: PolarSessionResult, session: SessionView, *, held_out: 
     if session.state == "queued" or told.node_id not in (None, session.node_id):
         raise LeaseLost(f"session {session.session_id!r} is not leased to node {told.node_id!r}.")
     why = told.error or told.trajectory.error
-    # ERROR does not say who broke. What may be our fault is not scored as the agent's.
+    # ERROR does not distinguish causes. A failure that may be ours is not scored as the agent's.
     failure = Failure(boundary="node", code="polar_error", message=why or "ERROR", retryable=False)
     traces = tuple(_trace(trace, told, index) for index, trace in enumerate(told.trajectory.traces))
     reward = next((trace.reward for trace in reversed(traces) if trace.reward is not None), None)
@@ -133,7 +133,7 @@ def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
 
 
 def _why_untrainable(told: PolarTrace) -> str | None:
-    """Without a mask nobody knows what was sampled. Without log-probs each token would count as certain."""
+    """Without a mask the sampled tokens are unknown. Without log-probs each token would count as certain."""
     if told.response_ids and not told.loss_mask:
         return "the gateway sent no loss mask"
     if any(told.loss_mask) and not told.response_logprobs:
@@ -142,7 +142,9 @@ def _why_untrainable(told: PolarTrace) -> str | None:
 
 
 def _is_masked(told: PolarTrace) -> bool:
-    """A gateway gives 0 to all sessions that did not complete, and marks those whose 0 says nothing of the agent."""
+    """Whether the gateway excludes the row: it gives 0 to every incomplete session, and marks zeros that are not the
+    agent's.
+    """
     kept_out = told.metadata.get("training_filter")
     return isinstance(kept_out, dict) and cast("dict[str, Any]", kept_out).get("masked") is True
 
@@ -163,7 +165,7 @@ def _logprob(value: float | dict[str, Any], index: int) -> float:
 
 
 def _messages(told: list[dict[str, Any]]) -> tuple[Message, ...]:
-    """Messages of OpenAI's chat API; those in another form become text."""
+    """Messages of OpenAI's chat API; messages in another form become text."""
     try:
         return _call(messages=told).messages if told else ()
     except InvalidRequest:
@@ -171,7 +173,7 @@ def _messages(told: list[dict[str, Any]]) -> tuple[Message, ...]:
 
 
 def _tools(told: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
-    """Tools of OpenAI's chat API; none, where they are in another form."""
+    """Tools of OpenAI's chat API; empty if they are in another form."""
     try:
         return _call(messages=[{"role": "user", "content": ""}], tools=told).tools if told else ()
     except InvalidRequest:

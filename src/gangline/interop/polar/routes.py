@@ -1,12 +1,11 @@
-"""Polar's routes for those who want tasks solved, over the same core as ours: submit, poll, look around.
+"""Polar's routes for submitters: submit, poll, list and cancel tasks.
 
-Source: Polar, A.5; its published source for the cancelling of a task. A task submitted here is a task like any other,
-and can be seen on every other route.
+Source: Polar, A.5; its published source for cancelling a task. A task submitted here is an ordinary task and visible on
+all other routes.
 
-Task ids that are used again: a trainer of Polar's counts them from 0 in each of its runs.
-
-There only the id of a running task is taken. Here a task is kept under its id, so the next one of that name gets an id
-of its own, `NAME--again-2`, and answers call it `NAME`.
+Task ids may be reused: Polar's trainer counts them from 0 in each of its runs. In Polar only the id of a running task
+is taken. Here a task is stored under its id, so the next task of that name gets the id `NAME--again-2`, and responses
+call it `NAME`.
 
 Source: the `submit_task` of Polar's published rollout server.
 """
@@ -40,7 +39,7 @@ __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_c
 
 _NEWEST_TASKS = 1000
 _REMEMBERED_S = 300.0
-"""How long a cancelling is kept for a task that has not been submitted yet."""
+"""Seconds for which a cancellation is remembered before its task is submitted."""
 
 _AGAIN = re.compile(r"--again-\d+\Z")
 
@@ -50,12 +49,12 @@ def polar_name(task_id: str) -> str:
 
 
 async def newest_id(service: RolloutService, name: str) -> str:
-    """The id of the newest task of that name; the name itself where there is none. Raises: StoreError."""
+    """Id of the newest task of that name; the name itself if there is none. Raises: StoreError."""
     return _numbered(name, max(await _num_tasks(service, name), 1))
 
 
 async def id_to_submit(service: RolloutService, name: str) -> str:
-    """The id of the task of that name that has not ended, else a new one. Raises: StoreError."""
+    """Id of the unfinished task of that name, or a new id. Raises: StoreError."""
     number = await _num_tasks(service, name)
     if number and not await service.store.query(service.store.task_ended, _numbered(name, number)):
         return _numbered(name, number)
@@ -82,7 +81,7 @@ async def _exists(service: RolloutService, task_id: str) -> bool:
 
 
 class PolarSubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a submit."""
+    """The response to a submit."""
 
     task_id: str
     status: str
@@ -90,7 +89,7 @@ class PolarSubmitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task while it runs, with the results that there are, and when it has ended."""
+    """A task with the results that are available, while it runs and after it has ended."""
 
     task_id: str
     status: str
@@ -98,7 +97,7 @@ class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
     total_sessions: int
     completed_sessions: int
     results: list[dict[str, Any]]
-    """Polar's session results; traces as in its A.4."""
+    """Session results in Polar's form; traces as in its A.4."""
     result_paths: list[str] = []
     metadata: dict[str, Any] = {}
     """As submitted: a trainer finds its group, rollout step and policy version there (A.3)."""
@@ -117,11 +116,11 @@ class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks, nodes and pending sessions."""
 
     tasks: dict[str, str]
-    """task id -> status, of the newest thousand."""
+    """task id -> status, for the newest thousand."""
     task_states: dict[str, int]
-    """task state -> how many of all."""
+    """task state -> number of all tasks in it."""
     pending_sessions: int
-    """Sessions that no node has yet."""
+    """Sessions that are not assigned to a node yet."""
     running_sessions: int
     pipeline: PolarPipeline
     nodes: PolarNodes
@@ -135,7 +134,7 @@ class PolarRoutes:
         self._max_task_bytes = max_task_bytes
         self._monotonic = monotonic
         self._cancelled: dict[str, float] = {}
-        """Task cancelled before its submit arrived -> when that is forgotten."""
+        """Task cancelled before its submit arrived -> expiry time."""
 
     async def submit_polar_task(self, request: web.Request) -> web.Response:
         task = task_from_polar(await read_record(request, object, max_bytes=self._max_task_bytes))
@@ -217,7 +216,7 @@ _REGISTER = Flag("register_if_missing", "Whether a task that is not known is ref
 
 
 async def polar_callback(service: RolloutService, task_id: str, url: str) -> bytes:
-    """The body of a callback to `url`, which may ask for `logprobs=objects` as a poll does. Raises: as `polar_task`."""
+    """The body of a callback to `url`, which may ask for `logprobs=objects` like a poll. Raises: as `polar_task`."""
     wanted = parse_qs(urlsplit(url).query).get("logprobs")
     return await polar_task(service, task_id, "objects" if wanted == ["objects"] else "floats")
 

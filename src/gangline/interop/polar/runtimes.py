@@ -1,4 +1,4 @@
-"""The runtime of a task, in Polar's words and in ours; pure.
+"""Converts a task's runtime from Polar's fields to ours; pure.
 
 Source: Polar, A.3; its published `RuntimeSpec`, `PrepareAction` and `DockerRuntime`.
 """
@@ -17,7 +17,7 @@ __all__ = ["MEBIBYTE", "SESSION_FOLDER", "given_fields", "runtime_from_polar"]
 
 MEBIBYTE = 1024**2
 SESSION_FOLDER = "/polar/session"
-"""There it is each session's own: commands write and remove what they like below it."""
+"""In Polar each session has its own such folder, in which commands may write and remove files."""
 
 _UPLOADS = ("upload_file", "upload_dir")
 _NETWORKS = {"host": "full", "bridge": "full", None: "full"}
@@ -25,14 +25,14 @@ _MAX_ATTEMPTS = 10
 
 
 def given_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not null, which there is the same as left out."""
+    """The fields without nulls, which Polar treats as omitted."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool) -> dict[str, Any]:
-    """The paper's networks are Docker's; the harness must reach the model whichever it is.
+    """The paper's networks are Docker's; the harness must reach the model on any of them.
 
-    is_clean: whether grading has a runtime of its own, for which alone `eval_prepare` is. Raises: InvalidRequest.
+    is_clean: whether grading has its own runtime; `eval_prepare` applies only then. Raises: InvalidRequest.
     """
     runtime: dict[str, Any] = {"backend": "docker", **given_fields(given)}
     _set_mounts(runtime)
@@ -62,9 +62,9 @@ def runtime_from_polar(given: Mapping[str, Any], budget: Any, *, is_clean: bool)
 
 
 def _action(where: str, given: Any, budget: Any, place: str | None) -> Any:
-    """A step of preparation. Its folder, environment and attempts become part of the command.
+    """A preparation step. Its folder, environment and retries become part of the command.
 
-    place: the folder that it starts in where it names none: recipes remove the working folder, and make it again.
+    place: the default start folder: recipes remove the working folder and create it again.
     Raises: InvalidRequest.
     """
     if not isinstance(given, dict):
@@ -89,7 +89,7 @@ def _action(where: str, given: Any, budget: Any, place: str | None) -> Any:
 
 
 def _set_session_folder(runtime: dict[str, Any]) -> None:
-    """A working folder below the session's is a part of it, and not a place of its own."""
+    """A working folder below the session's becomes part of the session folder."""
     workdir, folders = runtime.get("workdir"), runtime.get("folders", [])
     if runtime["backend"] == "process" or not isinstance(workdir, str) or not isinstance(folders, list):
         return
@@ -98,7 +98,7 @@ def _set_session_folder(runtime: dict[str, Any]) -> None:
 
 
 def _set_mounts(runtime: dict[str, Any]) -> None:
-    """`volumes` of `kwargs`, and those for open networks, as mounts. Raises: InvalidRequest."""
+    """Turns `volumes` of `kwargs`, and volumes for open networks, into mounts. Raises: InvalidRequest."""
     kwargs, more = runtime.pop("kwargs", {}), runtime.pop("internet_volumes", [])
     if not isinstance(kwargs, dict):
         raise InvalidRequest("runtime.kwargs: must be an object.")
@@ -124,7 +124,7 @@ def _set_mounts(runtime: dict[str, Any]) -> None:
 
 
 def _copied(where: str, step: Mapping[str, Any]) -> dict[str, Any]:
-    """A step that copies what another one uploads from the node's machine. Raises: InvalidRequest."""
+    """Turns an upload from the node's machine into a copy step. Raises: InvalidRequest."""
     source, target = step.get("source"), step.get("target")
     if not (isinstance(source, str) and source.startswith("/") and isinstance(target, str) and target):
         raise InvalidRequest(f"{where}: must have a `target`, and as `source` an absolute path of the node's machine.")

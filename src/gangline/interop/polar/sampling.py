@@ -1,6 +1,6 @@
-"""Sampling and template arguments, which Polar's bridge and templates write into the settings of harnesses; pure.
+"""Sampling and template arguments that Polar's bridge and templates write into harness settings; pure.
 
-There only some harnesses act on them. Here they hold for each, in the place of what the harness sends.
+In Polar only some harnesses use them. Here they apply to every harness, and replace the values that it sends.
 
 Source: the `_apply_eval_runtime_overrides` of the published bridge for slime; skill2env's template.
 """
@@ -18,7 +18,7 @@ _FIELD = "model_kwargs"
 _TEMPLATE = "chat_template_kwargs"
 _RULES = ("temperature", "top_p", "top_k", "max_tokens", "presence_penalty", "frequency_penalty")
 _WITHOUT_EFFECT = ("skip_special_tokens", "no_stop_trim", "drop_params")
-"""Change the text of a reply and none of its ids, or which parameters a client library leaves out."""
+"""Settings that change a reply's text but not its ids, or the parameters that a client library sends."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ([], ""),
     "stop_token_ids": ([],),
@@ -27,7 +27,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "n": (1,),
 }
-"""Parameter -> the values at which it changes nothing."""
+"""Parameter -> values that have no effect."""
 _INSTEAD = {
     "stop": "a task cannot set stop strings, a reply ends with the model's end of turn. Leave it out; strings that the "
     "agent's program sends by itself are passed on.",
@@ -37,7 +37,7 @@ _INSTEAD = {
 
 
 def taken_from_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An agent's settings without these, and the fields of `capture` that say the same. Raises: InvalidRequest."""
+    """The settings without these arguments, and the equivalent fields of `capture`. Raises: InvalidRequest."""
     settings = dict(given)
     wanted = settings.pop(_FIELD, None)
     if not isinstance(wanted, dict):

@@ -1,4 +1,4 @@
-"""A session of ours becomes one for a gateway of Polar's; pure. Its opposite is `tasks`.
+"""Converts one of our sessions to a session for a Polar gateway; pure. The reverse of `tasks`.
 
 Source: Polar, 3.1 (contents of a session); its published `SessionDispatchRequest`, whose names it has.
 """
@@ -20,7 +20,7 @@ _BACKENDS = ("docker", "apptainer")
 _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
 _BUILDERS = ("per_request", "prefix_merging")
 _EVALUATORS = ("session_completed", "swe_bench")
-"""Those that mean the same there. `test_on_output` is another one there: it runs tests."""
+"""Evaluators with the same meaning in Polar. `test_on_output` differs: there it runs tests."""
 _LIMITS = ("max_turns", "max_sampled_tokens", "max_repeated_actions")
 """Limits that Gangline itself enforces on a session's calls."""
 _RUNTIME_FIELDS = ("backend", "image", "workdir", "env", "prepare")
@@ -30,10 +30,10 @@ _MAX_PRIORITY = 100
 
 
 def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
-    """Fields of a task by which only a node of ours can run it; empty where a gateway of Polar's can.
+    """Fields of a task that only our nodes support; empty if a Polar gateway can run the task.
 
-    A gateway does not report its capabilities. So it is given only tasks that its fields can express: those that are
-    unchanged when converted to them and back.
+    A gateway does not report its capabilities. It is therefore given only tasks that stay the same when converted to
+    Polar's fields and back.
     """
     names = {
         "runtime.backend": (task.runtime.backend, _BACKENDS),
@@ -86,7 +86,7 @@ def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
 
 
 def _budget_s(task: Mapping[str, Any]) -> float:
-    """Seconds of the whole session, from its INIT on: RUN may have fewer (see `task_from_polar`)."""
+    """Seconds for the whole session, starting with INIT. RUN may have fewer (see `task_from_polar`)."""
     usual = TaskRequest.model_fields
     return max(task.get(name, usual[name].default) for name in ("timeout_seconds", "init_timeout_seconds"))
 
@@ -107,7 +107,7 @@ def _words(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runtime(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Its numbers are whole ones: what is none stays out, and so differs on the way back."""
+    """Polar has whole numbers only: other values are omitted, and so differ when converted back."""
     runtime = _set({name: given.get(name) for name in _RUNTIME_FIELDS})
     limits, usual = given.get("limits", {}), LimitsSpec()
     if (cpus := limits.get("cpus", usual.cpus)) != usual.cpus and float(cpus or 0.5).is_integer():

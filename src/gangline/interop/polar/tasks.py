@@ -1,8 +1,8 @@
-"""A task in Polar's words becomes one of ours; pure. Its opposite is `sessions`.
+"""Converts a task in Polar's fields to ours; pure. The reverse of `sessions`.
 
 Source: Polar, A.3, 3.2.1 (MCP servers), 3.3.2 (one deadline for the whole session), 3.5 (evaluators); its published
-`TaskRequest`, whose defaults count here too. Fields that it has and the paper has not are understood where they have a
-meaning here, and refused by name otherwise.
+`TaskRequest`, whose defaults also apply here. Its fields that are not in the paper are accepted if they have a meaning
+here, and otherwise refused by name.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gangline.interop.polar.sampling import taken_from_settings
 __all__ = ["SEED_BASE", "protected_by_default", "task_from_polar"]
 
 SEED_BASE = "eval_sampling_seed_base"
-"""In a task's metadata: the seed of its first session; the others follow."""
+"""Key in a task's metadata: seed of the first session; the others count up from it."""
 
 _USUAL_TIMEOUT_S = 600.0
 _AGENT_TIMEOUT = "agent_timeout"
-"""In a task's metadata: seconds of RUN alone, within the session's."""
+"""Key in a task's metadata: seconds for RUN alone, within the session's budget."""
 _TESTS_ON_OUTPUT = ("test_command", "expected_output_json")
 """Settings of Polar's `test_on_output`, which runs a command on the agent's patch; ours compares the agent's output."""
 _TESTS_ON_OUTPUT_S = 1200.0
 _GRADING_MARGIN_S = 60.0
-"""Seconds of an evaluation beside the tests' own time."""
+"""Seconds of an evaluation in addition to the tests' own timeout."""
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
-    """A task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name the unsupported field."""
+    """Converts a task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name the unsupported field."""
     if not isinstance(payload, dict):
         return TaskRequest.model_validate(payload)
     usual: dict[str, Any] = {"timeout_seconds": _USUAL_TIMEOUT_S, "builder": {"strategy": "per_request"}}
@@ -70,12 +70,12 @@ def task_from_polar(payload: Any) -> TaskRequest:
 
 
 def protected_by_default() -> tuple[str, ...]:
-    """Patterns of the files that the evaluator leaves out of a patch in any case."""
+    """Patterns of the files that the evaluator always excludes from a patch."""
     return SweBenchConfig.model_fields["protected"].default
 
 
 def _set_limits(task: dict[str, Any]) -> None:
-    """Priority and budgets. Polar's budget is of the whole session: INIT must not end before it.
+    """Priority and budgets. Polar's budget is for the whole session: INIT must not end before it.
 
     Raises: InvalidRequest.
     """
@@ -123,7 +123,7 @@ def _metadata(task: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
-    """A builder's settings stand beside its strategy here, under `config` there."""
+    """The builder's fields with its `config` merged in, as the settings are at top level here."""
     fields = dict(builder)
     config = fields.pop("config", None)
     return fields | (cast("dict[str, Any]", config) if isinstance(config, dict) else {})
@@ -145,7 +145,8 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_statuses(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of Polar's `test_on_output` as those of its `swebench_harness`, with the statuses that tests must have.
+    """Converts settings of Polar's `test_on_output` to its `swebench_harness`'s, with the statuses that tests must
+    have.
 
     Raises: InvalidRequest.
     """
@@ -165,7 +166,7 @@ def _with_statuses(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of `swebench_harness` as those of our evaluator."""
+    """Converts settings of `swebench_harness` to our evaluator's."""
     config = {"repo_dir": "/testbed", **given_fields(given)}
     config.pop("apply_timeout", None)  # the evaluation has one budget, which counts this too
     if "test_timeout" in config:

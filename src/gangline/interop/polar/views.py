@@ -1,4 +1,4 @@
-"""A node in Polar's words; pure.
+"""Converts a node to Polar's record; pure.
 
 Source: its published `GatewayNodeInfo`.
 """
@@ -15,14 +15,14 @@ from gangline.domain.views import NodeView
 __all__ = ["KNOBS", "PolarNode", "interval_s", "node_fields", "polar_node"]
 
 KNOBS = frozenset({"max_init_workers", "max_run_workers", "max_postrun_workers", "heartbeat_interval_seconds"})
-"""What a gateway registers once; kept among its figures, since its heartbeats lack them."""
+"""Values that a gateway sends only at registration; kept with its metrics, since its heartbeats lack them."""
 
 _USUAL_INTERVAL_S = 30.0
 _MISSED_BEATS = 3
 
 
 class PolarNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as the server knows it. A node of ours has its capacity in place of each number of workers."""
+    """A node as the server knows it. For a node of ours, each number of workers is its capacity."""
 
     node_id: str
     gateway_url: str

@@ -1,5 +1,5 @@
 """ProRL Agent's routes.
 
-`part` joins them to the server. `routes` takes jobs, `jobs` translates them, `nodes` forwards to all nodes at once, and
-`templates` reads the operator's task templates. Start with `routes`.
+`part` adds them to the server. `routes` accepts jobs, `jobs` converts them, `nodes` forwards engine changes to all
+nodes, and `templates` reads the operator's task templates. Start with `routes`.
 """

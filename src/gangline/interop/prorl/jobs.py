@@ -1,7 +1,7 @@
-"""ProRL Agent's jobs: an instance and sampling parameters become a task, a session's result becomes a job's; pure.
+"""ProRL Agent's jobs: converts an instance with sampling parameters to a task, and a session's result to a job's; pure.
 
-An instance is a task of ours as it is (it has `agent` and `instruction`), or data for the template, preset or
-handler that its `data_source` names: see `templates`.
+An instance is either one of our tasks (it has `agent` and `instruction`), or data for the template, preset or handler
+named by its `data_source`: see `templates`.
 
 Source: ProRL Agent, listings 2 and 3, 3.3.3 (messages carry ids and log-probs), 3.3.4 (errors are structured results).
 """
@@ -22,7 +22,7 @@ from gangline.rows.shared_prefixes import with_whole_prompts
 __all__ = ["JOB_PREFIX", "job_result", "task_id_of", "task_of_instance"]
 
 JOB_PREFIX = "job-"
-"""Prefix of the task id of a job: `/stop` finds jobs by it, also after a restart."""
+"""Prefix of a job's task id. `/stop` finds jobs by it, also after a restart."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
 _ALIASES = {
@@ -42,9 +42,9 @@ def task_of_instance(
     job_id: str,
     task_of: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> tuple[TaskRequest, list[str]]:
-    """The task of a job, and the names of sampling parameters that have no meaning here.
+    """The task of a job, and the names of the sampling parameters that are ignored.
 
-    task_of: body of the task of an instance with a `data_source`. Raises: InvalidRequest, StoreError.
+    task_of: returns a task's body for an instance with a `data_source`. Raises: InvalidRequest, StoreError.
 
     Raises: pydantic.ValidationError, InvalidRequest, StoreError.
     """
@@ -61,7 +61,8 @@ def _own_fields(instance: Mapping[str, Any]) -> dict[str, Any]:
 
 def _apply(sampling: Mapping[str, Any], task: dict[str, Any]) -> list[str]:
     """Copy the supported parameters into `task`. A key for the model (`api_key`) is never kept: nodes have their
-    own."""
+    own.
+    """
     rules: dict[str, Any] = {}
     ignored: list[str] = []
     agent = dict(cast("dict[str, Any]", task["agent"])) if isinstance(task.get("agent"), dict) else {}
@@ -86,7 +87,7 @@ def _apply(sampling: Mapping[str, Any], task: dict[str, Any]) -> list[str]:
 def job_result(
     result: SessionResult, job_id: str, request: Mapping[str, Any], ignored: Sequence[str]
 ) -> dict[str, Any]:
-    """The answer of `/process`: reward, trajectory, messages with their ids, and any failure with its boundary."""
+    """The response of `/process`: reward, trajectory, messages with their ids, and any failure with its boundary."""
     instance = cast("dict[str, Any]", request.get("metadata", {})).get("instance", {})
     messages, tools = _messages(result)
     told = polar_result(result, {**request, "metadata": {}}, "floats")
@@ -112,7 +113,7 @@ def job_result(
 
 
 def _timing(result: SessionResult) -> dict[str, Any]:
-    """Seconds in each stage, by the paper's names and by the published server's."""
+    """Seconds in each stage, under the paper's names and the published server's."""
     spent = {timing.stage: timing.ended_at - timing.started_at for timing in result.timings}
     stages = {"init": spent.get("init", 0.0), "run": spent.get("run", 0.0), "eval": spent.get("postrun", 0.0)}
     return stages | {
@@ -124,7 +125,7 @@ def _timing(result: SessionResult) -> dict[str, Any]:
 
 
 def _critical_error(result: SessionResult) -> str | None:
-    """The stage that broke: `timeout`, `cancelled`, `init`, `run`, `eval`, or nothing."""
+    """The stage that broke: `timeout`, `cancelled`, `init`, `run`, `eval`; or None."""
     if result.outcome in ("agent_timeout", "cancelled"):
         return "timeout" if result.outcome == "agent_timeout" else "cancelled"
     if result.failure is None:
@@ -133,7 +134,7 @@ def _critical_error(result: SessionResult) -> str | None:
 
 
 def _messages(result: SessionResult) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The main conversation, and its tools. Of several traces the last of the main line, which knows most."""
+    """The main conversation and its tools. Of several main traces, the last, which is the most complete."""
     if result.trajectory is None or not result.trajectory.traces:
         return [], []
     traces = tuple(with_whole_prompts(result.trajectory.traces))
@@ -142,8 +143,9 @@ def _messages(result: SessionResult) -> tuple[list[dict[str, Any]], list[dict[st
 
 
 def _with_ids(trace: Trace) -> list[dict[str, Any]]:
-    """Messages with `token_ids`, which are the trace's when joined: of those between two answers, the last has the ids
-    of all. Answers also have the ids that they were sampled after, and their log-probs."""
+    """Messages with `token_ids`, which join to the trace's: of the messages between two answers, the last has all the
+    ids. Answers also have the ids that they were sampled after, and their log-probs.
+    """
     asked, said = chat_messages(trace.prompt_messages), chat_messages(trace.response_messages)
     num_answers = sum(message["role"] == "assistant" for message in said)
     if num_answers != len(trace.spans):  # the client put words into the model's mouth: which is which is not known
@@ -169,5 +171,5 @@ def _with_ids(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _next_start(trace: Trace, end: int) -> int:
-    """Where the first answer begins that does not lie before `end`; the end of the trace, where there is none."""
+    """Start of the first answer at or after `end`; the trace's end if there is none."""
     return next((span.start for span in trace.spans if span.start >= end), len(trace.response_ids))

@@ -1,7 +1,7 @@
-"""The engines behind all nodes at once, for ProRL Agent's routes: changes go to each node over its own routes.
+"""The engines of all nodes, for ProRL Agent's routes: each change is sent to every node over the node's own routes.
 
-Added engines are stored, so that a node which joins later, or was away meanwhile, gets them too; a clearing of all is
-stored as well. An engine that an operator takes away from one node stays away from it.
+Added engines are stored, so that nodes that join later or were away also get them; so is the clearing of all engines.
+An engine that an operator removes from one node stays removed there.
 
 Source: ProRL Agent, 3.3.2 (dynamic registration, checkpoint swapping).
 """
@@ -39,7 +39,7 @@ class _Given(msgspec.Struct, frozen=True):
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """The wanted engines of all nodes, and the state sent to each."""
+    """The desired engines of all nodes, and the state sent to each."""
 
     num_clears: int = 0
     urls: tuple[str, ...] = ()
@@ -47,12 +47,12 @@ class _Wanted(msgspec.Struct, frozen=True):
     """By node id."""
 
     def behind(self, node_id: str) -> bool:
-        """A node that never joined before has nothing of ours to clear."""
+        """Whether the node lacks changes. A node that has never joined before has nothing to clear."""
         given = self.given.get(node_id, _Given(self.num_clears))
         return given.num_clears < self.num_clears or bool(set(self.urls) - set(given.urls))
 
     def anew(self, url: str) -> _Wanted:
-        """With the engine, which is sent to every node, even to those that had it before."""
+        """With the engine, which is sent to every node again, even to nodes that already have it."""
         given = {name: _Given(one.num_clears, _others(one.urls, url)) for name, one in self.given.items()}
         return msgspec.structs.replace(self, urls=(*_others(self.urls, url), url), given=given)
 
@@ -61,20 +61,20 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class NodeEngines:
-    """control_token: the nodes' own, which is the server's."""
+    """control_token: the nodes', which is the server's."""
 
     def __init__(self, service: RolloutService, control_token: str | None) -> None:
         self._service = service
         self._token = control_token
         self._telling = asyncio.Lock()
         self._rests: dict[str, tuple[float, float]] = {}
-        """node id -> (when it is asked again, how long it rests after the next failure)"""
+        """node id -> (time of the next attempt, delay after the next failure)"""
         self._monotonic = time.monotonic
 
     async def add(self, url: str) -> list[str]:
-        """The nodes that have the engine now; those that come later get it when they do.
+        """Returns the nodes that now have the engine; nodes that join later get it then.
 
-        Raises: the error of a node, when there are some and none could take it: then it is not remembered.
+        Raises: a node's error, if there are nodes and all failed. The engine is then not stored.
         """
         async with self._telling:
             base = url.rstrip("/").removesuffix("/v1")
@@ -88,10 +88,10 @@ class NodeEngines:
             return told
 
     async def clear(self) -> list[str]:
-        """The nodes that have no engine now; their calls wait for the next one. Those that are away are cleared when
-        they are back.
+        """Returns the nodes that now have no engine; their calls wait for the next one. Nodes that are away are cleared
+        when they return.
 
-        Raises: the error of a node, when there are some and none could do it.
+        Raises: a node's error, if there are nodes and all failed.
         """
         async with self._telling:
             known = (await self._service.store.query(self._service.store.status)).nodes
@@ -107,7 +107,7 @@ class NodeEngines:
             return told
 
     async def hand_out_forever(self) -> None:
-        """Send missed changes to nodes that joined, or came back."""
+        """Send missed changes to nodes that joined or came back."""
         with self._service.notifier.listen(NODES) as listener:
             while True:
                 try:
@@ -126,7 +126,7 @@ class NodeEngines:
             await self._tell([node for node in behind if self._rests.get(node.node_id, (0.0, 0.0))[0] <= now])
 
     async def _tell(self, nodes: Sequence[NodeView]) -> tuple[list[str], list[GanglineError]]:
-        """Bring nodes to the wanted state. Returns the ids of the nodes that have it, and the errors of the others."""
+        """Bring nodes to the desired state. Returns the ids of the nodes that have it, and the errors of the others."""
         wanted = await self._change(lambda wanted: wanted)
         answers = await asyncio.gather(*(self._bring(node, wanted) for node in nodes))
         told = [node.node_id for node, error in zip(nodes, answers, strict=True) if error is None]

@@ -1,4 +1,4 @@
-"""ProRL Agent's part of the server: its routes, and the engines that it hands out to nodes."""
+"""ProRL Agent's part of the server: its routes, and the engines that it sends to nodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ProRL Agent's routes, over the same core as ours: a job is a task of one session, waited for.
+"""ProRL Agent's routes: a job is a task with one session, and its request waits for the result.
 
-A job outlives its connection: sent again with its id and the same content, it is waited for again. Engines are added on
-and cleared from all nodes, those included that join later. `/stop` cancels the jobs of `/process` in flight and takes
-no more until `/start`; tasks that came in by other routes continue.
+A job outlives its connection: sending it again with the same id and content resumes waiting. Engines are added to and
+cleared from all nodes, including those that join later. `/stop` cancels jobs of `/process` in flight and refuses new
+ones until `/start`; tasks from other routes continue.
 
 Source: ProRL Agent, listing 3 and 3.3.4.
 """
@@ -32,7 +32,7 @@ __all__ = ["ProrlRoutes"]
 
 _KEY = "prorl_jobs"
 _PLACING_S = 10.0
-"""Seconds in which a node may come that can run a job, before its caller is told that none can."""
+"""Seconds to wait for a node that can run a job before its caller is informed that there is none."""
 _PAGE = 1000
 _OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
 
@@ -45,10 +45,10 @@ class ProrlJob(_Record):
     """Body of `POST /process`."""
 
     instance: dict[str, Any]
-    """A task, or data for the template, preset or handler that its `data_source` names."""
+    """A task, or data for the template, preset or handler named by its `data_source`."""
     sampling_params: dict[str, Any] = {}
     job_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """None: chosen here, and then nobody can cancel it by its id before it has ended."""
+    """None: chosen by the server; such a job cannot be cancelled by id while it runs."""
 
 
 class ProrlCancel(_Record):
@@ -62,9 +62,9 @@ class ProrlEngine(_Record):
 
 class ProrlAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str
-    """In words."""
+    """A readable status."""
     nodes: tuple[str, ...] = ()
-    """Where it was done."""
+    """Nodes that made the change."""
     cancelled_jobs: int = 0
 
 
@@ -72,9 +72,9 @@ class ProrlStatus(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """`running` or `stopped`"""
     pending_jobs: int
-    """Connections that wait for a job."""
+    """Connections waiting for a job."""
     queues: dict[str, int]
-    """`queued`, then stage -> sessions in it, of the whole server."""
+    """`queued`, then stage -> number of sessions in it, for the whole server."""
 
 
 class ProrlRoutes:
@@ -108,7 +108,7 @@ class ProrlRoutes:
             self._num_waiting -= 1
 
     async def _when_ended(self, job_id: str, ignored: list[str], *, is_named: bool) -> web.Response:
-        """is_named: the caller can send it again. Raises: ServerUnavailable, also where no node can run it."""
+        """is_named: the caller can send it again. Raises: ServerUnavailable, also if no node can run it."""
         task_id, wait_s = task_id_of(job_id), _PLACING_S
         while not (task := await self._service.task(task_id, wait_s)).ended:
             if self._service.stopping:
@@ -178,7 +178,7 @@ class ProrlRoutes:
         return await self._service.store.run(self._service.store.change_note, _KEY, unchanged)
 
     async def _set_state(self, state: Literal["running", "stopped"]) -> None:
-        """A server that starts again is what it was."""
+        """Store the state, so that it survives a restart."""
 
         def changed(_kept: str | None) -> str:
             return state

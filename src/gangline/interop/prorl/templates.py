@@ -1,8 +1,9 @@
-"""Tasks of ProRL Agent's instances, by their `data_source`: an operator's template, a preset, or a registered handler.
+"""Creates tasks from ProRL Agent's instances, by `data_source`: the operator's template, a preset, or a registered
+handler.
 
-A template is `<data>/server/handlers/<data_source>.json`, a task's body in which `{name}` stands for the instance's
-field of that name. With `"preset": NAME` it is that preset's template, whose fields it replaces by its own. The names
-that the published server gives to its own handlers are presets here.
+A template is `<data>/server/handlers/<data_source>.json`, a task's body in which `{name}` is replaced by the instance's
+field of that name. With `"preset": NAME` it is based on that preset's template and overrides its fields. The names of
+the published server's own handlers are presets here.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _USUAL_SOURCE = "swebench"
 _PRESETS = {"swebench": "swe", "deepscaler": "math"} | dict.fromkeys(
     ("codecontests", "apps", "codeforces", "taco"), "code"
 )
-"""The published server's data sources; one that begins with `deepcoder` is code too."""
+"""The published server's data sources; names starting with `deepcoder` are also code."""
 
 
 class Templates:
-    """folder: the operator's templates; None is none."""
+    """folder: the operator's templates; None: no templates."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def task_of(self, instance: Mapping[str, Any]) -> dict[str, Any]:
-        """Body of the instance's task. Templates are read each time, so that a changed one counts at once.
+        """Body of the instance's task. Templates are read each time, so that changes take effect at once.
 
-        Raises: InvalidRequest when its data source is not known or a preset cannot read it, StoreError when a template
-        cannot be read.
+        Raises: InvalidRequest if its data source is unknown or a preset cannot read it, StoreError if a template cannot
+        be read.
         """
         source = instance.get("data_source") or _USUAL_SOURCE
         if not isinstance(source, str) or not _SOURCE.fullmatch(source):
@@ -94,7 +95,7 @@ def _of_preset(template: dict[str, Any], instance: Mapping[str, Any]) -> dict[st
 
 
 def _handled(handler: str, instance: Mapping[str, Any]) -> dict[str, Any]:
-    """The task that a handler's methods carry out."""
+    """A task that runs the handler's methods."""
     instruction = instance.get("instruction")
     return {
         "instruction": instruction if isinstance(instruction, str) else "",

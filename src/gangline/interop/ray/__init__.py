@@ -1,5 +1,5 @@
 """Nodes on the machines of a Ray cluster (extra `cluster`).
 
-`nodes` keeps as many nodes as are asked for, `actors` guard their processes on the machines, and `ray` connects to the
-cluster. Start with `nodes`.
+`nodes` keeps the requested number of nodes running, `actors` manage their processes on the machines, and `ray` connects
+to the cluster. Start with `nodes`.
 """

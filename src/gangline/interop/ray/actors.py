@@ -1,7 +1,7 @@
-"""The actor that runs one node on the machine that Ray chose for it.
+"""The actor that runs one node on the machine that Ray chose.
 
-A life of the actor is a process that Ray starts. `run` is called in each: by us in the first, by Ray in those that
-follow. Work is asked to end by cancelling it, and has then cleaned up when `stop` returns.
+Ray may start several processes for an actor, one after the other, and `run` is called in each: by us in the first, by
+Ray after a restart. Work is stopped by cancelling it, and has cleaned up when `stop` returns.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ __all__ = ["NodeActor", "NodeWork", "Place"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where an actor is, in this life."""
+    """Where an actor currently runs."""
 
     index: int
-    """The actor's own number, the same in all its lives."""
+    """The actor's number, kept across restarts."""
     machine: str
     """The machine's name."""
     host: str
-    """The machine's address, as the cluster's others reach it."""
+    """The machine's address within the cluster."""
 
 
 class NodeWork(Protocol):
-    """The work of an actor; it is sent there by pickle."""
+    """An actor's work, which is pickled and sent to it."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
-        """Keep a node running until cancelled; `on_ready` is called with its URL. Raises: GanglineError when it
-        cannot."""
+        """Keep a node running until cancelled. Calls `on_ready` with its URL. Raises: GanglineError if it cannot."""
         ...
 
 
@@ -47,7 +46,7 @@ class NodeActor:
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until `stop`. May be called again, as Ray does when the answer of a call was lost: it is the same run."""
+        """Run until `stop`. Ray may call it again if a call's answer was lost: it joins the same run."""
         if self._running is None:
             place = Place(self._index, socket.gethostname(), own_host())
             self._running = asyncio.create_task(self._work.run(place, self._ready_at))
@@ -58,12 +57,12 @@ class NodeActor:
         self._is_ready.set()
 
     async def ready(self) -> str:
-        """The node's URL, once it has one."""
+        """The node's URL, once it is known."""
         await self._is_ready.wait()
         return self._url
 
     async def stop(self) -> None:
-        """Returns when all is cleaned up. Idempotent."""
+        """Returns when everything is cleaned up. Idempotent."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})

@@ -1,4 +1,4 @@
-"""`gangline cluster`: nodes on the machines of a Ray cluster, for a server that runs already."""
+"""`gangline cluster`: runs nodes on the machines of a Ray cluster, for a running server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["register", "url_for_nodes"]
 
 _STOP_WAIT_S = GRACE_S - 3
-"""The rest of our own grace is for Ray."""
+"""The rest of our own grace period is for Ray."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -90,7 +90,7 @@ async def _keep(work: ClusterNode, wanted: ClusterSettings, on_ready: Callable[[
 
 
 def _one_each(needs: Needs, found: list[Machine]) -> int:
-    """Raises: NodeError when no machine has room for a node at all."""
+    """Raises: NodeError if no machine has room for a node."""
     from gangline.interop.ray.ray import fitting
 
     if num := len(fitting(needs, found)):
@@ -102,9 +102,9 @@ def _one_each(needs: Needs, found: list[Machine]) -> int:
 
 
 def url_for_nodes(server_url: str, own_host: str, hosts: list[str]) -> str:
-    """How nodes reach the server: one that listens everywhere is at this machine's address in the cluster.
+    """The server's URL for nodes: if it listens on all interfaces, this machine's address in the cluster.
 
-    Raises: InvalidRequest when it listens on loopback, and some of the machines are others.
+    Raises: InvalidRequest if it listens on loopback and some of the machines are others.
     """
     parts = urlsplit(server_url)
     if parts.hostname in _EVERYWHERE:

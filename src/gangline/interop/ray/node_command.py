@@ -1,7 +1,7 @@
-"""One node of a cluster, on the machine that it was given: `gangline node` as a child, kept running as `up` keeps it.
+"""One node of a cluster, on its assigned machine: runs `gangline node` as a child, supervised as in `up`.
 
-Its id is the machine's name and the actor's number, so that it finds its folder, and its undelivered results, whenever
-it is on that machine again; on another machine it is another node.
+Its id consists of the machine's name and the actor's number, so that it finds its folder and undelivered results when
+it returns to that machine. On another machine it is another node.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """The common options of every node of the cluster."""
 
     data_dir: Path
-    """On each machine."""
+    """Folder on each machine."""
     server_url: str
     control_token: str | None
     settings: str
-    """The nodes' `NodeSettings` as JSON, which is read after the versions are compared."""
+    """The nodes' `NodeSettings` as JSON, parsed after the versions are compared."""
     log_format: LogFormat = "text"
     version: str = __version__
     """Version of the program that requests the node."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
-        """Keep the node running until cancelled; then nothing of it is left.
+        """Keep the node running until cancelled; nothing of it is left afterwards.
 
-        Raises: GanglineError when it does not start, or keeps dying.
+        Raises: GanglineError if it does not start, or keeps dying.
         """
         log_to_stderr(self.log_format)
         if self.version != __version__:
@@ -93,7 +93,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def _start(self, supervisor: Supervisor, child: Child, place: Place) -> None:
-        """An earlier life on this machine, whose actor was killed, may still be giving back its sessions."""
+        """Retries, because a killed actor's node on this machine may still be giving back its sessions."""
         give_up_at = asyncio.get_running_loop().time() + GRACE_S + 5
         while True:
             try:

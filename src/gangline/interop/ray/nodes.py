@@ -1,10 +1,10 @@
-"""A number of nodes on a Ray cluster, for as long as this process wants them.
+"""Keeps a number of nodes running on a Ray cluster while this process lives.
 
-- Ray spreads the actors over its machines. It restarts one whose process died, on another machine where its own is
-  lost, and keeps one waiting for which there is no room.
-- A node that fails rather than dies (its engine does not answer) is placed anew after a pause. Before any was ready,
-  that is the end: nothing works yet.
-- Every way out ends the actors: asked first, then killed. Ray kills them when this process is gone without a word.
+- Ray spreads the actors over its machines. It restarts an actor whose process died, on another machine if its own is
+  lost, and queues actors for which there is no room.
+- A node that fails without dying (its engine does not answer) is placed again after a pause. If no node has been ready
+  before, the failure is final: nothing works yet.
+- On every exit the actors are stopped, then killed. If this process disappears, Ray kills them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class RayNodes:
         self._any_ready = False
 
     async def keep(self) -> None:
-        """Until cancelled.
+        """Run until cancelled.
 
-        Raises: GanglineError when a node failed before any was ready; ClusterUnavailable when this machine is out.
+        Raises: GanglineError if a node failed before any was ready; ClusterUnavailable if this machine left the
+        cluster.
         """
         try:
-            # A group cancels each of them once: a second time would break off what cleans up.
+            # A group cancels each task once: a second cancellation would interrupt the clean-up.
             async with asyncio.TaskGroup() as group:
                 for index in range(1, self._num_nodes + 1):
                     group.create_task(self._keep(index))
@@ -74,7 +75,7 @@ class RayNodes:
             await asyncio.sleep(pause_s)
 
     async def _watch(self, actor: _Actor) -> None:
-        """One actor's life, restarts included. Raises: GanglineError."""
+        """Watch one actor, including restarts. Raises: GanglineError."""
         running = asyncio.create_task(actor.run())
         ready = asyncio.create_task(actor.ready())
         try:
@@ -100,7 +101,7 @@ async def _first_of(one: asyncio.Task[Any], other: asyncio.Task[Any], timeout_s:
 
 
 class _Actor:
-    """Our handle of one; turns Ray's errors into ours."""
+    """A handle of one actor that converts Ray's errors to ours."""
 
     def __init__(self, work: NodeWork, index: int, needs: Needs) -> None:
         self.index = index
@@ -115,7 +116,7 @@ class _Actor:
         self._handle: Any = placed.remote(work, index)
 
     async def run(self) -> None:
-        """Raises: NodeError when it cannot be kept; errors of the node's work."""
+        """Raises: NodeError if it cannot be kept running; errors of the node's work."""
         with _our_errors(self.index):
             await self._handle.run.remote()
 
@@ -126,7 +127,9 @@ class _Actor:
         return str(url)
 
     async def end(self, wait_s: float) -> None:
-        """One that was never ready has no sessions to give back, and may have no machine yet to be asked on."""
+        """An actor that was never ready has no sessions to give back, and may not be on a machine yet, so it is only
+        killed.
+        """
         if self.was_ready:
             with contextlib.suppress(TimeoutError, RayError):
                 async with asyncio.timeout(wait_s):

@@ -1,4 +1,4 @@
-"""A running Ray cluster, seen from one of its machines: the connection, and the machines' resources."""
+"""Connects to a running Ray cluster from one of its machines, and lists the machines' resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWERS_WITHIN_S = 10.0
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that one node requests from Ray. Ray counts; it limits nothing."""
+    """The resources that one node requests from Ray. Ray only counts them; it enforces no limits."""
 
     cpus: float = 1.0
     resources: dict[str, float] = {}
@@ -33,18 +33,18 @@ class Machine(msgspec.Struct, frozen=True):
     """A machine that is alive."""
 
     host: str
-    """Its address, as the others reach it."""
+    """Its address within the cluster."""
     resources: dict[str, float]
-    """All that it has, in use or not."""
+    """Its total resources, including those in use."""
 
 
 @asynccontextmanager
 async def connected(address: str | None) -> AsyncGenerator[str]:
-    """Within the block this process is a driver of the cluster, whose address it gets; actors that it started end with
-    it.
+    """Make this process a driver of the cluster within the block, and yield the cluster's address. Actors that it
+    started end with it.
 
-    address: HOST:PORT; None is the value of `RAY_ADDRESS`, else the cluster of this machine.
-    Raises: ClusterUnavailable; InvalidRequest for an address of Ray Client, whose driver is elsewhere.
+    address: HOST:PORT; None: the value of `RAY_ADDRESS`, else this machine's cluster.
+    Raises: ClusterUnavailable; InvalidRequest for an address of Ray Client, whose driver runs elsewhere.
     """
     if address is not None and "://" in address:
         raise InvalidRequest(
@@ -52,9 +52,9 @@ async def connected(address: str | None) -> AsyncGenerator[str]:
         )
     try:
         await _try(address)
-        # In the main thread it would take SIGTERM from us; here it logs that it does not.
+        # In the main thread it would replace our SIGTERM handler; here it logs that it does not.
         context = await asyncio.to_thread(_enter, address or "auto")
-        # Its C++ has put itself before Python's handler, to print a stack.
+        # Ray's C++ code has installed a handler before Python's, which prints a stack.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterUnavailable(
@@ -68,7 +68,7 @@ async def connected(address: str | None) -> AsyncGenerator[str]:
 
 
 async def _try(address: str | None) -> None:
-    """Ray itself would try for minutes. Raises: OSError, ValueError."""
+    """Check the connection, because Ray itself would retry for minutes. Raises: OSError, ValueError."""
     if address not in (None, "auto"):
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(_ANSWERS_WITHIN_S):
@@ -86,17 +86,19 @@ def _leave() -> None:
 
 
 def own_host() -> str:
-    """Address of this machine, as the cluster's others reach it."""
+    """Address of this machine within the cluster."""
     return cast("str", ray.util.get_node_ip_address())
 
 
 def machines() -> list[Machine]:
-    """Those that are alive."""
+    """The machines that are alive."""
     return [Machine(one["NodeManagerAddress"], dict(one["Resources"])) for one in _alive()]
 
 
 def is_member() -> bool:
-    """Whether Ray still runs on this machine. Without it a driver goes on, and nothing that it asks for is placed."""
+    """Whether Ray still runs on this machine. Without it a driver keeps running, but nothing that it requests is
+    placed.
+    """
     own = ray.get_runtime_context().get_node_id()
     return any(one["NodeID"] == own for one in _alive())
 
@@ -107,5 +109,5 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def fitting(needs: Needs, found: Sequence[Machine]) -> list[Machine]:
-    """Machines with the resources that one node needs."""
+    """Machines with enough resources for one node."""
     return [one for one in found if all(one.resources.get(name, 0.0) >= much for name, much in needs.all().items())]

@@ -1,5 +1,5 @@
-"""The border to verifiers: its tasks' hooks and rewards over our sessions. `tasks` makes tasks of its tasksets, and
-commands for a Python that has it; `inside/` has their modules, which need verifiers and no package of ours.
+"""Integration with verifiers: runs its tasks' hooks and rewards on our sessions. `tasks` converts tasksets and builds
+commands for a Python with verifiers; `inside/` has the modules for that Python, which do not import Gangline.
 
 Start with `tasks`.
 """

@@ -1,11 +1,11 @@
-"""Tasks of verifiers, `verifiers:TASKSET`: each task of the taskset is one of ours, and its own hooks set it up and
+"""Imports verifiers tasks, `verifiers:TASKSET`: each task of the taskset becomes a task whose own hooks prepare and
 reward it.
 
 The taskset is a module that the environment with verifiers can import, or a file or folder. A Python with verifiers
-reads it, and other processes of it run its hooks in the sandbox: where the agent worked, as a user of its own, if a
-hook asks for the runtime, else in a clean one.
+reads it. Other processes of it run the hooks in the sandbox: in the agent's, as a separate user, if a hook asks for the
+runtime; else in a clean one.
 
-The programs of `inside/`: as commands of a Python that has verifiers, and as files for a sandbox.
+Also builds the programs of `inside/`, as commands of a Python that has verifiers and as files for a sandbox.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONTAINERS = ("docker", "podman")
 
 _HERE = Path(__file__).parent
 FOLDER = ".verifiers"
-"""Relative to where the program runs."""
+"""Relative to the program's working folder."""
 CONFIG_FILE = f"{FOLDER}/config.json"
 TASKSET_FOLDER = f"{FOLDER}/taskset"
 _MODULES = ("__init__", "box", "trace", "hooks")
@@ -57,13 +57,14 @@ def reading(python: str, asked: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def running(python: str, stage: str) -> tuple[str, ...]:
-    """The command that runs a task's hooks of a stage (`setup`, `score`), with its files beside it. Nothing that the
-    agent wrote is imported."""
+    """The command that runs a task's hooks of a stage (`setup`, `score`), in the folder of its files. It imports
+    nothing that the agent wrote.
+    """
     return (python, "-I", "-c", _RUN, FOLDER, stage)
 
 
 def program_files() -> dict[str, str]:
-    """Path -> content of the program."""
+    """The program's files: path -> content."""
     return {f"{FOLDER}/inside/{name}.py": (_HERE / "inside" / f"{name}.py").read_text() for name in _MODULES}
 
 
@@ -87,7 +88,7 @@ class _Resources(msgspec.Struct, frozen=True):
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The fields of `TaskData` that are taken over."""
+    """The fields of `TaskData` that are used."""
 
     idx: int
     id: str | None = None
@@ -101,7 +102,7 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class VerifiersTask(msgspec.Struct, frozen=True, rename={"kind": "class"}):
-    """One task, as `inside/reading.py` prints it."""
+    """One task, as printed by `inside/reading.py`."""
 
     module: str
     kind: str
@@ -142,7 +143,7 @@ def read_verifiers_taskset(source: str, choices: Choices, limit: int | None) -> 
 
 
 def _python(choices: Choices) -> Path:
-    """The environment that has verifiers. Raises: InvalidRequest."""
+    """The environment with verifiers. Raises: InvalidRequest."""
     if choices.python is None:
         raise InvalidRequest(
             "tasks of verifiers are read and rewarded by verifiers itself: make an environment (python3 -m venv "
@@ -157,7 +158,7 @@ def name_of_task(taskset: VerifiersTaskset, task: VerifiersTask) -> str:
 
 
 def read_verifiers_task(taskset: VerifiersTaskset, task: VerifiersTask, choices: Choices) -> Imported:
-    """Raises: InvalidRequest, naming what cannot be taken over."""
+    """Raises: InvalidRequest, naming the unsupported parts."""
     name, data = name_of_task(taskset, task), task.fields()
     if why := [*task.obstacles, *_unfit(task, data, choices)]:
         raise InvalidRequest(f"{name}: cannot be taken over: {'; '.join(why)}.")
@@ -225,7 +226,7 @@ def _runtime(
 
 
 def _setup(files: dict[str, Any], runtime: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-    """The hook as actions before the agent's start; nothing of the program is left to it."""
+    """Prepare actions that run the hook; the program's files are removed afterwards."""
     command = shlex.join(running(_interpreter(runtime), "setup"))
     writes = [
         {"type": "write", "path": path, **({"content": file} if isinstance(file, str) else file)}
@@ -252,7 +253,9 @@ def _interpreter(runtime: dict[str, Any]) -> str:
 
 
 def _modules(file: Path) -> dict[str, Any]:
-    """The taskset's package, or the Python files beside its only file. Raises: InvalidRequest for a link."""
+    """The taskset's package, or the Python files in the folder of its single file. Raises: InvalidRequest for a
+    link.
+    """
     root = file.parent.parent if file.name == "__init__.py" else file.parent
     is_package = file.name == "__init__.py"
     found = file.parent.rglob("*") if is_package else root.glob("*.py")

@@ -1,4 +1,4 @@
-"""Programs that serve one environment as MCP tools, by the Python that has the environment's package (3.10 or newer).
+"""Programs that serve one environment as MCP tools. They run in the Python (3.10 or newer) that has its package.
 
-They import the standard library, each other and that package, nothing of ours and no MCP SDK. Start with `protocol`.
+They import only the standard library, each other and that package; no Gangline, no MCP SDK. Start with `protocol`.
 """

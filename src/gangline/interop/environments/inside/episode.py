@@ -14,7 +14,7 @@ _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 class Episode:
-    """Subclasses begin the episode in `__init__` and implement `_step`."""
+    """Base class. Subclasses start the episode in `__init__` and implement `_step`."""
 
     instructions: str
 
@@ -29,7 +29,7 @@ class Episode:
         self._shows_rewards = shows_rewards
 
     def step(self, arguments: dict[str, Any]) -> Result:
-        """Raises: Refused when the action is none of the environment's, or the episode is over."""
+        """Raises: Refused if the action is invalid or the episode is over."""
         if self.is_over:
             raise Refused(_OVER)
         if "action" not in arguments:
@@ -42,7 +42,7 @@ class Episode:
         return result._replace(text=over(text) if result.done else text)
 
     def finish(self, arguments: dict[str, Any]) -> Result:
-        """Close the environment. Its result has a reward where there is one beside those of the steps."""
+        """Close the environment. The result has a reward if there is one in addition to the steps' rewards."""
         self.is_over = True
         return self._finish(str(arguments.get("answer") or ""))
 
@@ -55,5 +55,5 @@ class Episode:
 
 
 def over(text: str) -> str:
-    """An observation with the note that it is the last one."""
+    """The observation with a note that it is the last one."""
     return f"{text}\n{_OVER}".lstrip("\n")

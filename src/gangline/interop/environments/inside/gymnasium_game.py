@@ -13,7 +13,7 @@ __all__ = ["begin"]
 
 
 class GymnasiumEpisode(Episode):
-    """Rewards are those of `Env.step`; `terminated` and `truncated` both end the episode."""
+    """Rewards come from `Env.step`. Both `terminated` and `truncated` end the episode."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         for module in config["imports"]:  # packages register their environments when they are imported

@@ -1,8 +1,8 @@
-"""One session with a resources server of NeMo Gym: seeded with a row of a dataset, used by its tools, verified.
+"""One session with a NeMo Gym resources server: seeded with a dataset row, used through its tools, then verified.
 
-The session is the server's cookie. Tools are the functions of the row, each a route, or those of `/mcp` where the
-server offers them there. `finish` is for the grader: it sends the row, with the calls and the agent's answer as a
-response of the Responses API, to `/verify`, whose reward is the session's. Needs no package.
+The session is identified by the server's cookie. Tools are the functions of the row, each a route, or the tools of
+`/mcp` if the server offers it. `finish` is for the grader: it posts the row, with the calls and the agent's answer as
+a response of the Responses API, to `/verify`, and returns that reward. Needs no package.
 
 Source: NeMo Gym's wheel 0.7.0, `nemo_gym/base_resources_server.py`, `nemo_gym/mcp_auto_exposure.py`,
 `responses_api_agents/simple_agent/app.py`.
@@ -27,7 +27,7 @@ _MCP = {"Accept": "application/json, text/event-stream"}
 
 
 class ResourcesSession:
-    """Starts the server where there is a command, and seeds a session."""
+    """Starts the server if a command is configured, and seeds a session."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         if config["command"]:
@@ -36,7 +36,7 @@ class ResourcesSession:
         self._row: dict[str, Any] = config["row"]
         self._params: dict[str, Any] = self._row["responses_create_params"]
         self._items: list[dict[str, Any]] = []
-        """The calls and their outputs, as items of a response."""
+        """Calls and their outputs, as items of a response."""
         self._is_verified = False
         seeded = self._http.ask_first("/seed_session", self._row)
         self._mcp: dict[str, Any] | None = seeded.get("mcp")
@@ -56,7 +56,7 @@ class ResourcesSession:
         return tools
 
     def _use(self, name: str, arguments: dict[str, Any]) -> Result:
-        """Raises: Refused with the server's own error, which NeMo Gym shows the model too."""
+        """Raises: Refused with the server's error, which NeMo Gym also shows to the model."""
         if self._is_verified:
             raise Refused("The episode is over.")
         answer = self._called(name, arguments)

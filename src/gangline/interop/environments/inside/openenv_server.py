@@ -1,7 +1,7 @@
-"""One session with an OpenEnv server, through the package's own client: its `/ws` route, where the episode lives.
+"""One session with an OpenEnv server, over the `/ws` route of the package's own client.
 
-A server with tools of its own (an MCP environment) is offered as these tools; any other as the tool `step`, whose
-arguments are the fields of its action. `state` and `finish` are for the grader.
+If the server has its own tools (an MCP environment), those are offered. Otherwise there is one tool `step`, whose
+arguments are the fields of the action. `state` and `finish` are for the grader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIST, _CALL = "list_tools", "call_tool"
 
 
 class OpenEnvSession:
-    """Starts the server where there is a command, and begins an episode."""
+    """Starts the server if a command is configured, and begins an episode."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._url: str = config["url"].rstrip("/")
@@ -35,7 +35,7 @@ class OpenEnvSession:
         begun = self._env.reset(seed=config["seed"], **config["reset_options"])
         self.is_over = bool(begun.done)
         self._before: float | None = _sum(None, begun.reward)
-        """The reward of `reset`, which the first step has too."""
+        """The reward of `reset`, which is added to the first step's."""
         self.instructions = f"You act in an environment by its tools.\nYou see: {_text(begun.observation)}"
         self.tools = (*self._offered(schema), *self._for_grader())
 
@@ -63,7 +63,7 @@ class OpenEnvSession:
         ]
 
     def _step(self, action: dict[str, Any]) -> Result:
-        """Raises: Refused when the server does not take the action."""
+        """Raises: Refused if the server rejects the action."""
         if self.is_over:
             raise Refused(over(""))
         try:
@@ -85,12 +85,12 @@ class OpenEnvSession:
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
-    """None is no reward."""
+    """The sum; None only if both are None."""
     return None if one is None and other is None else float(one or 0.0) + float(other or 0.0)
 
 
 def _without_metadata(schema: dict[str, Any]) -> dict[str, Any]:
-    """`metadata` is part of every action, for programs."""
+    """The schema without `metadata`, which every action has and which is meant for programs."""
     properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     return {**schema, "properties": properties}
 

@@ -1,6 +1,7 @@
-"""One game of a PettingZoo environment (AEC): the agent plays one seat, random players the others.
+"""One game of a PettingZoo environment (AEC): the agent plays one seat, random players play the others.
 
-The seat's reward of a step is the one that `last()` gives at its next turn, so it includes the others' moves.
+A step's reward is the one that `last()` returns at the seat's next turn, so it includes the effect of the others'
+moves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["begin"]
 
 
 class PettingZooEpisode(Episode):
-    """An action that the space has and the rules forbid is the environment's to judge."""
+    """An action that is in the space but illegal in the game is left to the environment to judge."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         module = import_module(config["module"])
@@ -46,7 +47,7 @@ class PettingZooEpisode(Episode):
         return Result(seen, reward, done)
 
     def _until_turn(self) -> tuple[str, float, bool]:
-        """Let the others move. Returns what the seat sees, its reward since its last turn, and whether it is out."""
+        """Let the others move. Returns the seat's observation, its reward since its last turn, and if it is out."""
         while self._env.agents:
             agent = self._env.agent_selection
             observation, reward, terminated, truncated, info = self._env.last()
@@ -76,7 +77,7 @@ class PettingZooEpisode(Episode):
 
 
 def _mask(observation: Any, info: dict[str, Any]) -> Any:
-    """The legal actions, where the environment gives them."""
+    """The legal actions, if the environment provides them."""
     if isinstance(observation, dict) and "action_mask" in observation:
         return cast("dict[str, Any]", observation)["action_mask"]
     return info.get("action_mask")

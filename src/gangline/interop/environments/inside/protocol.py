@@ -1,7 +1,7 @@
-"""An MCP server on the standard streams, without a package: JSON-RPC 2.0, one message a line.
+"""A minimal MCP server on the standard streams: JSON-RPC 2.0, one message per line, no dependencies.
 
-Calls are answered one after the other. What an environment prints goes to stderr, so that no line of it is taken for a
-message. The reward and the end of a step travel in `_meta` of its result, under `gangline/step`.
+Calls are answered sequentially. An environment's own prints go to stderr, so that they cannot be mistaken for
+messages. A step's reward and end are sent in its result's `_meta`, under `gangline/step`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _STEP = "gangline/step"
 
 
 class Refused(Exception):
-    """A call that is not done; the environment is as before. The message is for the model."""
+    """The call was not carried out and the environment is unchanged. The message is for the model."""
 
 
 class Result(NamedTuple):
-    """The end of a call."""
+    """The result of a call."""
 
     text: str
     reward: float | None = None
-    """None where the call is no step."""
+    """None if the call is not a step."""
     done: bool = False
     """Whether the episode is over."""
 
@@ -44,10 +44,10 @@ class Tool(NamedTuple):
 
 
 class World(Protocol):
-    """One episode of an environment, begun."""
+    """One started episode of an environment."""
 
     instructions: str
-    """The first observation, and how to act."""
+    """The first observation, and instructions on how to act."""
     tools: Sequence[Tool]
 
 
@@ -64,7 +64,7 @@ def serve(begin: Callable[[], World]) -> None:
 
 
 def _own_streams() -> tuple[Any, Any]:
-    """The streams of the protocol; the process's own ones become empty input, and stderr."""
+    """The protocol's streams. The process's own stdin becomes empty, and its stdout becomes stderr."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,7 +1,7 @@
-"""One question of reasoning-gym: no step, and a final answer that the dataset's own scorer scores.
+"""One question of reasoning-gym: no steps, and a final answer scored by the dataset's own scorer.
 
-The answer is what stands in the last `<answer>` of the text, without one the whole text. Many scorers pay a part for
-text that contains the answer among others.
+The answer is the content of the last `<answer>` in the text, or the whole text. Many scorers give partial credit to
+text that merely contains the answer.
 """
 
 from __future__ import annotations

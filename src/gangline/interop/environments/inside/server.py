@@ -1,4 +1,4 @@
-"""A server that an environment needs, as a process of its own, and requests to it."""
+"""Starts a server that an environment needs, as a separate process, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Answer", "Http", "read", "start"]
 _POLL_S = 0.1
 _END_S = 5.0
 _NOT_YET = (502, 503, 504)
-"""A gateway's answers for a server behind it that is not up."""
+"""Statuses of a gateway whose server is not up yet."""
 
 
 class Answer(NamedTuple):
@@ -27,9 +27,9 @@ class Answer(NamedTuple):
 
 
 class Http:
-    """Requests that keep the server's cookies, as its clients do. No proxy is asked.
+    """An HTTP client that keeps the server's cookies and uses no proxy.
 
-    patience_s: how long the server may take to start, and to answer.
+    patience_s: limit for the server's start, and for each answer.
     """
 
     def __init__(self, url: str, patience_s: float) -> None:
@@ -38,7 +38,7 @@ class Http:
         self._opener = build_opener(ProxyHandler({}), HTTPCookieProcessor())
 
     def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """GET, or POST of a body as JSON. Raises: URLError, HTTPException, TimeoutError."""
+        """GET, or POST with a JSON body. Raises: URLError, HTTPException, TimeoutError."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._url + path, data, {"Content-Type": "application/json", **(headers or {})})
         try:
@@ -48,7 +48,9 @@ class Http:
             return Answer(error.code, error.read().decode(errors="replace"))
 
     def ask_first(self, path: str, body: Any = None) -> Any:
-        """JSON, once the server is up. Raises: URLError, RuntimeError when it refuses the request."""
+        """Retries until the server is up, then returns its JSON. Raises: URLError, RuntimeError if it refuses the
+        request.
+        """
         deadline = time.monotonic() + self._patience_s
         while True:
             is_late = time.monotonic() > deadline
@@ -63,7 +65,7 @@ class Http:
 
 
 def read(path: str, answer: Answer) -> Any:
-    """The answer's JSON. Raises: RuntimeError when the server did not do as asked."""
+    """The answer's JSON. Raises: RuntimeError for an error status."""
     if answer.status >= 400:
         raise RuntimeError(f"{path} was answered with {answer.status}: {answer.text[:2000]}")
     return json.loads(answer.text)

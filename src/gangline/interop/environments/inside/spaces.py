@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON: schemas of actions, actions as the package takes them, observations as text."""
+"""Converts Gymnasium spaces: action schemas to JSON, actions from JSON, observations to text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _number(dtype: Any) -> str:
 
 
 def action_of(space: Any, value: Any) -> Any:
-    """An element of the space. Raises: Refused when `value` stands for none."""
+    """An element of the space. Raises: Refused if `value` is not in it."""
     try:
         action = _element(space, value)
         fits = space.contains(action)
@@ -70,7 +70,7 @@ def _element(space: Any, value: Any) -> Any:
 
 
 def text_of(observation: Any) -> str:
-    """An observation for the model: text as it is, else JSON."""
+    """An observation for the model: strings unchanged, anything else as JSON."""
     return observation if isinstance(observation, str) else json.dumps(_plain(observation))
 
 

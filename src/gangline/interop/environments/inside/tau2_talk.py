@@ -1,8 +1,8 @@
-"""One task of tau2-bench: the agent serves a user that a model plays, by the domain's tools.
+"""One task of tau2-bench: the agent serves a simulated user through the domain's tools.
 
-tau2's own orchestrator runs the talk and its own evaluator judges it, in a thread that waits where the agent is to act.
-The user's and the judge's model calls go to the node, under the roles `user` and `judge`, by the key that it gave the
-environment. The reward belongs to the step that ends the talk.
+tau2's own orchestrator runs the conversation and its own evaluator judges it, in a thread that blocks while the agent
+acts. Model calls of the user and the judge go to the node, under the roles `user` and `judge`, with the key that the
+node gave to the environment. The reward belongs to the step that ends the conversation.
 
 Source: tau2-bench at a2c0247 (2026-08-18), `tau2/runner/simulation.py`, `tau2/orchestrator/orchestrator.py`,
 `tau2/gym/gym_agent.py`.
@@ -47,7 +47,7 @@ environment's `runtime` the network `proxy`."""
 
 
 class Talk:
-    """Goes on until it is the agent's turn, at first and after each step."""
+    """Runs the conversation until it is the agent's turn, at the start and after each step."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         _check_package()
@@ -57,18 +57,18 @@ class Talk:
         self._actions: SimpleQueue[Any] = SimpleQueue()
         self._news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._run: Any = None
-        """The simulation that has ended, evaluated."""
+        """The finished and evaluated simulation."""
         self._error: Exception | None = None
-        """What broke the talk."""
+        """The error that broke the conversation."""
         Thread(target=self._talked, daemon=True).start()
         begun = self._next()
         self._owed = begun.reward
-        """The reward of a talk that ended before the agent's first step."""
+        """The reward of a conversation that ended before the agent's first step."""
         self.instructions = _ABOUT.format(policy=self._environment.get_policy(), talk=begun.text)
         self.tools = self._offered()
 
     def _offered(self) -> tuple[Tool, ...]:
-        """Raises: ValueError when a tool of the domain has the name of one of ours."""
+        """Raises: ValueError if a tool of the domain has the same name as one defined here."""
         own = (
             Tool(_RESPOND, "Send a message to the user. Returns the user's answer.", _MESSAGE, self._respond),
             Tool(_DONE, "End the talk, when the user needs nothing more.", _NOTHING, self._done),
@@ -111,7 +111,10 @@ class Talk:
         return self._next()
 
     def _next(self) -> Result:
-        """Wait for the agent's turn, or the end of the talk. Raises: Refused, and the error that ended the talk."""
+        """Wait for the agent's turn or the end of the conversation.
+
+        Raises: Refused, and the error that ended the conversation.
+        """
         kind, news = self._news.get()
         if kind == "broken":
             self._error = news
@@ -126,7 +129,7 @@ class Talk:
         return Result(over(_shown(ends)), float(news.reward_info.reward), done=True)
 
     def _finish(self, _: dict[str, Any]) -> Result:
-        """The reward's parts. A talk that nobody ended is worth nothing to tau2."""
+        """The parts of the reward. A conversation that neither side ended gets 0, as in tau2."""
         if self._run is None:
             note = "neither the agent nor the user ended the talk"
             return Result(json.dumps({"reward": 0.0, "note": note}), 0.0, done=True)
@@ -140,7 +143,7 @@ class Talk:
     # -- tau2's side -----------------------------------------------------------------------------------------------
 
     def _talked(self) -> None:
-        """The thread: tau2's own run of the talk, and its evaluation."""
+        """The thread's target: tau2's run of the conversation and its evaluation."""
         try:
             run = import_module("tau2.runner.simulation").run_simulation(self._orchestrator())
         except Exception as error:
@@ -172,7 +175,7 @@ class Talk:
         )
 
     def _agent(self) -> Any:
-        """An agent of tau2's that does what ours does."""
+        """A tau2 agent that forwards our agent's actions."""
         base: Any = import_module("tau2.agent.base_agent").HalfDuplexAgent
         actions, news = self._actions, self._news
 
@@ -192,7 +195,7 @@ class Talk:
 
 
 def _check_package() -> None:
-    """Raises: RuntimeError, with a way out."""
+    """Raises: RuntimeError with installation instructions."""
     try:
         import_module("tau2.runner.simulation")
     except ImportError as error:
@@ -202,7 +205,7 @@ def _check_package() -> None:
 
 
 def _task_of(config: dict[str, Any]) -> Any:
-    """Raises: ValueError, naming what there is."""
+    """Raises: ValueError listing the known domains or tasks."""
     registry, domain = import_module("tau2.registry").registry, config["domain"]
     if domain not in registry.get_domains():
         raise ValueError(f"tau2-bench has no domain {domain!r}; it has: {', '.join(registry.get_domains())}")
@@ -213,7 +216,7 @@ def _task_of(config: dict[str, Any]) -> Any:
 
 
 def _shown(messages: list[Any]) -> str:
-    """One message as it is, several with their roles."""
+    """A single message's content, or several messages with their roles."""
     if len(messages) == 1:
         return messages[0].content or ""
     calls = import_module("tau2.utils.tools").to_functional_format

@@ -1,7 +1,7 @@
-"""One game of TextArena: the agent plays one seat, a function the others.
+"""One game of TextArena: the agent plays one seat, a function plays the others.
 
-TextArena gives rewards only when a game is closed, so the last step has the seat's. A game that the agent leaves before
-its end gives what `close` says then, or 0.
+TextArena gives rewards only when a game is closed, so the last step carries the seat's reward. A game that the agent
+leaves early gets the reward that `close` returns then, or 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["begin"]
 
 
 class TextArenaEpisode(Episode):
-    """An action is text, as a player of the game writes it."""
+    """An action is text, in the form that the game's players write."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__({"type": "string"}, shows_rewards=config["show_rewards"], about="Make your move.")
@@ -36,7 +36,7 @@ class TextArenaEpisode(Episode):
         return Result(self._last_words(), self._reward(), True) if done else Result(text, 0.0)
 
     def _finish(self, answer: str) -> Result:
-        """Raises nothing: a game that is over has paid already."""
+        """Close an unfinished game and return its reward; a finished game has already returned it."""
         if self._is_closed:
             return super()._finish(answer)
         return Result("closed", self._reward(), done=True)
@@ -49,7 +49,7 @@ class TextArenaEpisode(Episode):
         return float((rewards or {}).get(self._seat, 0.0))
 
     def _until_turn(self) -> tuple[bool, str]:
-        """Let the others move. Returns whether the game is over, and what the seat sees that is new."""
+        """Let the others move. Returns whether the game is over, and the new part of the seat's observation."""
         while True:
             player, observation = self._env.get_observation()
             if player == self._seat:
@@ -59,7 +59,7 @@ class TextArenaEpisode(Episode):
                 return True, ""
 
     def _new(self, text: str) -> str:
-        """The usual wrappers give the whole game each time, and the model has its beginning."""
+        """The text without the part already seen: the usual wrappers repeat the whole game each time."""
         new = text.removeprefix(self._seen)
         self._seen = text
         return new.strip()
@@ -69,14 +69,14 @@ class TextArenaEpisode(Episode):
 
 
 def _text(observation: Any) -> str:
-    """Text of a wrapper, or of the messages (player, message, kind) that an environment without one gives."""
+    """The text of a wrapper, or of the messages (player, message, kind) of an environment without one."""
     if isinstance(observation, str):
         return observation
     return "\n".join(str(message[1]) for message in observation)
 
 
 def _function(name: str | None) -> Any:
-    """The function behind `module:function`."""
+    """Import `module:function`."""
     if name is None:
         return None
     module, _, attribute = name.partition(":")

@@ -1,5 +1,5 @@
-"""The runtime `harbor`: any environment class of Harbor's, asked through a bridge in Harbor's own Python.
+"""The runtime `harbor`: uses any of Harbor's environment classes, through a bridge process in Harbor's own Python.
 
-`runtime` starts a sandbox, `bridge` talks to Harbor, `link` to the steward in the sandbox, and `streams` carries bytes
-between the two. `inside/` has the programs at the other ends. Start with `runtime`.
+`runtime` starts sandboxes, `bridge` talks to Harbor, `link` to the steward process in the sandbox, and `streams`
+carries bytes between the two. `inside/` contains the programs at the other ends. Start with `runtime`.
 """

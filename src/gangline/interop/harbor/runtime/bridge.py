@@ -1,4 +1,4 @@
-"""Harbor in a process of its own: see `inside.bridge`. One serves all sandboxes of a runtime while any lives."""
+"""Runs Harbor in a separate process: see `inside.bridge`. One process serves all sandboxes of a runtime."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INSTALL = (
 _PROGRAM = Path(inside.__file__).with_name("bridge.py")
 _BEGIN_S = 120.0
 _END_S = 120.0
-"""For the environments of a bridge that ends while some live."""
+"""Seconds to stop the environments that are still running when a bridge ends."""
 _LINE_BYTES = 64 << 20
 _NOT_HARBOR_S = (LABEL, "GANGLINE_TOKEN", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class Bridge:
-    """A running bridge."""
+    """A running bridge process."""
 
     def __init__(self, process: Process) -> None:
         self.num_users = 0
@@ -48,7 +48,7 @@ class Bridge:
 
     @classmethod
     async def begin(cls, python: Path) -> Bridge:
-        """Raises: RuntimeUnavailable when Harbor is not there."""
+        """Raises: RuntimeUnavailable if Harbor is not installed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(python, "-P", _PROGRAM),
@@ -87,9 +87,9 @@ class Bridge:
     async def ask(
         self, do: str, name: str, *, on_part: Callable[[str], None] | None = None, **arguments: object
     ) -> Any:
-        """name: of the environment. on_part: gets what comes before the answer.
+        """name: the environment's. on_part: called with output that precedes the answer.
 
-        Raises: InvalidRequest where Harbor rejects the request, RuntimeFailed.
+        Raises: InvalidRequest if Harbor rejects the request, RuntimeFailed.
         """
         number = next(self._ids)
         answered = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class Bridge:
                 waiting.set_result(answer)
 
     async def close(self) -> None:
-        """End it, which stops the environments that live."""
+        """End the process, which stops the environments that are still running."""
         stdin = self._process.stdin
         assert stdin is not None
         with suppress(ConnectionError):
@@ -157,7 +157,7 @@ class Bridge:
 
 
 class Bridges:
-    """The bridge of a runtime: it begins with the first sandbox, and ends with the last. A dead one is replaced."""
+    """The bridge of a runtime: started with the first sandbox, stopped after the last, and replaced if it dies."""
 
     def __init__(self, python: Path | None) -> None:
         self._python = python
@@ -183,7 +183,7 @@ class Bridges:
 
     @asynccontextmanager
     async def bridge(self) -> AsyncGenerator[Bridge]:
-        """For a while. Raises: RuntimeUnavailable."""
+        """Take the bridge for the duration of a block. Raises: RuntimeUnavailable."""
         bridge = await to_end(self.take(), self.give_back)
         try:
             yield bridge

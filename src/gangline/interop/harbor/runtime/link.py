@@ -1,9 +1,9 @@
-"""The link to the steward of one sandbox, over nothing but `exec` and `upload` of its environment.
+"""The link to a sandbox's steward, over its environment's `exec` and `upload` alone.
 
 Laws:
-- What is heard may be the agent's claim, where it has become root in the sandbox. So it is JSON, or bytes.
-- Whatever fails on the way means that the steward is lost: what was said, or heard, may be lost with it.
-- One call says, and one listens, at a time. The second one waits in the sandbox until there is something to hear.
+- Received data may be forged, if the agent became root in the sandbox. It is therefore only JSON, or bytes.
+- Any failure on the way means that the steward is lost, and messages in either direction may be lost with it.
+- At most one call sends and one receives at a time. The receiving call waits in the sandbox until there is output.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PROGRAM = f"python3 -I -S {_FOLDER}/steward.zip"
 _FRAME = struct.Struct(">IIc")
 _LISTEN_S = 20
 _ANSWER_S = 120
-"""For one call."""
+"""Seconds for one call."""
 _BEGIN_S = 60.0
 _INLINE_BYTES = 48 << 10
-"""A longer message goes as a file: a word of a command line has at most 128 KiB."""
+"""A longer message is uploaded as a file: an argument has at most 128 KiB."""
 _MAX_FRAME_BYTES = 1 << 27
 _SOURCES = Path(gangline.__file__).parent
 _SHIPPED = (
@@ -63,12 +63,13 @@ _ERRORS: Mapping[str, Callable[[str], GanglineError]] = {
 
 
 class Environment(Protocol):
-    """A started environment of Harbor's."""
+    """A started Harbor environment."""
 
     async def exec(self, command: str, timeout_s: int, on_part: Callable[[str], None] | None = None) -> str:
-        """Its output, as root. on_part: gets the lines before that, where the class streams them.
+        """Run a command as root and return its output. on_part: called with lines before that, if the class streams
+        them.
 
-        Raises: RuntimeFailed, also where it does not end with 0.
+        Raises: RuntimeFailed, also for a nonzero exit code.
         """
         ...
 
@@ -78,10 +79,10 @@ class Environment(Protocol):
 
 
 class Link:
-    """One life of a steward. See `streams.Wire`."""
+    """One run of a steward. See `streams.Wire`."""
 
     def __init__(self, environment: Environment, on_connected: Callable[[Wire, int, int], None]) -> None:
-        """on_connected: called with this link, the index of a listener in the sandbox, and a new stream's number."""
+        """on_connected: called with this link, the index of a sandbox listener, and the number of a new stream."""
         self._environment = environment
         self._on_connected = on_connected
         self._streams: dict[int, Stream] = {}
@@ -96,13 +97,13 @@ class Link:
         self.is_alive = False
 
     async def begin(self, given: Mapping[str, Any], *, is_first: bool) -> dict[str, Any]:
-        """Returns what the steward tells. Raises: RuntimeFailed."""
+        """Start the steward. Returns its greeting. Raises: RuntimeFailed."""
         if is_first:
             await self._environment.exec(f"umask 077 && mkdir {_FOLDER}", _ANSWER_S)
             await self._environment.upload(_program(), f"{_FOLDER}/steward.zip")
         argument = base64.b64encode(marshal.dumps(dict(given), 4)).decode()
         serve = f"setsid {_PROGRAM} serve {argument} < /dev/null > {_FOLDER}/log 2>&1 &"
-        # Old pipes go first, so that nobody listens to those of an earlier life.
+        # Remove old pipes first, so that nothing reads from an earlier run's.
         wait = f"for n in $(seq 200); do [ -p {_FOLDER}/out ] && exit 0; sleep 0.05; done; cat {_FOLDER}/log; exit 1"
         await self._environment.exec(f"rm -f {_FOLDER}/in {_FOLDER}/out; {serve}\n{wait}", _ANSWER_S)
         self.is_alive = True
@@ -185,7 +186,7 @@ class Link:
             self._lose(error.message)
 
     async def _listen(self) -> None:
-        """Where lines come as they are printed, one call listens on after the first."""
+        """If the environment streams lines, one call keeps listening after the first lines."""
         try:
             while True:
                 lines = _Lines(self._hear)
@@ -233,7 +234,7 @@ class Link:
 
 
 class _Lines:
-    """What a call of `hear` prints. An environment may print more: what counts is between marks."""
+    """Collects the output of `hear`. An environment may print more: only the text between the marks counts."""
 
     def __init__(self, hear: Callable[[bytes], None]) -> None:
         self.num_heard = 0
@@ -246,7 +247,7 @@ class _Lines:
         while ">>>" in self._text and self.error is None:
             line, _, self._text = self._text.partition(">>>")
             try:
-                # Without white space, for environments with a terminal.
+                # Strip white space, which environments with a terminal insert.
                 self._hear(base64.b64decode("".join(line[line.index("<<<") + 3 :].split())))
                 self.num_heard += 1
             except (ValueError, LookupError) as error:
@@ -254,7 +255,7 @@ class _Lines:
 
 
 def _program() -> bytes:
-    """The steward, with what it needs of this package, as one file that Python runs."""
+    """The steward and the modules that it needs, as one zip file that Python can run."""
     files = {name: (_SOURCES / name).read_text() for name in _SHIPPED}
     files["domain/errors.py"] = (_SOURCES / "interop/harbor/runtime/inside/errors.py").read_text()
     packages = {str(parent) for name in files for parent in Path("gangline", name).parents} - {"."}

@@ -1,17 +1,17 @@
-"""The runtime `harbor`: Docker, Kubernetes, Daytona, Modal, E2B and whatever else Harbor has an environment for.
+"""The runtime `harbor`: Docker, Kubernetes, Daytona, Modal, E2B and every other environment that Harbor supports.
 
-Harbor makes an environment and removes it, runs commands in it to their end, and brings files in. The rest of the
-contract is the steward's, a program of ours that runs inside as root; it needs Python 3.8, `sh` and coreutils there.
+Harbor creates and removes an environment, runs commands in it to completion, and uploads files. Everything else is done
+by the steward, our program that runs inside as root; it needs Python 3.8, `sh` and coreutils there.
 
 Laws:
 - The agent is never root inside.
 - The node's proxy is reached over the link to the steward, as a listener on the sandbox's own loopback. So the node
-  needs no address that the sandbox reaches, and a sandbox needs no network.
-- A network policy that Harbor's class cannot enforce is refused, with Harbor's words.
-- Which environment it is, with which options, says the node's operator; a task names an image.
+  needs no address that the sandbox can reach, and a sandbox needs no network.
+- A network policy that Harbor's class cannot enforce is refused, with Harbor's message.
+- The node's operator chooses the environment class and its options; a task names an image.
 
-The ways out of a sandbox: to the node's proxy, and to the hosts of its list. Each is a listener on the sandbox's own
-loopback, whose connections come over the link.
+A sandbox's tunnels lead to the node's proxy and to its listed hosts. Each is a listener on the sandbox's own loopback,
+whose connections go over the link.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _NOT_THE_IMAGE_S = ("HOME", "HOSTNAME", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "
 
 
 class Tunnels:
-    """Those of one sandbox, over all its lives."""
+    """The tunnels of one sandbox, over all runs of its steward."""
 
     def __init__(self, start: RuntimeStart) -> None:
         self.env: Mapping[str, str] = {}
-        """Variables by which programs find the way to the list's hosts."""
+        """Variables that point programs to the listed hosts."""
         self.traffic = {"proxy": Traffic(), "list": Traffic()}
         self._start = start
         self._open: set[SocketStream] = set()
@@ -71,14 +71,14 @@ class Tunnels:
 
     @property
     def ports(self) -> list[int]:
-        """Ports of the listeners in the sandbox: that of the proxy, and 0 for any where there is a list."""
+        """Ports of the listeners in the sandbox: the proxy's, and 0 (any) if there is a list of hosts."""
         start = self._start
         if start.spec.network == "none" or start.proxy_port is None:
             return []
         return [start.proxy_port, 0] if start.spec.network_rules else [start.proxy_port]
 
     def connected(self, wire: Wire, index: int, number: int) -> None:
-        """A program in the sandbox has dialled the listener `index`."""
+        """A program in the sandbox has connected to listener `index`."""
         self._open = {stream for stream in self._open if stream.is_open}
         if len(self._open) >= MAX_CONNECTIONS:
             wire.say(number, b"R")
@@ -132,7 +132,7 @@ class HarborRuntime(Runtime):
         return f"{python} does not exist. {INSTALL}" if python else INSTALL
 
     async def check(self) -> None:
-        """Begin a bridge. Raises: RuntimeUnavailable, with the line to run."""
+        """Start a bridge. Raises: RuntimeUnavailable, with the command to run."""
         async with self._bridges.bridge():
             pass
 
@@ -157,7 +157,7 @@ class HarborRuntime(Runtime):
         return await HarborSandbox(start, self._bridges, self._settings).begun()
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        """Harbor is asked only where a folder shows that it was used."""
+        """Asks Harbor only if a folder shows that it was used."""
         lost = [
             (folder, mark)
             for folder, mark in await asyncio.to_thread(lambda: list(marked(root)))
@@ -187,7 +187,7 @@ class HarborSandbox(SupervisedSandbox):
         self._link: Link | None = None
         self._is_made = False
         self._told: Mapping[str, Any] = {}
-        """What the steward said of the sandbox: its variables, and its machine where that filters system calls."""
+        """The steward's report on the sandbox: its variables, and its machine if that filters system calls."""
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await (await self._linked()).file("write", path, data, mode)
@@ -337,7 +337,7 @@ def _name(runtime_id: str) -> str:
 
 
 def _asked(settings: Settings, runtime_id: str, folder: Path, spec: RuntimeSpec | None = None) -> dict[str, Any]:
-    """Arguments by which the bridge makes an environment, or finds one. spec: None finds."""
+    """Arguments with which the bridge creates or finds an environment. spec: None to find one."""
     is_open = spec is None or spec.network == "full" or settings.harbor_network == "closed"
     memory_bytes = None if spec is None else spec.limits.memory_bytes
     return {
@@ -353,7 +353,7 @@ def _asked(settings: Settings, runtime_id: str, folder: Path, spec: RuntimeSpec 
 
 
 def _enforced(limits: LimitsSpec, promised: Mapping[str, bool], environment: str) -> Enforcement:
-    """Kills for want of memory are not told by Harbor, so that each process is limited before all together are."""
+    """Harbor does not report out-of-memory kills, so each process's own limit must be reached before the common one."""
     by = f"limit of Harbor's {environment}"
     held = {"cpus": by} if promised["limits_cpus"] else {}
     found = enforcement(limits, held, own_user=True)

@@ -1,7 +1,7 @@
-"""Bytes between a sandbox's steward and this process: of a command, or of a socket.
+"""Byte streams between a sandbox's steward and this process, for a command or a socket.
 
 Laws:
-- No side sends more than `WINDOW` bytes of a stream that the other one has not passed on.
+- Neither side sends more than `WINDOW` bytes of a stream before the other has passed them on.
 - A command's end is passed on after its output.
 """
 
@@ -24,27 +24,27 @@ __all__ = ["RemoteForeman", "SocketStream", "Stream", "Wire"]
 WINDOW = 1 << 20
 _PIECE = 1 << 16
 _LOST = b"lost its steward does not answer\n\nlast\n"
-"""As a supervisor says it that cannot run a command."""
+"""The message of a supervisor that cannot run a command."""
 
 
 class Stream(Protocol):
-    """Hears the frames of one number."""
+    """Receives the frames of one number."""
 
     def hear(self, kind: bytes, payload: bytes) -> None: ...
 
 
 class Wire(Protocol):
-    """The way to a steward. Frames of an unknown stream are dropped."""
+    """The connection to a steward. Frames of unknown streams are dropped."""
 
     @property
     def is_alive(self) -> bool: ...
 
     def new_number(self) -> int:
-        """The first of the four numbers of a command."""
+        """The first of a command's four numbers."""
         ...
 
     def join(self, number: int, stream: Stream) -> None:
-        """When the steward is lost, each stream hears a reset."""
+        """Register a stream. It receives a reset if the steward is lost."""
         ...
 
     def leave(self, number: int) -> None: ...
@@ -53,12 +53,12 @@ class Wire(Protocol):
 
 
 class SocketStream:
-    """A socket of ours whose other end is in the sandbox. It owns the socket."""
+    """A local socket whose other end is in the sandbox. It owns the socket."""
 
     def __init__(
         self, wire: Wire, number: int, opened: Callable[[], Awaitable[socket.socket]], traffic: Traffic | None = None
     ) -> None:
-        """opened: gives the socket; what comes meanwhile is kept. Raises: OSError."""
+        """opened: returns the socket; data that arrives before that is kept. Raises: OSError."""
         self._wire, self._number, self._opened = wire, number, opened
         self._traffic = traffic or Traffic()
         self._room = WINDOW
@@ -120,7 +120,7 @@ class SocketStream:
 
 
 class RemoteSupervisor(Supervisor):
-    """For one command, which a supervisor in the sandbox watches."""
+    """Represents the supervisor of one command in the sandbox."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -147,12 +147,12 @@ class RemoteSupervisor(Supervisor):
             self._wire.join(self._number + index, _Part(self, index))
         self._carrying = asyncio.create_task(self._carry(hear))
         self._carrying.add_done_callback(self._let_go)
-        # Sandboxes may have an older Python, which reads no newer form.
+        # Older Pythons in sandboxes cannot read newer marshal versions.
         told = marshal.dumps((marshal.dumps(marshal.loads(order), 4), has_channel), 4)
         self._wire.say(self._number, b"X", told)
 
     def heard(self, index: int, kind: bytes, payload: bytes) -> None:
-        """index: 0 is what the supervisor says, 1 and 2 are stdout and stderr."""
+        """index: 0 for the supervisor's messages, 1 and 2 for stdout and stderr."""
         if kind == b"D":
             self._coming.put_nowait((index, payload))
         elif index == 0 and kind == b"E":
@@ -161,7 +161,7 @@ class RemoteSupervisor(Supervisor):
             self._coming.put_nowait((0, _LOST))
 
     async def _carry(self, hear: Callable[[bytes], None]) -> None:
-        """Pass on what comes, in its order, until the supervisor has no more to say."""
+        """Pass on messages in order until the supervisor has closed its end."""
         while not self._is_closed:
             index, data = await self._coming.get()
             if index == 0:
@@ -186,7 +186,7 @@ class RemoteSupervisor(Supervisor):
         self._wire.say(self._number, b"E")
 
     def close(self) -> None:
-        """Let it go. Idempotent."""
+        """Release it. Idempotent."""
         self._is_closed = True
         if self._carrying is not None and self._carrying is not asyncio.current_task():
             self._carrying.cancel()
@@ -200,7 +200,7 @@ def _same(ours: socket.socket) -> Callable[[], Awaitable[socket.socket]]:
 
 
 class _Part:
-    """One stream of a supervisor's."""
+    """One stream of a supervisor."""
 
     def __init__(self, supervisor: RemoteSupervisor, index: int) -> None:
         self._supervisor, self._index = supervisor, index
@@ -210,7 +210,7 @@ class _Part:
 
 
 async def _written(fd: int, data: bytes) -> None:
-    """Write to a pipe of ours. What nobody reads any more is dropped."""
+    """Write to a local pipe. Data is dropped once the reader is gone."""
     loop, left = asyncio.get_running_loop(), memoryview(data)
     while left:
         try:
@@ -227,7 +227,7 @@ async def _written(fd: int, data: bytes) -> None:
 
 
 class RemoteForeman(Foreman):
-    """The foreman at the other end of a wire."""
+    """A foreman at the other end of a wire."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -237,12 +237,12 @@ class RemoteForeman(Foreman):
         return self._wire.is_alive
 
     def supervisor(self, groups: Sequence[str]) -> Supervisor:
-        """See `Foreman.supervisor`. groups: none."""
+        """See `Foreman.supervisor`. groups: unused."""
         return RemoteSupervisor(self._wire)
 
     def rest(self, supervisor: Supervisor) -> None:
-        """Let it go: another one costs no more."""
+        """Release it: starting another one costs the same."""
         supervisor.close()
 
     async def end(self) -> None:
-        """Nothing of it is here."""
+        """Does nothing: the foreman runs in the sandbox."""

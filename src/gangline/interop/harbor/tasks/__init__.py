@@ -1,3 +1,4 @@
-"""Tasks in Harbor's format, schema 1.4: `config` is its file, `task` makes an ordinary task of a folder.
+"""Tasks in Harbor's format, schema 1.4: `config` reads `task.toml`, `task` turns a folder into an ordinary task.
 
-Start with `task`."""
+Start with `task`.
+"""

@@ -1,8 +1,8 @@
-"""`environment/docker-compose.yaml` of a Harbor task, as far as it is carried: services beside `main`, which is the
-agent's container. A key that is not listed here is refused by its name.
+"""Reads `environment/docker-compose.yaml` of a Harbor task: the agent's container `main`, and further services. Any key
+that is not listed here is refused by name.
 
-Values are the texts of the file, as compose reads them: `no` and `0755` are what they look like. `${VAR}` is a variable
-of the task's environment or has a default; none is taken from this machine.
+Values are read as text, as compose does: `no` and `0755` keep their spelling. `${VAR}` must be a variable of the task's
+environment or have a default; variables of this machine are never used.
 
 Source: Harbor 0.25, `environments/docker`; the Compose Specification.
 """
@@ -47,11 +47,11 @@ _VARIABLE = re.compile(
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S, _LONGEST_TRY_S = 3600.0, 120.0
-"""Bounds of a task's health check."""
+"""Upper bounds for a task's health check."""
 
 
 class Compose(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's meaning."""
+    """The parsed file."""
 
     services: dict[str, dict[str, Any]]
     """The body's `runtime.services`."""
@@ -63,10 +63,10 @@ class Compose(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compose_of(name: str, folder: SourcePath, env: dict[str, str]) -> Compose | None:
-    """None where the folder has no such file.
+    """None if the folder has no such file.
 
-    name: of the task. env: variables of the task's environment, with their values.
-    Raises: InvalidRequest, naming the keys that are not carried.
+    name: the task's. env: variables of the task's environment, with their values.
+    Raises: InvalidRequest, naming the unsupported keys.
     """
     path = folder / COMPOSE_FILE
     if not path.has_file():
@@ -75,7 +75,7 @@ def compose_of(name: str, folder: SourcePath, env: dict[str, str]) -> Compose | 
 
 
 class _Reader:
-    """Reads one file; collects the keys that are not carried."""
+    """Reads one file and collects unsupported keys."""
 
     def __init__(self, name: str, folder: SourcePath, env: Mapping[str, str]) -> None:
         self._name = name
@@ -103,7 +103,7 @@ class _Reader:
         return Compose(services=found, env=env, image=image, notes=tuple(self._notes))
 
     def _main(self, given: dict[str, Any]) -> str | None:
-        """Image of the agent's container, where the file decides."""
+        """Image of the agent's container, if the file sets it."""
         where = f"services.{MAIN}"
         self._refuse_others(where, given, _KEYS_OF_MAIN)
         command = self._words(f"{where}.command", given.get("command"))
@@ -165,7 +165,7 @@ class _Reader:
             raise InvalidRequest(f"{self._name}: {where}: {error.message}") from error
 
     def _wait(self, name: str, given: Any, found: dict[str, dict[str, Any]]) -> None:
-        """Enter what a service, or the agent's container, waits for."""
+        """Record the dependencies of a service or of the agent's container."""
         where = f"services.{name}.depends_on"
         names = (
             dict.fromkeys(map(str, cast("list[Any]", given))) if isinstance(given, list) else self._table(where, given)
@@ -214,7 +214,7 @@ class _Reader:
         return {"command": command, "timeout_seconds": timeout_s, "within_seconds": within_s}
 
     def _seconds(self, where: str, given: Any, default: float) -> float:
-        """`1m30s`; compose takes 0 as the default."""
+        """Parses durations such as `1m30s`. Compose treats 0 as the default."""
         given = self._text(where, given)
         pieces = _DURATION.findall(given or "")
         if given is not None and "".join(number + unit for number, unit in pieces) != given:
@@ -234,7 +234,7 @@ class _Reader:
         return cast("list[str]", words)
 
     def _environment(self, where: str, given: Any) -> dict[str, str]:
-        """A variable without a value would be this machine's."""
+        """A variable without a value is refused: compose would read it from this machine."""
         if isinstance(given, list):
             lines = [str(line).partition("=") for line in cast("list[Any]", given)]
             variables: dict[str, Any] = {name: value if sign else None for name, sign, value in lines}
@@ -249,7 +249,7 @@ class _Reader:
         return given if isinstance(given, str) else None
 
     def _table(self, where: str, given: Any) -> dict[str, Any]:
-        """Raises: InvalidRequest when it is not a mapping of names."""
+        """Raises: InvalidRequest if it is not a mapping of names."""
         if given is None:
             return {}
         if not isinstance(given, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", given)):
@@ -261,7 +261,7 @@ class _Reader:
         self._refused += sorted(f"{where}.{key}" for key in others if not key.startswith("x-"))
 
     def _filled(self, where: str, value: Any) -> Any:
-        """With variables replaced."""
+        """The value with variables replaced."""
         if isinstance(value, dict):
             table = cast("dict[str, Any]", value)
             return {key: self._filled(f"{where}.{key}", one) for key, one in table.items()}

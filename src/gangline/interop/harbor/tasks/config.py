@@ -1,4 +1,4 @@
-"""`task.toml` of a Harbor task, as far as it is carried. A key that is not listed here is refused, not ignored.
+"""Reads `task.toml` of a Harbor task. Keys that are not listed here are refused, not ignored.
 
 Source: Harbor 0.25, task format 1.4.
 """
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAIN = "main"
-"""The service that is the agent's."""
+"""Name of the agent's service."""
 _NO_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$|^\s*$')
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 
@@ -57,7 +57,7 @@ class HarborHealthcheck(_Table):
 
 
 class HarborCollect(_Table):
-    """A command that runs when the agent has ended; one that fails is only reported."""
+    """A command that runs after the agent has ended. A failure is only reported."""
 
     command: str
     service: str = MAIN
@@ -70,7 +70,7 @@ class HarborArtifact(_Table):
     destination: str | None = None
     exclude: list[str] = Field(default_factory=list)
     service: str | None = None
-    """None is `MAIN`."""
+    """None: `MAIN`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -106,7 +106,7 @@ class HarborMcpServer(_Table):
         return self
 
     def given(self) -> dict[str, Any]:
-        """As the agent of a task takes it."""
+        """The server in the form of a task's `agent.mcp_servers`."""
         if self.transport == "stdio":
             return {"command": [self.command, *self.args]}
         return {"url": self.url, **({"headers": self.headers} if self.headers else {})}
@@ -132,7 +132,7 @@ class HarborEnvironment(_Policy):
     @model_validator(mode="before")
     @classmethod
     def _read_sizes(cls, given: Any) -> Any:
-        """`memory` and `storage` are older names: `2G`, `512M`."""
+        """Accepts the older names `memory` and `storage`: `2G`, `512M`."""
         if not isinstance(given, dict):
             return given
         table = dict(cast("dict[str, Any]", given))
@@ -162,13 +162,13 @@ class HarborSolution(_Table):
 
 
 class HarborStep(_Table):
-    """An agent's run and its verification, in the folder `steps/NAME`."""
+    """An agent's run and its verification, with files in `steps/NAME`."""
 
     name: str
     agent: HarborAgent = HarborAgent()
     verifier: HarborVerifier = HarborVerifier()
     min_reward: float | dict[str, float] | None = None
-    """Below it, no further step is done."""
+    """Below this reward, no further step is run."""
     healthcheck: HarborHealthcheck | None = None
     artifacts: list[HarborArtifact] = Field(default_factory=list[HarborArtifact])
 
@@ -180,11 +180,11 @@ class HarborStep(_Table):
 
 
 class HarborConfig(_Table):
-    """The whole file."""
+    """The complete file."""
 
     schema_version: str = "1.4"
     version: str | None = None
-    """The older name of `schema_version`."""
+    """Older name of `schema_version`."""
     task: dict[str, Any] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     verifier: HarborVerifier = HarborVerifier()
@@ -206,10 +206,10 @@ def config_of(document: dict[str, Any], path: SourcePath) -> HarborConfig:
 
 
 def resolved(env: dict[str, str], where: str) -> dict[str, str]:
-    """Variables with their defaults filled in.
+    """The variables with their defaults filled in.
 
-    Raises: InvalidRequest for one that would copy a value of this machine's environment: that may be a secret, and a
-    task is stored.
+    Raises: InvalidRequest if a value would come from this machine's environment: it may be a secret, and tasks are
+    stored.
     """
     found: dict[str, str] = {}
     for name, value in env.items():
@@ -224,7 +224,7 @@ def resolved(env: dict[str, str], where: str) -> dict[str, str]:
 
 
 def _megabytes(size: str) -> int | str:
-    """A text that is no size stays, and validation rejects it."""
+    """Other text is returned unchanged, and validation rejects it."""
     match = re.fullmatch(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([KMG])B?\s*", size, re.IGNORECASE)
     if match is None:
         return size

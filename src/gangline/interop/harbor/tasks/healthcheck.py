@@ -1,4 +1,4 @@
-"""Harbor's health check as a prepare action, with the same tries: those of the start period do not count."""
+"""Harbor's health check as a prepare action, with the same retries: failures in the start period are not counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARGIN_S = 10.0
 
 
 def healthcheck_action(check: HarborHealthcheck) -> dict[str, Any]:
-    """An action of `runtime.prepare`: it fails INIT when the environment does not become healthy."""
+    """A `runtime.prepare` action that fails INIT if the environment does not become healthy."""
     command = _LOOP.format(
         start_period=math.ceil(check.start_period_sec),
         timeout=int(check.timeout_sec),

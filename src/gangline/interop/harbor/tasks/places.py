@@ -1,4 +1,4 @@
-"""Runtimes of a Harbor task: the agent's, and that of a verifier in an environment of its own."""
+"""Runtimes of a Harbor task: the agent's, and a separate verifier's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.machine.reading.paths import SourcePath
 __all__ = ["INIT_S", "environment_of", "init_timeout_s", "runtime_of"]
 
 INIT_S = 300.0
-"""A task's usual budget of INIT."""
+"""Default INIT budget of a task, in seconds."""
 _LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")
 
 
@@ -28,9 +28,8 @@ def environment_of(
     where: str,
     owns_tests: bool = False,
 ) -> Environment:
-    """
-    where: name of the field with the settings, for messages.
-    owns_tests: whether its image brings `/tests`.
+    """where: name of the settings' field, for messages.
+    owns_tests: whether the image contains `/tests`.
     """
     env = resolved(settings.env, f"{where}.env")
     compose = None if owns_tests else compose_of(name, context, env)
@@ -60,7 +59,7 @@ def runtime_of(
 
 
 def init_timeout_s(*runtimes: dict[str, Any]) -> float:
-    """INIT's budget, with the time that health checks, those of services too, and `setup.sh` may take."""
+    """INIT's budget, extended by the time that health checks (including the services') and `setup.sh` may take."""
     return INIT_S + max((sum(_waits(one)) for one in runtimes), default=0.0)
 
 

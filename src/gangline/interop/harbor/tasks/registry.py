@@ -1,6 +1,6 @@
-"""Harbor's registry as a file that the user gives: `NAME@VERSION` of a dataset -> folders of its tasks.
+"""Reads a local copy of Harbor's registry: `NAME@VERSION` of a dataset -> folders of its tasks.
 
-Nothing is downloaded. Tasks of a Git repository are read from a clone that stands at the very commit.
+Nothing is downloaded. Tasks in Git repositories are read from a clone that is checked out at the exact commit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Dataset(msgspec.Struct, frozen=True):
 
 
 def registered_folders(registry: Path, wanted: str, clones: Path | None) -> list[SourcePath]:
-    """The folders of a dataset's tasks, in its order.
+    """The folders of a dataset's tasks, in order.
 
-    wanted: `NAME` or `NAME@VERSION`. Without a version it is `head`, or the only one.
-    clones: folder with clones named `owner__name`; paths without a repository are in the registry's own folder.
-    Raises: InvalidRequest, naming the dataset, the task, or the clone that is missing.
+    wanted: `NAME` or `NAME@VERSION`. Without a version: `head`, or the only version.
+    clones: folder with clones named `owner__name`; paths without a repository are relative to the registry's folder.
+    Raises: InvalidRequest, naming the dataset, the task or the missing clone.
     """
     dataset = _found(registry, wanted)
     return [_folder(registry, task, clones) for task in dataset.tasks]
@@ -71,7 +71,7 @@ def _folder(registry: Path, task: _Task, clones: Path | None) -> SourcePath:
 
 
 def _clone(task: _Task, url: str, clones: Path | None) -> Path:
-    """The clone of a task's repository. Raises: InvalidRequest where it is not there, or at another commit."""
+    """The clone of a task's repository. Raises: InvalidRequest if it is missing or at another commit."""
     commit = task.git_commit_id
     clone = (clones or Path("CLONES")) / "__".join(url.removesuffix(".git").replace(":", "/").split("/")[-2:])
     checkout = "" if commit in (None, "HEAD") else f" && git -C {clone} checkout {commit}"
@@ -86,7 +86,7 @@ def _clone(task: _Task, url: str, clones: Path | None) -> Path:
 
 
 def _head(clone: Path) -> str:
-    """The commit that is checked out; empty where it cannot be told, as on a branch whose references are packed."""
+    """The commit that is checked out; empty if unknown, as on a branch with packed references."""
     git = SourcePath.of(clone.resolve()) / ".git"
     head = read_text(git / "HEAD", _MAX_HEAD_BYTES).strip()
     if not head.startswith("ref: "):

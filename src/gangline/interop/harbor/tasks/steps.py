@@ -1,7 +1,7 @@
-"""Where the parts of a Harbor task are: in its own folder, or for each step in the step's.
+"""Locates the parts of a Harbor task: in its own folder or, for tasks with steps, in each step's.
 
-A step's settings win over the task's, as Harbor resolves them. Its tests are laid over the task's; its collect hooks
-and artifacts are added. Its verifier's time is its own or Harbor's default, never the task's.
+A step's settings override the task's, as in Harbor. Its tests are copied over the task's; its collect hooks and
+artifacts are added. Its verifier timeout is its own or Harbor's default, never the task's.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gangline.machine.reading.paths import SourcePath
 __all__ = ["Parts", "parts_of"]
 
 _SETUP_S = 600.0
-"""Seconds that a step's `setup.sh` may take; Harbor has no such limit."""
+"""Timeout in seconds of a step's `setup.sh`; Harbor has no such limit."""
 _RUN_SETUP = 'exec bash "$(pwd)/setup.sh"'
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and folders of one run and its verification: the task's, or a step's."""
+    """Settings and folders of one run and its verification, for the task or for a step."""
 
     config: HarborConfig
-    """The task's, with those of the step in it."""
+    """The task's configuration, merged with the step's."""
     step: HarborStep | None = None
     """None: the task has no steps."""
     folder: SourcePath
-    """The folder that has the instruction."""
+    """The folder with the instruction."""
     tests: tuple[SourcePath, ...]
-    """Later ones are laid over earlier ones."""
+    """Later folders are copied over earlier ones."""
     images: tuple[VerifierImage, ...]
-    """Images that a separate verifier may have, first choice first."""
+    """Candidate images of a separate verifier, first choice first."""
     solution: SourcePath
     workdir: SourcePath | None = None
-    """Files for the agent's working folder; `setup.sh` among them is run."""
+    """Files for the agent's working folder. `setup.sh`, if present, is run."""
     healthcheck: HarborHealthcheck | None = None
 
     @property
@@ -54,7 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         return read_text(self.folder / "instruction.md")
 
     def prepare(self) -> list[dict[str, Any]]:
-        """Actions of the agent's runtime, after those of its environment and of earlier steps.
+        """Prepare actions of the agent's runtime, to run after those for the environment and earlier steps.
 
         Raises: InvalidRequest for a link.
         """
@@ -70,7 +70,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(folder: SourcePath, name: str, config: HarborConfig) -> tuple[Parts, ...]:
-    """One for each step; one for a task without steps. Raises: InvalidRequest when steps have the same name."""
+    """One per step; a single one for a task without steps. Raises: InvalidRequest if two steps have the same name."""
     image = _image(config.verifier, folder / "tests")
     if not config.steps:
         own = Parts(

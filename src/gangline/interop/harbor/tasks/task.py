@@ -1,13 +1,13 @@
 """Harbor task folders: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/`.
 
-Graded as Harbor does: `/tests/test.sh` runs in the agent's runtime when its processes are gone, with any exit code; the
-number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no reward at all.
+Grading follows Harbor: `/tests/test.sh` runs in the agent's runtime after its processes have ended, and its exit code
+is ignored; the number is in `/logs/verifier/reward.json` or `reward.txt`. Without a number there is no reward.
 
-The network of a Harbor task: its own policies where the submitter grants them, else the submitter's.
+Network: the task's own policies if the submitter grants them, else the submitter's.
 
-Fields and files of a Harbor task that are not carried. They are refused by name, never ignored.
+Unsupported fields and files are refused by name, never ignored.
 
-Skills of a Harbor task: what its Dockerfile copies to `environment.skills_dir`.
+Skills: the files that the Dockerfile copies to `environment.skills_dir`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gangline.machine.reading.paths import SourcePath
 __all__ = ["FORMAT", "is_harbor_task", "read_harbor_task"]
 
 _EMPTY_LOGS = {"type": "exec", "command": "find /logs/agent -mindepth 1 -delete", "timeout_seconds": 30.0}
-"""An agent begins each step without the logs of the one before."""
+"""Empties the previous step's agent logs before each step."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 _FILES = (".harborignore",)
@@ -53,7 +53,7 @@ def skills_of(name: str, skills_dir: str, copied: dict[str, dict[str, Any]]) -> 
     """The body's `agent.skills`: each folder with a SKILL.md.
 
     copied: path in the environment -> file.
-    Raises: InvalidRequest when none is known, or a file of one is no text.
+    Raises: InvalidRequest if there are no skills, or a skill's file is not text.
     """
     inside = PurePosixPath(skills_dir)
     found: dict[str, dict[str, str]] = {}
@@ -74,7 +74,7 @@ def skills_of(name: str, skills_dir: str, copied: dict[str, dict[str, Any]]) -> 
 
 
 def refuse_uncarried(folder: SourcePath, name: str, parts: Parts) -> None:
-    """Raises: InvalidRequest, naming the fields and the files."""
+    """Raises: InvalidRequest, naming the unsupported fields and files."""
     step = () if parts.step is None else ("steps", parts.step.name)
     files = [*_FILES, *dict.fromkeys("/".join((*own, path)) for own in ((), step) for path in _FILES_OF_RUN)]
     asked = [*_fields(parts.config), *(path for path in files if (folder / path).is_there())]
@@ -83,7 +83,7 @@ def refuse_uncarried(folder: SourcePath, name: str, parts: Parts) -> None:
 
 
 def notes_on_users(config: HarborConfig) -> list[str]:
-    """What becomes of the users that it names: sandboxes have one of their own for the agent, who is never root."""
+    """Notes for users that the task names: the agent runs as the sandbox's own user, which is never root."""
     users = {"agent.user": config.agent.user, "verifier.user": config.verifier.user}
     return [f"{field} {user!r} is the sandbox's own user" for field, user in users.items() if user is not None]
 
@@ -136,10 +136,10 @@ class Networks(NamedTuple):
 
 
 def networks_of(name: str, config: HarborConfig, choices: Choices, *, separate: bool) -> Networks:
-    """The network of the agent, and of the verifier: the same, unless it has a runtime of its own.
+    """The networks of the agent and the verifier. They are the same unless the verifier has its own runtime.
 
-    Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it.
-    Raises: InvalidRequest when nobody decided, or the policies cannot be given.
+    Tests that cannot install their tools usually give 0, so the network must be chosen explicitly.
+    Raises: InvalidRequest if nothing was chosen, or the policies are not supported.
     """
     if choices.network not in (None, "list"):
         return Networks({"network": choices.network}, {"network": choices.network})
@@ -163,7 +163,7 @@ def networks_of(name: str, config: HarborConfig, choices: Choices, *, separate: 
 
 
 def notes_on_services(config: HarborConfig, runtime: dict[str, Any]) -> list[str]:
-    """What is different of the services in the agent's runtime."""
+    """Notes on differences between the services here and in Harbor."""
     if not runtime.get("services"):
         return []
     own = {_baseline(config.environment), _explicit(config.agent) or _baseline(config.environment)}
@@ -288,7 +288,7 @@ def _refuse_other_networks(name: str, networks: Sequence[Networks]) -> None:
 
 
 def _agent(name: str, config: HarborConfig, environment: Environment) -> dict[str, Any]:
-    """What the task gives its agent, whichever that is."""
+    """Fields that the task sets for its agent, independent of the harness."""
     given: dict[str, Any] = {}
     if servers := config.environment.mcp_servers:
         given["mcp_servers"] = {server.name: server.given() for server in servers}
@@ -303,7 +303,7 @@ def _evaluation_s(config: HarborConfig) -> float:
 
 
 def _solution(parts: Parts) -> dict[str, Any]:
-    """The field `solution`, where there is one."""
+    """The field `solution`, if there is one."""
     if not (parts.solution / "solve.sh").has_file():
         return {}
     files = written_folder(parts.solution, "/solution")
@@ -313,7 +313,7 @@ def _solution(parts: Parts) -> dict[str, Any]:
 
 
 def _without_canary(text: str) -> str:
-    """The instruction without the marks that keep it out of training corpora, which are not for the agent."""
+    """The instruction without canary marks, which keep it out of training corpora and are not for the agent."""
     lines = text.split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]

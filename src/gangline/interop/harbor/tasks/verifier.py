@@ -1,8 +1,8 @@
-"""Harbor's verifier as evaluator `script`: in the agent's runtime, or in an environment of its own that gets the
+"""Harbor's verifier as evaluator `script`: in the agent's runtime, or in a separate environment that receives the
 artifacts.
 
-A separate environment is the verifier's image, the one that a Dockerfile in the tests' folder describes (either brings
-`/tests` itself), or a fresh copy of the task's, which gets the tests.
+A separate environment is the verifier's image, or an image built from a Dockerfile in the tests' folder (both contain
+`/tests`), or a fresh copy of the task's environment, to which the tests are added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Verification", "VerifierImage", "is_separate", "verifier_of"]
 
 _ARTIFACTS = "/logs/artifacts"
 _MAX_ARTIFACT_BYTES = 64 << 20
-"""For each; Harbor has no such limit."""
+"""Limit for each artifact; Harbor has no such limit."""
 _RUN_TESTS = """
 /tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
 tail -c 2000 /logs/verifier/test-stdout.txt
@@ -41,11 +41,11 @@ _MAKE_RUNNABLE = "[ -x /tests/test.sh ] || chmod +x /tests/test.sh || exit 1\n"
 
 
 class VerifierImage(NamedTuple):
-    """An image that a separate verifier has, if either is there; it brings `/tests`."""
+    """A separate verifier's image, given by name or Dockerfile; it contains `/tests`."""
 
     image: str | None
     context: SourcePath
-    """Folder that may hold its Dockerfile."""
+    """Folder that may contain its Dockerfile."""
 
     @property
     def exists(self) -> bool:
@@ -60,18 +60,18 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     config: HarborConfig
     artifacts: Sequence[HarborArtifact]
     runtime: dict[str, Any]
-    """The agent's."""
+    """The agent's runtime."""
     network: dict[str, Any]
-    """The verifier's own, where it is separate."""
+    """The verifier's network, if it is separate."""
     choices: Choices
     tests: Sequence[SourcePath]
-    """Folders of tests; later ones are laid over earlier ones."""
+    """Folders of tests; later ones are copied over earlier ones."""
     images: Sequence[VerifierImage]
-    """Images of a separate verifier, first choice first."""
+    """Candidate images of a separate verifier, first choice first."""
 
 
 def is_separate(verifier: HarborVerifier) -> bool:
-    """An environment without a mode implies it."""
+    """True also if an environment is given without a mode."""
     if verifier.environment_mode is None:
         return verifier.environment is not None
     return verifier.environment_mode == "separate"
@@ -109,7 +109,7 @@ def _runtime(
     settings: HarborEnvironment = own or wanted.config.environment
     where = "environment" if own is None else "verifier.environment"
     environment = environment_of(wanted.name, settings, image, context, where=where, owns_tests=owns_tests)
-    # An image that the submitter names is the agent's.
+    # An image chosen by the submitter is for the agent.
     choices = msgspec.structs.replace(wanted.choices, image=None) if owns_tests else wanted.choices
     return runtime_of(environment, settings, wanted.network, choices)
 
@@ -127,7 +127,7 @@ def _tests(wanted: Verification) -> dict[str, dict[str, Any]]:
 
 
 def _script(wanted: Verification, files: dict[str, dict[str, Any]] | None, command: str) -> dict[str, Any]:
-    """files: None where the image has the tests."""
+    """files: None if the image contains the tests."""
     verifier = wanted.config.verifier
     evaluator = script_evaluator(
         command,
@@ -151,7 +151,9 @@ def _command(hook: HarborCollect) -> dict[str, Any]:
 
 
 def _folders(artifacts: Sequence[HarborArtifact]) -> dict[str, list[str]]:
-    """What is carried over, by path. The folder for artifacts always is; of two entries the first counts."""
+    """Folders to transfer and their exclusions. Always includes the artifacts folder; the first entry for a path
+    wins.
+    """
     found: dict[str, list[str]] = {}
     for one in artifacts:
         if _service_of(one) == MAIN:
@@ -160,9 +162,9 @@ def _folders(artifacts: Sequence[HarborArtifact]) -> dict[str, list[str]]:
 
 
 def _of_services(wanted: Verification) -> dict[str, dict[str, list[str]]]:
-    """Service -> path -> exclusions of what is carried over from its container.
+    """Service -> path -> exclusions, for artifacts to transfer from services.
 
-    Raises: InvalidRequest for a service that the task does not have, also one that only a hook names.
+    Raises: InvalidRequest if an artifact or a hook names an unknown service.
     """
     there = wanted.runtime.get("services", {})
     named = [hook.service for hook in wanted.config.verifier.collect] + [_service_of(one) for one in wanted.artifacts]
@@ -182,10 +184,10 @@ def _service_of(artifact: HarborArtifact) -> str:
 
 
 def _with_places(runtime: dict[str, Any], of_services: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The runtime's folders, with those that artifacts of services are put into."""
+    """The runtime's folders, extended by those that receive artifacts of services."""
     folders, workdir = list(runtime.get("folders", [])), runtime.get("workdir", "/workspace")
     for path in (PurePosixPath(path) for paths in of_services.values() for path in paths):
-        # Nobody can have the folder `/`, and what is directly in it is a folder, as a rule.
+        # `/` cannot be a folder of a runtime, and an entry directly in `/` is usually a folder itself.
         place = path.parent if path.parent.name else path
         if place.name and not any(place.is_relative_to(one) for one in (workdir, *folders)):
             folders.append(str(place))

@@ -1,2 +1,4 @@
-"""Modules that run in a Python with Inspect: the reader of its tasks, the runner of its scorers, and the files and
-commands of sandboxes. Start with `scoring`."""
+"""Modules that run in a Python with Inspect: the task reader, the scorer runner, and sandbox files and commands.
+
+Start with `scoring`.
+"""

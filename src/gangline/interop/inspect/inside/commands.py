@@ -1,7 +1,7 @@
-"""An Inspect sandbox environment over one function: run a command.
+"""An Inspect sandbox environment that needs only one method: run a command.
 
-Files are read and written by commands too, as the sandbox's own user and in its own view: a path, its links and its
-permissions mean there what they mean to the agent.
+Files are also read and written with commands, as the sandbox's own user and in its own file system, so paths, links and
+permissions mean the same as for the agent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _util: Any = import_module("inspect_ai.util")
 _Base: Any = _util.SandboxEnvironment
 
 _FILE_TIMEOUT_S = 180
-# The shell by its path, and a fixed PATH: an image's own PATH may begin with folders that the agent writes.
+# Absolute shell path and fixed PATH: an image's own PATH may begin with folders that the agent can write to.
 _SHELL = ("/bin/sh", "-c")
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 _READ = 'exec head -c "$2" -- "$1"'
@@ -34,7 +34,7 @@ _ERRORS = (
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command. A signal N is the code 128 + N."""
+    """The result of a command. Signal N is reported as code 128 + N."""
 
     code: int
     stdout: bytes
@@ -44,7 +44,7 @@ class Ended:
 
 
 class CommandSandbox(_Base):
-    """See `inspect_ai.util.SandboxEnvironment`. A subclass has `_run`."""
+    """See `inspect_ai.util.SandboxEnvironment`. Subclasses implement `_run`."""
 
     async def _run(
         self,
@@ -57,7 +57,7 @@ class CommandSandbox(_Base):
         timeout: float | None,
         max_output_bytes: int,
     ) -> Ended:
-        """Run a command; `max_output_bytes` is of each stream.
+        """Run a command. `max_output_bytes` applies to each stream.
 
         Raises: TimeoutError; SandboxUserUnsupportedError; SandboxUnavailableError.
         """
@@ -74,7 +74,7 @@ class CommandSandbox(_Base):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> Any:
-        """Run a command. Out of time it is not run again: nothing here fails by its transport alone.
+        """Run a command. It is not retried after a timeout: no failure here is due to the transport alone.
 
         Raises: TimeoutError, PermissionError, OutputLimitExceededError, and as `_run`.
         """
@@ -125,7 +125,7 @@ class CommandSandbox(_Base):
         )
 
     def default_polling_interval(self) -> float:
-        """Seconds: commands are local, and asking is cheap."""
+        """Seconds. Commands are local, so polling is cheap."""
         return 0.2
 
 

@@ -1,4 +1,4 @@
-"""A session's conversation in the messages of Inspect."""
+"""Converts a session's conversation to Inspect's messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["chat_messages", "said"]
 
 
 def said(session: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
-    """The messages of the last trace of the main line (of all, where none is a main one), and the last answer.
+    """The messages of the last main trace (of all traces if there are no main ones), and the last answer.
 
-    A program that calls no model, such as a reference solution, answers on its standard output.
+    If the program called no model, such as a reference solution, its standard output is the answer.
     """
     main_line = [trace for trace in session["traces"] if trace["role"] == "main"] or list(session["traces"])
     if not main_line:
@@ -24,7 +24,7 @@ def said(session: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
 
 
 def _submitted(message: Mapping[str, Any]) -> str:
-    """The answer in the first call of `submit` that can be read."""
+    """The answer in the first readable call of `submit`."""
     for call in message.get("tool_calls", ()):
         try:
             answer: Any = json.loads(call["function"]["arguments"])["answer"]
@@ -41,7 +41,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Messages of OpenAI's form. Documents are left out; arguments that cannot be read are the call's error."""
+    """Converts messages in OpenAI's form. Documents are omitted; unreadable arguments become the call's error."""
     model: Any = import_module("inspect_ai.model")
     kinds = {"user": model.ChatMessageUser, "assistant": model.ChatMessageAssistant, "tool": model.ChatMessageTool}
     found: list[Any] = []

@@ -1,6 +1,6 @@
-"""Read a task by Inspect's own loader, and print it as JSON: its scorer, and its samples with their files.
+"""Reads a task with Inspect's own loader and prints it as JSON: its scorer, and its samples with their files.
 
-The source is named as `inspect eval` names it. What cannot be taken over is reported, not decided here.
+The source is named as for `inspect eval`. Unsupported parts are reported; the caller decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main(source: str) -> None:
-    """Print to stdout; what a task's module prints goes to stderr."""
+    """Print to stdout; prints of the task's module go to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
         found = asyncio.run(_read(source))
     json.dump(found, sys.stdout)
@@ -92,7 +92,7 @@ async def _sample(task: Any, sample: Any, number: int, spec: Any, scorers: list[
 
 
 def _input(given: Any) -> Any:
-    """One text where the input is that, or one message of the user with a text; else the messages."""
+    """The text, if the input is one text or one user message with a text; else the messages."""
     if isinstance(given, str):
         return given
     only = given[0] if len(given) == 1 else None
@@ -106,7 +106,7 @@ def _shown(config: Any) -> str | None:
 
 
 async def _rewards(sample: Mapping[str, Any], scorer: Mapping[str, Any]) -> dict[str, Any]:
-    """Inspect's rewards for the target as the answer, and for no answer; or why there are none."""
+    """Inspect's rewards for the target as the answer and for an empty answer; or the reason why there are none."""
     target = sample["target"] if isinstance(sample["target"], str) else sample["target"][0]
     config = {"scorer": scorer, "sample": sample}
     try:

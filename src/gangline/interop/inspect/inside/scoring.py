@@ -1,7 +1,7 @@
-"""A scorer of Inspect over a session of ours: the conversation becomes a `TaskState`, and the `Score` a reward.
+"""Runs an Inspect scorer on a session: the conversation becomes a `TaskState`, and the `Score` a reward.
 
-The scorer is made from its name and its parameters, as `inspect score` does with a log. It has no model: one that asks
-for it fails, and the session has no reward.
+The scorer is created from its name and parameters, as `inspect score` does with a log. No model is available: a scorer
+that uses one fails, and the session has no reward.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
 
 
 def main(folder: str) -> None:
-    """Score the session whose transcript the environment names, and write `reward.json` into the working folder.
+    """Score the session whose transcript the environment names, and write `reward.json` to the working folder.
 
-    folder: has `config.json`, and `task/` with the task's modules.
+    folder: contains `config.json`, and the task's modules in `task/`.
     """
     place = Path(folder).resolve()
     config = json.loads((place / "config.json").read_text())
@@ -51,9 +51,9 @@ async def scored(
     """`reward`, and the score's own fields.
 
     config: `scorer` with `name`, `params` and `module`, and the `sample`.
-    messages: in OpenAI's form. Without any, the answer follows the sample's input.
-    folder: of the scorer's module, where it has one.
-    Raises: ValueError when the score is no number; errors of the scorer.
+    messages: in OpenAI's form. If empty, the answer follows the sample's input.
+    folder: of the scorer's module, if it has one.
+    Raises: ValueError if the score is not a number; errors of the scorer.
     """
     state, target = _state(config["sample"], messages, answer)
     _begin(state, sandbox)
@@ -90,7 +90,7 @@ def _state(sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], ans
 
 
 def _begin(state: Any, sandbox: CommandSandbox | None) -> None:
-    """What Inspect keeps for a sample in its context."""
+    """Set the context variables that Inspect keeps for a sample."""
     model: Any = import_module("inspect_ai.model._model")
     model.init_active_model(model.get_model("none/none"), import_module("inspect_ai.model").GenerateConfig())
     import_module("inspect_ai.solver._task_state").set_sample_state(state)
@@ -102,7 +102,7 @@ def _begin(state: Any, sandbox: CommandSandbox | None) -> None:
 
 
 def _number(value: Any) -> float:
-    """As Inspect's metrics count it. Raises: ValueError where they would take 0 for want of a number."""
+    """The number that Inspect's metrics would use. Raises: ValueError if they would substitute 0."""
     if isinstance(value, str) and (value.lower() in _WORDS or _is_number(value)):
         value = import_module("inspect_ai.scorer").value_to_float()(value)
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""The agent's sandbox as a scorer sees it: each command runs as the agent's user, apart from the scorer."""
+"""The agent's sandbox for a scorer: each command runs as the agent's user, isolated from the scorer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_RUN = b"the solution's command did not run:"
 
 
 class SolutionSandbox(CommandSandbox):
-    """Commands through the client that evaluator `script` provides to a grader of its own user."""
+    """Runs commands through the client that evaluator `script` gives to a grader with a separate user."""
 
     async def _run(
         self,
@@ -55,7 +55,7 @@ class SolutionSandbox(CommandSandbox):
 
     @classmethod
     async def sample_cleanup(cls, task_name: str, config: Any, environments: Any, interrupted: bool) -> None:
-        """The sandbox is the session's, and goes with it."""
+        """Does nothing: the session owns the sandbox."""
 
 
 async def _ended(process: Process, stdin: bytes, max_output_bytes: int) -> Ended:
@@ -70,7 +70,7 @@ async def _ended(process: Process, stdin: bytes, max_output_bytes: int) -> Ended
 
 
 async def _front(stream: asyncio.StreamReader, max_bytes: int) -> tuple[bytes, bool]:
-    """The first bytes, and whether more came."""
+    """The first `max_bytes`, and whether there were more."""
     kept, truncated = bytearray(), False
     while data := await stream.read(1 << 16):
         room = max_bytes - len(kept)

@@ -1,1 +1,1 @@
-"""Modules that run in a Python with verifiers: the reader of tasksets, and the hooks of a task. Start with `hooks`."""
+"""Modules that run in a Python with verifiers: the taskset reader and a task's hooks. Start with `hooks`."""

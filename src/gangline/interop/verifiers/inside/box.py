@@ -1,6 +1,6 @@
-"""The sandbox as a runtime of verifiers: each command runs as the agent's user.
+"""The sandbox as a verifiers runtime: each command runs as the agent's user.
 
-A grader of its own user goes through `$GANGLINE_SOLUTION`; set-up runs as the agent's user already.
+A grader with a separate user goes through `$GANGLINE_SOLUTION`; set-up already runs as the agent's user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Box(_Base):
         return
 
     async def run(self, argv: list[str], env: dict[str, str]) -> Any:
-        """Raises: SandboxError when the command did not run, or said too much."""
+        """Raises: SandboxError if the command did not run, or its output is too long."""
         code, stdout, stderr = await self._ended(argv, env, b"")
         return _base.ProgramResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
 

@@ -1,6 +1,6 @@
-"""A task's hooks in a sandbox of ours: `setup` before the agent, `finalize`, metrics and rewards after it.
+"""Runs a task's hooks in one of our sandboxes: `setup` before the agent; `finalize`, metrics and rewards after it.
 
-The task is made again from its class and its data, as verifiers does between its own processes.
+The task is recreated from its class and data, as verifiers does between its own processes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["main", "rewarded", "task_of"]
 
 
 def main(folder: str, stage: str) -> None:
-    """Run the hooks of a stage. `score` writes `reward.json` into the working folder.
+    """Run the hooks of a stage. `score` writes `reward.json` to the working folder.
 
-    folder: has `config.json`, and the taskset's modules in `taskset/`.
+    folder: contains `config.json`, and the taskset's modules in `taskset/`.
     """
     place = Path(folder).resolve()
     sys.path.insert(0, str(place / "taskset"))
@@ -49,7 +49,7 @@ def task_of(config: Mapping[str, Any]) -> Any:
 
 
 async def rewarded(task: Any, trace: Any, box: Box | None) -> dict[str, Any]:
-    """`reward`, the rewards by name and the metrics. Raises: ValueError without a reward; errors of the hooks."""
+    """`reward`, the rewards by name, and the metrics. Raises: ValueError if there is no reward; errors of the hooks."""
     if box is not None:
         await task.finalize(trace, box)
     await task.score(trace, box)

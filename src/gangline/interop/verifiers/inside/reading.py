@@ -1,6 +1,6 @@
-"""Read a taskset by its own loader, and print it as JSON: its tasks' data, and which of their hooks there are.
+"""Reads a taskset with its own loader and prints it as JSON: its tasks' data, and which hooks they have.
 
-What cannot be taken over is reported, not decided here.
+Unsupported parts are reported; the caller decides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["main"]
 
 
 def main(asked: str) -> None:
-    """asked: JSON `{"taskset": id, "folder": of its module or null, "limit": number or null}`. Prints to stdout; what
-    the taskset prints goes to stderr."""
+    """asked: JSON `{"taskset": id, "folder": of its module or null, "limit": number or null}`. Prints to stdout; the
+    taskset's own prints go to stderr.
+    """
     with contextlib.redirect_stdout(sys.stderr):
         found = _read(json.loads(asked))
     json.dump(found, sys.stdout)
@@ -80,7 +81,7 @@ def _takes_runtime(hook: Any) -> bool:
 
 
 def _prompt(prompt: Any) -> str | None:
-    """The text of a prompt of one text; None for others."""
+    """The text of a prompt that consists of one text; None for others."""
     if prompt is None or isinstance(prompt, str):
         return prompt
     only = prompt[0] if len(prompt) == 1 else None
@@ -109,7 +110,7 @@ def _obstacles(task: Any, base: Any) -> Iterator[str]:
 
 
 async def _rewards(config: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """Rewards for the field `answer` as the reply, and for an empty reply; or why there are none."""
+    """Rewards for the field `answer` as the reply and for an empty reply; or the reason why there are none."""
     try:
         found = [
             (await rewarded(task, answered(trace_of(task, None), text), None))["reward"]

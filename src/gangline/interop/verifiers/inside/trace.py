@@ -1,4 +1,4 @@
-"""A session of ours as the trace that a task's rewards read: its messages, each conversation a path of nodes."""
+"""Converts a session to the trace that a task's rewards read: its messages, with each conversation a path of nodes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _FIELDS = ("role", "content", "reasoning_content", "tool_call_id")
 
 
 def trace_of(task: Any, session: Mapping[str, Any] | None) -> Any:
-    """session: as evaluator `script` gives it; None before the agent's start. The last trace of the main line comes
-    last, as verifiers takes its last message for the answer."""
+    """session: as evaluator `script` provides it; None before the agent starts. The last main trace is placed last,
+    because verifiers takes the last message as the answer.
+    """
     state = import_module("verifiers.v1.state").state_cls(type(task))()
     trace = _vf.Trace(
         task=_traces.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),

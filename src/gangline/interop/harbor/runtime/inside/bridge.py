@@ -1,12 +1,12 @@
-"""Harbor's environments for a node: one JSON object per line on stdin and stdout. Runs in Harbor's Python.
+"""Serves Harbor's environments to a node: one JSON object per line on stdin and stdout. Runs in Harbor's Python.
 
 Laws:
-- One event loop for the whole life of all environments: their clients are bound to it.
-- Requests of one environment may overlap, but none overtakes its `start`, and `stop` waits for that.
+- One event loop serves all environments for their whole life: their clients are bound to it.
+- Requests for one environment may overlap, but all wait for its `start`, and so does `stop`.
 - The end of stdin (the node is gone) stops every environment.
 
 A request is `{"id", "do", "name", ...}`. Its answer has the same `id`, and `value`, or `error` with `kind`: `invalid`
-where Harbor rejects the request itself. The first line is an answer with id 0.
+if Harbor rejects the request itself. The first line is an answer with id 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harbor.models.trial.paths import TrialPaths
 
 _LINE_BYTES = 256 << 20
 _NOT_SET_UP = (ValueError, TypeError, FileNotFoundError, ImportError, SystemExit)
-"""Raised by Harbor's classes for a request, or a machine, that an environment cannot serve."""
+"""Raised by Harbor's classes for a request, or on a machine, that an environment cannot serve."""
 
 
 class _Bridge:
@@ -60,7 +60,7 @@ class _Bridge:
             return promised
 
     async def do_exec(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Classes that stream output have it passed on in parts, before the answer."""
+        """Output of classes that stream is sent in parts, before the answer."""
         environment = self._environments[request["name"]]
 
         async def pass_on(text: str, _stream: str) -> None:
@@ -74,7 +74,7 @@ class _Bridge:
         await self._environments[request["name"]].upload_file(request["source"], request["target"])
 
     async def do_stop(self, request: dict[str, Any]) -> None:
-        """Also one that another bridge has started, as far as its class finds it by its name."""
+        """Stop the environment, including one started by another bridge if its class finds it by name."""
         async with self._lock(request):
             environment = self._environments.pop(request["name"], None)
             if environment is None:
@@ -91,7 +91,7 @@ class _Bridge:
 
 
 def _made(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An environment that is not started, and what its class promises. Blocking."""
+    """An environment that is not started, and its class's capabilities. Blocking."""
     kind, folder = request["environment"], Path(request["folder"])
     path = kind if ":" in kind else None
     resources = EnvironmentFactory.resource_capabilities(None if path else EnvironmentType(kind), path)

@@ -1,4 +1,4 @@
-"""Errors of file transfers in a sandbox, in place of `gangline.domain.errors`, which needs packages."""
+"""Errors of file transfers in a sandbox. They replace `gangline.domain.errors`, which needs third-party packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["InvalidRequest", "LimitExceeded", "NotFound"]
 
 
 class InvalidRequest(Exception):
-    """The path is a link, no regular file, or outside the sandbox."""
+    """The path is a link, not a regular file, or outside the sandbox."""
 
 
 class LimitExceeded(Exception):
@@ -18,4 +18,4 @@ class LimitExceeded(Exception):
 
 
 class NotFound(Exception):
-    """There is no such file."""
+    """The file does not exist."""

@@ -1,9 +1,9 @@
-"""The two pipes between a sandbox's steward and the `exec` calls of its node. Standard library alone.
+"""The two pipes between a sandbox's steward and the node's `exec` calls. Standard library only.
 
-    pipes send MESSAGE | @FILE   pass on what the node says, as base64 or in a file
-    pipes hear [+]SECONDS        print what the steward says, waiting that long for it to begin
+    pipes send MESSAGE | @FILE   pass on the node's message, as base64 or in a file
+    pipes hear [+]SECONDS        print the steward's output, waiting up to that long for it to begin
 
-They are in a folder of root's. A `send` fails where no steward reads, and a `hear` where none is left to write.
+The pipes are in a folder owned by root. `send` fails without a reading steward, `hear` without a writing one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import time
 __all__ = ["BEGINS", "ENDS", "hear", "send"]
 
 BEGINS, ENDS = "<<<", ">>>"
-"""Around what was heard, as base64: an environment's `exec` may print more."""
+"""Mark the start and end of the base64 output, because an environment's `exec` may print more."""
 _PIECE = 1 << 16
 _HEARD_BYTES = 3 << 19
-"""At most, at once."""
+"""Limit of one read."""
 _PAUSE_S = 0.03
-"""Nothing more for that long: what came is passed on."""
+"""Pass on the output after this many seconds without more of it."""
 
 
 def send(folder: str, argument: str) -> None:
@@ -40,7 +40,8 @@ def send(folder: str, argument: str) -> None:
 
 
 def hear(folder: str, argument: str) -> None:
-    """argument: seconds, and `+` before them where a line is passed on as it is printed, so that more may follow.
+    """argument: seconds, with a leading `+` if the environment passes on lines as they are printed, so that more may
+    follow.
 
     Raises: EOFError when the steward is gone.
     """

@@ -1,12 +1,12 @@
-"""Runs a sandbox's commands for a node that reaches it by `exec` alone. Standard library, Python 3.8 or newer.
+"""Runs a sandbox's commands for a node that can only reach it by `exec`. Standard library, Python 3.8 or newer.
 
 Laws:
-- Node and steward exchange frames (`_FRAME`, then the payload) over two pipes in a folder of root's: see `pipes`.
-- Commands are those of other runtimes: the same foreman and supervisors, which never run as the agent's user.
-- This process is a subreaper, so that whatever a command leaves behind is its descendant, and ends with `kill`.
-- A side sends no more than `WINDOW` bytes of a stream that the other has not passed on.
+- Node and steward exchange frames (`_FRAME`, then the payload) over two pipes in a folder owned by root: see `pipes`.
+- Commands run as in other runtimes: under the same foreman and supervisors, which never run as the agent's user.
+- This process is a subreaper, so processes that a command leaves behind are its descendants, and end with `kill`.
+- A side sends at most `WINDOW` bytes of a stream before the other has passed them on.
 
-A stream is a command's control socket, its stdout, stderr or channel, or a connection that was made to a listener.
+A stream is a command's control socket, its stdout, stderr or channel, or a connection made to a listener.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _CLOSED = ("/proc", "/sys", "/dev")
 
 
 def serve(folder: str, argument: str) -> None:
-    """folder: its own. argument: what `_Steward` is given, marshalled, as base64."""
+    """folder: the steward's. argument: the arguments of `_Steward`, marshalled and base64-encoded."""
     _Steward(folder, marshal.loads(base64.b64decode(argument))).serve()
 
 
 class _Stream:
-    """A descriptor of the sandbox's, and the node at the other end."""
+    """A descriptor in the sandbox, connected to the node."""
 
     def __init__(self, fd: int, *, is_pipe: bool = False, before: tuple[int, ...] = ()) -> None:
-        """is_pipe: it is only read. before: streams whose data goes first."""
+        """is_pipe: it is only read. before: streams whose data must be sent first."""
         self.fd = fd
         self.reads = True
         self.is_pipe = is_pipe
@@ -65,7 +65,7 @@ class _Stream:
         self.room = _WINDOW
         self.waiting = bytearray()
         self.is_ending = self.is_drained = False
-        """Whether nothing follows what waits; whether what is read is dropped."""
+        """Whether no more data will be queued; whether data that is read is discarded."""
         os.set_blocking(fd, False)
 
     @property
@@ -75,10 +75,10 @@ class _Stream:
 
 
 class _Streams:
-    """The open ones, by number. Those of a command follow each other: control, stdout, stderr, channel."""
+    """The open streams, by number. A command has consecutive numbers: control, stdout, stderr, channel."""
 
     def __init__(self, say: Callable[..., None]) -> None:
-        """say: number, kind, payload."""
+        """say: called with number, kind, payload."""
         self._say = say
         self._open: dict[int, _Stream] = {}
 
@@ -86,7 +86,7 @@ class _Streams:
         self._open[number] = stream
 
     def register(self, poll: select.poll) -> dict[int, int]:
-        """Descriptor -> number of those that wait for something."""
+        """Register the streams that wait for something. Returns descriptor -> number."""
         waiting = {stream.fd: number for number, stream in self._open.items() if stream.events}
         for fd, number in waiting.items():
             poll.register(fd, self._open[number].events)
@@ -119,7 +119,7 @@ class _Streams:
             self._read(number, stream, _PIECE)
 
     def _flush(self, number: int) -> None:
-        """Read what is in a pipe by now, whatever room there is."""
+        """Read the data now in a pipe, ignoring the window."""
         stream = self._open.get(number)
         if stream is not None:
             size = int.from_bytes(fcntl.ioctl(stream.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
@@ -162,7 +162,7 @@ class _Streams:
                 self._forget(number)
 
     def _drop(self, number: int, stream: _Stream) -> None:
-        """The node wants no more of it. A pipe is read on, since closing it would kill whoever still writes to it."""
+        """The node wants no more data. A pipe is still read, since closing it would kill its writer."""
         if stream.is_pipe:
             stream.is_drained = True
         else:
@@ -181,7 +181,7 @@ class _Steward:
         self._ports: list[int] = given["ports"]
         self._streams = _Streams(self._say)
         self._inputs: dict[int, int] = {}
-        """Standard input that has come so far, by the stream of its command's control socket."""
+        """Standard input received so far, by the number of its command's control stream."""
         self._next_connection = _FIRST_CONNECTION
         self._heard = bytearray()
         self._said = bytearray()
@@ -206,7 +206,7 @@ class _Steward:
             self._turn()
 
     def _make_agent(self) -> None:
-        """The agent's name and folders."""
+        """Create the agent's user and folders."""
         for path, line in (
             ("/etc/passwd", f"agent:x:{self._uid}:{self._uid}:agent:{self._home}:/bin/sh\n"),
             ("/etc/group", f"agent:x:{self._uid}:\n"),
@@ -242,7 +242,9 @@ class _Steward:
         }
 
     def _foreman(self) -> socket.socket:
-        """A process that forks supervisors. It has none of our descriptors, since whoever holds one keeps it open."""
+        """Start a process that forks supervisors. It gets none of our descriptors, since an inherited copy would keep
+        them open.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             os.dup2(theirs.fileno(), 3)
