@@ -1,4 +1,4 @@
-"""Agent programs (`harnesses/`), and the functions that a model may call (`tools/`).
+"""Agent programs (`harnesses/`), and the functions that a model can call (`tools/`).
 
 Start with `harnesses.shell`.
 """

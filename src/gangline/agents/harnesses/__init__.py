@@ -1,6 +1,6 @@
-"""Adapters for agent programs: each writes its program's configuration into a runtime and judges how the run ended.
+"""Adapters for agent programs: each writes its program's configuration to a runtime and judges how the run ended.
 
-The program itself is never changed. `shared/` has what several adapters need, and `installation` the programs'
-versions. *Not here*: running the command, budgets, killing (`gateway`); sandboxes (`runtimes`). Start with `shell`,
+The program itself is never modified. `shared/` has code for several adapters, and `installation` the programs'
+versions. *Not here*: running the command, budgets, killing (`node`); sandboxes (`sandbox`). Start with `shell`,
 then `codex`.
 """

@@ -1,11 +1,11 @@
-"""Harness `aider`: the pair programmer of Python package `aider-chat`. It has no tools: the model's text is edits.
+"""Harness `aider`: the pair programmer of Python package `aider-chat`. It has no tools: the model writes edits as text.
 
-aider rewrites its history at every turn: the contents of files, the map of the repository and a reminder of the rules
-move behind earlier messages. So no call continues another one, and each is a chain of its own, with an exact context.
+aider rewrites its history at every turn: file contents, the repository map and a reminder of the rules move behind
+earlier messages. So no call continues another one: each is a separate chain, with an exact context.
 
-aider exits with 0 when its model calls failed. Success is read from its own event log, which is local; the launch
-command writes it to stderr. It keeps its files in the session's private HOME, but for `.aider.tags.cache.v4` in the
-working folder, unless `map_tokens` is 0.
+aider exits with 0 even if its model calls failed. Success is read from its local event log, which the launch command
+writes to stderr. Its files are in the session's private HOME, except `.aider.tags.cache.v4` in the working folder,
+which is written unless `map_tokens` is 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHAT = f"{_FOLDER}/chat.md"
 _DONE = "Completed --message-file"
 _ERROR = re.compile(r"^litellm\..*", re.MULTILINE)
 
-# $1 is the file of events, the rest aider and its arguments.
+# $1 is the event file; the rest is aider with its arguments.
 _LAUNCH = """
 events=$1; shift
 "$@"; code=$?
@@ -63,23 +63,25 @@ class AiderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     edit_format: str | None = "diff"
-    """How the model writes its edits: `diff`, `whole`, `udiff` ...; None is aider's own choice."""
+    """Format of the model's edits: `diff`, `whole`, `udiff` ...; None: aider's default."""
     files: tuple[str, ...] = ()
-    """Files, relative to the working folder, that are in the chat from the start. Others join when they are named."""
+    """Files, relative to the working folder, that are in the chat from the start. Others are added when they are
+    mentioned.
+    """
     git: bool = True
-    """Whether aider uses git. A working folder that is no repository becomes one."""
+    """Whether aider uses git. A working folder without a repository gets one."""
     auto_commits: bool = True
-    """Whether each edit is committed, with a message that the model is asked for in a call of its own."""
+    """Whether each edit is committed, with a message that the model writes in a separate call."""
     test_command: str | None = None
-    """Run after each edit; where it fails, its output is the next message. aider tries three times."""
+    """Run after each edit. If it fails, its output is the next message. aider tries three times."""
     map_tokens: int = Field(default=1024, ge=0)
-    """Tokens of the map of the repository; 0 is none."""
+    """Tokens of the repository map; 0: no map."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; aider summarises old messages before they are used up."""
+    """Context size of the model in tokens; aider summarises old messages before it is full."""
     arguments: tuple[str, ...] = ()
-    """More arguments of aider's command line."""
+    """Additional command-line arguments of aider."""
 
 
 class AiderHarness:
@@ -94,7 +96,7 @@ class AiderHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when aider is missing, does not start, or is of another version."""
+        """Raises: HarnessError if aider is missing, does not start, or has the wrong version."""
         runtime = context.runtime
         await check_program(runtime, self.program, self._config.version)
         home = runtime.home
@@ -149,5 +151,5 @@ class AiderHarness:
 
 
 def _no_command(instruction: str) -> str:
-    """aider takes a message that begins with `/` or `!` for a command to itself."""
+    """The instruction, changed if aider would read it as a command because it begins with `/` or `!`."""
     return f"\n{instruction}" if instruction.startswith(("/", "!")) else instruction

@@ -1,10 +1,11 @@
-"""Harness `claude_code`: Claude Code, of npm package `@anthropic-ai/claude-code`.
+"""Harness `claude_code`: Claude Code, npm package `@anthropic-ai/claude-code`.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
-standard input. Every model that it may ask for (its small one, those of its sub-agents) is the session's.
+Its configuration is written to the session's private HOME, the session's key is only in its environment, and
+the instruction is its standard input. All models that it uses, including the small one and those for sub-agents, are
+mapped to the session's model.
 
-It prints one object when it ends, and success is read from that: `is_error` is false. An exit code alone says little,
-and a run that was broken off leaves nothing; its transcripts, one a conversation, are kept as logs.
+It prints one object when it ends. The run succeeded if `is_error` is false in it. The exit code alone says little, and
+an interrupted run prints nothing. Its transcripts, one per conversation, are kept as logs.
 """
 
 from __future__ import annotations
@@ -58,28 +59,29 @@ class ClaudeCodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int | None = Field(default=None, gt=0)
-    """Tokens that the model can read; its history is compacted as they are used up. None is its own guess: a million
-    for a model that it does not know."""
+    """Context size of the model in tokens; the history is compacted as it fills up. None: Claude Code's guess, which is
+    a million for an unknown model.
+    """
     max_output_tokens: int | None = Field(default=None, gt=0)
-    """Tokens that it asks for in each call; None is its own choice."""
+    """Maximum tokens of each reply; None: its default."""
     max_thinking_tokens: int | None = Field(default=None, ge=0)
-    """Its thinking budget; 0 asks for none, None is its own choice."""
+    """Thinking budget in tokens; 0: no thinking, None: its default."""
     tools: tuple[str, ...] | None = None
-    """Names of the tools to offer, such as `Bash` and `Edit`; None is its own choice, `()` none."""
+    """Names of the tools to offer, such as `Bash` and `Edit`; None: its default, `()`: no tools."""
     disallowed_tools: tuple[str, ...] = ()
-    """Names of tools to take out."""
+    """Names of tools to remove."""
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Sub-agents by name, as its option `--agents` takes them; beside its own."""
+    """Additional sub-agents by name, in the form of its option `--agents`."""
     system_prompt: str | None = None
     """Replaces its system prompt."""
     append_system_prompt: str | None = None
-    """Text put behind the system prompt."""
+    """Text appended to the system prompt."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its own `settings.json`."""
     arguments: tuple[str, ...] = ()
-    """More arguments of its command line."""
+    """Additional command-line arguments."""
 
 
 class ClaudeCodeHarness:
@@ -97,7 +99,7 @@ class ClaudeCodeHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when Claude Code is missing, does not start, or is of another version."""
+        """Raises: HarnessError if Claude Code is missing, does not start, or has the wrong version."""
         await check_program(context.runtime, self.program, self._config.version)
         folder = f"{context.runtime.home}/{_FOLDER}"
         servers = {name: _mcp_server(server) for name, server in context.mcp_servers.items()}

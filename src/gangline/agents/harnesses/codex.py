@@ -1,10 +1,10 @@
-"""Harness `codex`: OpenAI's Codex, of npm package `@openai/codex`. It speaks OpenAI Responses only.
+"""Harness `codex`: OpenAI's Codex, npm package `@openai/codex`. It uses OpenAI Responses only.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
-standard input. The model's name decides which tools it offers: a name that it does not know gets plain functions, which
-is right for a model of one's own.
+Its configuration is written to the session's private HOME, the session's key is only in its environment, and
+the instruction is its standard input. The model's name determines its tools: with an unknown name it offers plain
+functions, which suits a self-trained model.
 
-Success is read from its events: the last turn was completed. Its record of the conversation is kept as a log.
+The run succeeded if its events report that the last turn completed. Its record of the conversation is kept as a log.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class CodexConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int | None = Field(default=None, gt=0)
-    """Tokens that the model can read; Codex compacts its history before they are used up. None is its own guess."""
+    """Context size of the model in tokens; Codex compacts its history before it is full. None: its own guess."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """How much it asks the model to think; None is its own choice."""
+    """Reasoning effort that it requests; None: its default."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """More of its own `config.toml`: top-level keys and tables, which override the adapter's."""
+    """Additional keys and tables of its `config.toml`, which override the adapter's."""
     arguments: tuple[str, ...] = ()
-    """More arguments of `codex exec`."""
+    """Additional arguments of `codex exec`."""
 
 
 class CodexHarness:
@@ -69,7 +69,7 @@ class CodexHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when Codex is missing, does not start, or is of another version."""
+        """Raises: HarnessError if Codex is missing, does not start, or has the wrong version."""
         await check_program(context.runtime, self.program, self._config.version)
         folder = f"{context.runtime.home}/{_FOLDER}"
         await context.runtime.upload(f"{folder}/config.toml", tomli_w.dumps(self._settings(context)).encode())
@@ -127,7 +127,7 @@ def _mcp_server(server: McpServer) -> dict[str, Any]:
 
 
 def _failure(stdout: bytes) -> str:
-    """The message of the last error event; empty without one."""
+    """The message of the last error event; empty if there is none."""
     said = ""
     for event in json_events(stdout):
         if event["type"] == "turn.failed":

@@ -1,8 +1,8 @@
 """Harness `gemini_cli`: Google's coding agent, npm package `@google/gemini-cli`.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment. It ends with one JSON
-document: the last answer and counts, or an error. Exit codes alone are not enough: after answers that it cannot use it
-exits with 0.
+Its configuration is written to the session's private HOME; the session's key is only in its environment. It ends by
+printing one JSON document with the last answer and counts, or an error. The exit code is not enough: it is 0 even after
+answers that the program cannot use.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PROGRAM = Program(
     env={"GEMINI_CLI_NO_RELAUNCH": "true"},
 )
 _ASSUMED_WINDOW = 1_048_576
-"""Tokens that the program takes for the context of a model that it does not know."""
+"""The program's assumption of the context size of an unknown model, in tokens."""
 _COMPRESS_AT = 0.75
-"""Part of the real context."""
+"""Fraction of the real context."""
 
 
 class GeminiCliConfig(BaseModel):
@@ -45,20 +45,21 @@ class GeminiCliConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; the program compresses its history when three quarters of them are used."""
+    """Context size of the model in tokens; the program compresses its history when three quarters are used."""
     exclude_tools: tuple[str, ...] = ("google_web_search", "web_fetch")
-    """Tools that are not offered; those two need Google's own servers."""
+    """Tools that are not offered. The default two need Google's own servers."""
     disabled_skills: tuple[str, ...] = ("antigravity-support",)
-    """Skills that are not offered; that one is about moving to another program. Two that the program brings along are
-    told to the model in an order that changes from run to run, so that forks would differ in their first request."""
+    """Skills that are not offered. The default one is about moving to another program. The program announces two
+    bundled skills to the model in random order, so that forks would differ in their first request.
+    """
     system_prompt: str | None = None
     """Replaces the program's system prompt."""
     loop_detection: bool = False
-    """Whether the program ends a run that seems to go in circles; it asks the model for its opinion on that, too."""
+    """Whether the program ends a run that seems to repeat itself; it also asks the model to judge that."""
     arguments: tuple[str, ...] = ()
-    """More arguments of the program's command line."""
+    """Additional command-line arguments of the program."""
 
 
 class GeminiCliHarness:
@@ -80,7 +81,7 @@ class GeminiCliHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when the program is missing, does not start, or is of another version."""
+        """Raises: HarnessError if the program is missing, does not start, or has the wrong version."""
         config, runtime = self._config, context.runtime
         await check_program(runtime, self.program, config.version)
         folder = f"{runtime.home}/.gemini"
@@ -124,7 +125,7 @@ class GeminiCliHarness:
 
 
 def mcp_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
-    """The servers in the format of Gemini CLI and the programs built on it."""
+    """The servers in the format of Gemini CLI and programs built on it."""
     return {name: {**_reach(server), "trust": True} for name, server in servers.items()}
 
 
@@ -136,7 +137,7 @@ def _reach(server: McpServer) -> dict[str, Any]:
 
 
 def _document(output: bytes) -> dict[str, Any]:
-    """The last JSON document that was written over several lines; empty where there is none."""
+    """The last multi-line JSON document in the output; empty if there is none."""
     start = (b"\n" + output).rfind(b"\n{\n")
     try:
         found: Any = json.loads(output[start:]) if start >= 0 else {}

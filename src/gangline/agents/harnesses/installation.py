@@ -1,12 +1,12 @@
-"""Agent programs as packages: an adapter's program, whether it is installed, and its installation for all sandboxes.
+"""Agent programs as packages: an adapter's program, its version check, and its installation for all sandboxes.
 
-All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in
-its PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer
-Node from npm comes with it. `npm-lock.json` has the versions and hashes of all that the adapters' own versions bring
-along, and no package runs a script while it is installed, except those whose adapter says that they need theirs. Each
-program from PyPI has a virtual environment of its own, `python/COMMAND`, made by uv or pip; in `bin` are a link to
-its command, if it has one, and `COMMAND-python`, the Python that has its packages. (`uv tool install` would not do:
-it refuses a library that has no command.)
+All are in the tools folder (`GANGLINE_TOOLS`), which every sandbox can read and whose programs come first in its PATH.
+Programs from npm share one `node_modules`; if the machine's Node is too old for one of them, a newer Node from npm is
+installed too. `npm-lock.json` has the versions and hashes of all dependencies of the adapters' pinned versions.
+Packages run no install scripts, except those whose adapter declares that they need one. Each program from PyPI has its
+own virtual environment, `python/COMMAND`, made by uv or pip; `bin` contains a link to its command, if it has one, and
+`COMMAND-python`, the Python with its packages. (`uv tool install` is not usable: it refuses a library without
+commands.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LOCK = Path(__file__).with_name("npm-lock.json")
 _CHECK_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 1800.0
 _START_TIMEOUT_S = 30.0
-# Prints the Python that has a program's packages: ours to find, or the one that runs a command installed in an image.
+# Prints the Python with a program's packages: `COMMAND-python`, or the one that runs a command installed in an image.
 _FIND_PYTHON = 'command -v {0}-python || sed -n "1s/^#! *//p" "$(command -v {0})" 2>/dev/null'
 _TELL_VERSION = """
 import sys
@@ -62,7 +62,7 @@ try:
 except metadata.PackageNotFoundError:
     sys.exit(3)
 """
-# 127 is the answer of a shell to a program that is not there: here only to one that nobody installed.
+# Exit code 127 is a shell's for a missing program; here it means that the package is not installed.
 _ASK_PYTHON = """
 python=$({find}); [ -n "$python" ] || exit 127
 $python -c "$1" "$2"; code=$?
@@ -74,39 +74,42 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 ProgramVersion = Annotated[
     str | None, BeforeValidator(lambda told: (told.strip() or None) if isinstance(told, str) else told)
 ]
-"""A setting: the version that must be installed. None, or an empty text as a rendered template leaves it, takes any."""
+"""A setting: the required version. None, or an empty text from a rendered template: any."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter's declaration of its program: class attribute `program`."""
+    """The class attribute `program` of an adapter, which declares its program."""
 
     harness: str
-    """Name of the adapter, as in `gangline harness install`."""
+    """Name of the adapter, as for `gangline harness install`."""
     command: str
-    """Name of the command; a program from npm prints its version under `--version`. A mere library takes a name under
-    which its Python is found."""
+    """Name of the command; a program from npm prints its version with `--version`. A plain library has a name under
+    which its Python is found.
+    """
     source: Literal["npm", "pypi"]
     package: str
     version: str
-    """The one that the adapter was made for, and that is installed."""
+    """The version that the adapter was written for and that is installed."""
     beside: tuple[str, ...] = ()
-    """Further requirements with their versions, that the package does not bring itself."""
+    """Further requirements, with versions, that are not dependencies of the package."""
     oldest: tuple[int, int]
-    """Oldest Node, or Python, that runs it: major and minor number."""
+    """Oldest supported Node or Python: major and minor number."""
     env: Mapping[str, str] = {}
-    """So that asking for the version does nothing else."""
+    """Variables that keep the version query from doing anything else."""
     executables: tuple[str, ...] = ()
-    """Shell patterns, in the package's folder, of bundled programs that npm unpacks without the execute bit."""
+    """Shell patterns, relative to the package's folder, of bundled programs that npm unpacks without the execute
+    bit.
+    """
     needs_script: bool = False
-    """Whether a package from npm works only once its own install script has run."""
+    """Whether a package from npm works only after its install script has run."""
 
     def requirements(self, version: str | None = None) -> tuple[str, ...]:
-        """As npm or pip takes them."""
+        """The requirements in the syntax of npm or pip."""
         mark = "@" if self.source == "npm" else "=="
         return (f"{self.package}{mark}{version or self.version}", *self.beside)
 
     def install_line(self, version: str | None = None) -> str:
-        """The command to type: where nodes have the tools folder, and where an image is built."""
+        """The command to run on nodes with the tools folder, and the one for building an image."""
         option = "" if version in (None, self.version) else f" --version {version}"
         tool = "npm install --global" if self.source == "npm" else "pip install"
         return (
@@ -116,19 +119,19 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def program_of(harness: str) -> Program | None:
-    """The declaration of the adapter of that name; None where it has no program of its own. Raises: UnknownPlugin."""
+    """The program of the named adapter; None if it has no separate program. Raises: UnknownPlugin."""
     return getattr(plugins.load("harness", harness), "program", None)
 
 
 def npm_requirements() -> list[str]:
-    """All that adapters install from npm, as npm takes it."""
+    """All npm requirements of the adapters, in npm's syntax."""
     programs = (program_of(name) for name in plugins.names("harness"))
     named = [one for program in programs if program and program.source == "npm" for one in program.requirements()]
     return [*named, _NEWER_NODE]
 
 
 def find_program(harness: str) -> Program:
-    """Raises: UnknownPlugin, InvalidRequest when there is nothing to install."""
+    """Raises: UnknownPlugin; InvalidRequest if the harness has no program to install."""
     program = program_of(harness)
     if program is None:
         raise InvalidRequest(f"harness {harness!r} has no program of its own to install.")
@@ -138,7 +141,7 @@ def find_program(harness: str) -> Program:
 async def check_program(runtime: Sandbox, program: Program, wanted: str | None) -> str:
     """The version of the program in a runtime. `wanted`: the only one that will do; None takes any.
 
-    Raises: HarnessError when it is missing, does not start, or is of another version, with the line that installs it.
+    Raises: HarnessError with the command that installs it, if it is missing, does not start, or has the wrong version.
     """
     command, install_line = program.command, f"Run: {program.install_line(wanted)}"
     result = await runtime.exec(_version_question(program), env=program.env, timeout_s=_CHECK_TIMEOUT_S)
@@ -147,7 +150,7 @@ async def check_program(runtime: Sandbox, program: Program, wanted: str | None) 
     if not result.ok:
         needs = f"{'Node' if program.source == 'npm' else 'Python'} {program.oldest[0]}.{program.oldest[1]} or later"
         raise HarnessError(f"{command} does not start (it needs {needs}): {describe_exit(result)}. {install_line}")
-    # Some tell it on stderr.
+    # Some programs print it on stderr.
     told = _VERSION.findall((result.stdout + result.stderr).decode(errors="replace"))
     if wanted is not None and wanted not in told:
         raise HarnessError(
@@ -158,7 +161,7 @@ async def check_program(runtime: Sandbox, program: Program, wanted: str | None) 
 
 
 def _version_question(program: Program) -> str | list[str]:
-    """Packages from PyPI are looked up by their names: some programs take seconds to start, or print no version."""
+    """Packages from PyPI are looked up by name: some programs take seconds to start, or print no version."""
     if program.source == "npm":
         return f"command -v {program.command} >/dev/null || exit 127; {program.command} --version"
     ask = _ASK_PYTHON.format(find=_FIND_PYTHON.format(program.command))
@@ -166,12 +169,12 @@ def _version_question(program: Program) -> str | list[str]:
 
 
 def python_command(program: Program, script: str) -> list[str]:
-    """Runs a script, in the runtime, with the Python that has the program's packages."""
+    """The command that runs a script in the runtime with the program's Python."""
     return ["sh", "-c", f'exec $({_FIND_PYTHON.format(program.command)}) "$@"', "sh", script]
 
 
 def installed_version(program: Program, tools: Path) -> str | None:
-    """Version of the program in the tools folder; None where it is missing."""
+    """Version of the program in the tools folder; None if it is missing."""
     if program.source == "npm":
         try:
             package: dict[str, Any] = json.loads((_modules(tools) / program.package / "package.json").read_bytes())
@@ -187,8 +190,7 @@ def installed_version(program: Program, tools: Path) -> str | None:
 
 
 def install(programs: Iterable[tuple[Program, str | None]], tools: Path) -> None:
-    """Install programs, each with the requested version instead of its own, if any. Programs that are installed already
-    stay as they are.
+    """Install programs, each with the given version or its own. Programs that are already installed are not touched.
 
     Raises: HarnessError, with the message of npm or pip.
     """
@@ -216,7 +218,7 @@ def _alone(tools: Path) -> Generator[None]:
 
 
 def _install_npm(wanted: Sequence[tuple[Program, str | None]], tools: Path) -> None:
-    """All together: each call of npm goes through the whole folder."""
+    """Install all at once: each call of npm walks the whole folder."""
     if not wanted:
         return
     if shutil.which("npm") is None:
@@ -241,7 +243,7 @@ def _npm(requirements: Sequence[str], with_scripts: Sequence[str], tools: Path) 
 
 
 def _node_version(tools: Path) -> tuple[int, int]:
-    """Version of the Node that runs programs in the tools folder; (0, 0) without one."""
+    """Version of the Node that runs programs in the tools folder; (0, 0) if there is none."""
     node = shutil.which("node", path=_with_tools(tools)["PATH"])
     if node is None:
         return (0, 0)
@@ -274,14 +276,15 @@ def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
     link.unlink(missing_ok=True)
     if (folder / "bin" / program.command).exists():
         link.symlink_to(inner / program.command)
-    # No link: Python looks for its environment beside the name that it was called by.
+    # Not a link: Python locates its environment from the name by which it was called.
     python.write_text(f'#!/bin/sh\nexec "$(dirname "$0")/{inner}/python" "$@"\n')
     python.chmod(0o755)
 
 
 def _fill_environment(folder: Path, python: str, requirements: Sequence[str]) -> None:
-    """A new environment with the requirements: by uv where it is in PATH, which takes a fraction of the time, else by
-    pip; by pip also where uv fails, which reads neither pip's configuration nor its credentials."""
+    """Create an environment with the requirements: with uv if it is in PATH, which is much faster, else with pip. pip
+    is also used if uv fails, because uv reads neither pip's configuration nor its credentials.
+    """
     if (uv := shutil.which("uv")) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         inside = str(folder / "bin" / "python")
@@ -304,7 +307,7 @@ def _environment(tools: Path, program: Program) -> Path:
 
 
 def python_for(program: Program) -> str:
-    """A Python that is new enough, and starts. Raises: HarnessError."""
+    """A Python that is new enough and starts. Raises: HarnessError."""
     if sys.version_info[:2] >= program.oldest:
         return sys.executable
     major, oldest_minor = program.oldest
@@ -315,7 +318,7 @@ def python_for(program: Program) -> str:
 
 
 def _starts(python: str) -> bool:
-    """A shim of pyenv or asdf is in PATH for every version, chosen or not."""
+    """Whether it runs: pyenv and asdf put a shim for every version in PATH, selected or not."""
     try:
         done = subprocess.run([python, "-c", ""], capture_output=True, timeout=_START_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

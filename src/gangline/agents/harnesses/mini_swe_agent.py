@@ -1,10 +1,10 @@
 """Harness `mini_swe_agent`: the agent of Python package `mini-swe-agent`, one tool (`bash`), a linear history.
 
-Its configuration goes to the session's private HOME: its makers' `mini.yaml`, ours over it, and the instruction in a
-file of its own, so that no instruction is too long or read as an option.
+Its configuration is written to the session's private HOME: the package's `mini.yaml`, ours on top, and the instruction
+in a separate file, so that it can have any length and is never read as an option.
 
-It ends when the model runs a command that prints its submit marker, and exits with 0 in other cases too: the trajectory
-that it saves shows how it ended, and the launch command writes that to stderr.
+It ends when the model runs a command that prints its submit marker, but exits with 0 in other cases too. The trajectory
+that it saves shows how it ended; the launch command writes that to stderr.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENDED = "mini-swe-agent ended: "
 _SUBMITTED = "Submitted"
 _UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
-# $1 is the trajectory, the rest mini and its arguments. Four spaces: the field of the whole run, not of a message.
+# $1 is the trajectory; the rest is mini with its arguments. Four spaces: the run's field, not a message's.
 _LAUNCH = rf"""
 trajectory=$1; shift
 "$@"; code=$?
@@ -54,15 +54,15 @@ class MiniSweAgentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     config: str = "mini.yaml"
-    """One of its own configurations, or a path inside the runtime."""
+    """One of its bundled configurations, or a path inside the runtime."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Merged over `config`: its sections `agent`, `environment`, `model`."""
+    """Merged over `config`: sections `agent`, `environment`, `model`."""
     step_limit: int = Field(default=0, ge=0)
-    """Steps after which it gives up; 0 is no limit. `agent.max_turns` ends the session instead."""
+    """Maximum number of steps; 0: no limit. `agent.max_turns` ends the session instead."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Tokens asked for in each call; None leaves it to the engine."""
+    """Maximum tokens of each reply; None: the engine's default."""
     command_timeout_s: int = Field(default=30, gt=0)
     """Seconds that one command may run."""
 
@@ -79,7 +79,7 @@ class MiniSweAgentHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when it is missing, does not start, or is of another version."""
+        """Raises: HarnessError if it is missing, does not start, or has the wrong version."""
         runtime, config = context.runtime, self._config
         await check_program(runtime, self.program, config.version)
         folder = f"{runtime.home}/{_FOLDER}"
@@ -120,6 +120,7 @@ class MiniSweAgentHarness:
 
 
 def _yaml_text(text: str) -> str:
-    """A double-quoted YAML text: JSON's, without the characters that YAML does not take as they are, and without pairs
-    of surrogates, which it does not put together."""
+    """A double-quoted YAML text: JSON's, with escapes for characters that YAML does not allow and for surrogate pairs,
+    which YAML does not combine.
+    """
     return _UNPRINTABLE.sub(lambda char: f"\\u{ord(char[0]):04x}", json.dumps(text, ensure_ascii=False))

@@ -1,8 +1,8 @@
 """Harness `opencode`: the coding agent of npm package `opencode-ai`.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
-standard input. Success is read from its events: no error, and a last step that came to its end. Events with tools'
-results are dropped from its output.
+Its configuration is written to the session's private HOME, the session's key is only in its environment, and
+the instruction is its standard input. The run succeeded if its events contain no error and a last step that finished.
+Events with tool results are removed from its output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _APIS = {
     "anthropic": ("@ai-sdk/anthropic", "/v1"),
     "google": ("@ai-sdk/google", "/v1beta"),
 }
-"""API -> the package that speaks it (all are in the program), and the end of its base URL."""
+"""API -> the package that implements it (all are bundled), and the end of its base URL."""
 
 
 class OpencodeConfig(BaseModel):
@@ -56,13 +56,13 @@ class OpencodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     api: Literal["chat", "responses", "anthropic", "google"] = "chat"
-    """The API that the program speaks to the proxy."""
+    """The API that the program uses with the proxy."""
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; the program compacts its history before they are used up."""
+    """Context size of the model in tokens; the program compacts its history before it is full."""
     max_tokens: int = Field(default=4_096, gt=0)
-    """Tokens that the program asks for in each call."""
+    """Maximum tokens of each reply."""
     disabled_tools: tuple[str, ...] = ("webfetch",)
     """Tools that are not offered."""
     system_prompt: str | None = None
@@ -70,11 +70,11 @@ class OpencodeConfig(BaseModel):
     compaction: bool = True
     """Whether the program may summarise its history when the context fills up."""
     title_call: bool = True
-    """Whether the program asks the model for a title of its session: a call beside the task, without tools."""
+    """Whether the program asks the model for a session title, in a separate call without tools."""
     model_options: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the model in the program's `opencode.json`, such as `reasoning`."""
+    """Additional fields of the model in the program's `opencode.json`, such as `reasoning`."""
     arguments: tuple[str, ...] = ()
-    """More arguments of the program's command line."""
+    """Additional command-line arguments of the program."""
 
 
 class OpencodeHarness:
@@ -91,7 +91,7 @@ class OpencodeHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when the program is missing, does not start, or is of another version."""
+        """Raises: HarnessError if the program is missing, does not start, or has the wrong version."""
         runtime = context.runtime
         await check_program(runtime, self.program, self._config.version)
         folder = f"{runtime.home}/.config/opencode"

@@ -1,11 +1,11 @@
 """Harness `pi`: the coding agent of npm package `@mariozechner/pi-coding-agent`.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
-standard input (as an argument, one that begins with `-` or `@` would be read as something else).
+Its configuration is written to the session's private HOME, the session's key is only in its environment, and
+the instruction is its standard input (an argument beginning with `-` or `@` would be interpreted).
 
-pi exits with 0 when the model's API failed, so success is read from its events: the run ended (`agent_end`), and the
-last assistant message was not broken off by an error. The stream repeats the whole message at each token and all
-messages at the end; a filter in the launch command drops the repetitions, so that the evidence fits a bounded output.
+pi exits with 0 even if the model's API failed, so success is read from its events: the run ended (`agent_end`), and the
+last assistant message was not ended by an error. The stream repeats the whole message at each token and all messages at
+the end; a filter in the launch command removes the repetitions, so that the evidence fits a bounded output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REPEATED = (
     r'/^{"type":"tool_execution_/d',
     r's/^{"type":"agent_end".*/{"type":"agent_end"}/',
 )
-"""Repeated content of its events, as edits of sed."""
+"""sed commands that remove repeated content from its events."""
 
 
 class PiConfig(BaseModel):
@@ -63,27 +63,27 @@ class PiConfig(BaseModel):
     api: Literal["openai-completions", "openai-responses", "anthropic-messages", "google-generative-ai"] = (
         "openai-completions"
     )
-    """The API that pi speaks to the proxy."""
+    """The API that pi uses with the proxy."""
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; pi compacts its history before they are used up."""
+    """Context size of the model in tokens; pi compacts its history before it is full."""
     max_tokens: int = Field(default=4_096, gt=0)
-    """Tokens that pi asks for in each call."""
+    """Maximum tokens of each reply."""
     thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh"] = "off"
-    """pi's thinking level; other than `off` for models that can think."""
+    """pi's thinking level; use `off` for models that cannot think."""
     tools: tuple[str, ...] | None = None
-    """Names of the tools to enable; None is pi's own choice: read, bash, edit, write."""
+    """Names of the tools to enable; None: pi's default: read, bash, edit, write."""
     system_prompt: str | None = None
     """Replaces pi's system prompt."""
     append_system_prompt: str | None = None
-    """Text put behind the system prompt."""
+    """Text appended to the system prompt."""
     compaction: bool = True
     """Whether pi may summarise its history when the context fills up."""
     compat: dict[str, Any] = Field(default_factory=dict)
-    """pi's own switches for the capabilities of the engine behind the proxy, as in its `models.json`."""
+    """pi's switches for the capabilities of the engine behind the proxy, as in its `models.json`."""
     arguments: tuple[str, ...] = ()
-    """More arguments of pi's command line."""
+    """Additional command-line arguments of pi."""
 
 
 class PiHarness:
@@ -99,7 +99,7 @@ class PiHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when pi is missing, does not start, or is of another version."""
+        """Raises: HarnessError if pi is missing, does not start, or has the wrong version."""
         await check_program(context.runtime, self.program, self._config.version)
         folder = f"{context.runtime.home}/.pi/agent"
         await write_json(context.runtime, f"{folder}/models.json", self._models(context))

@@ -1,7 +1,7 @@
-"""Harness `qwen_code`: Alibaba's coding agent, npm package `@qwen-code/qwen-code`, built on Gemini CLI.
+"""Harness `qwen_code`: Alibaba's coding agent, npm package `@qwen-code/qwen-code`, based on Gemini CLI.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment. Its last event reports
-how the run ended. Other events with tools' results are dropped from its output: all of them are in its log.
+Its configuration is written to the session's private HOME; the session's key is only in its environment. Its last event
+reports how the run ended. Other events with tool results are removed from its output; its log contains all of them.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ class QwenCodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     api: Literal["openai", "openai-responses", "anthropic", "gemini"] = "openai"
-    """The API that the program speaks to the proxy."""
+    """The API that the program uses with the proxy."""
     version: ProgramVersion = _PROGRAM.version
-    """Version that must be installed; None takes any."""
+    """Required version; None: any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; the program compresses its history before they are used up. Its own text before
-    any history takes 16,000."""
+    """Context size of the model in tokens; the program compresses its history before it is full. Its initial prompt
+    alone takes 16,000.
+    """
     max_tokens: int = Field(default=4_096, gt=0)
-    """Tokens that the program asks for in each call."""
+    """Maximum tokens of each reply."""
     disabled_tools: tuple[str, ...] = ("web_fetch",)
     """Tools that are not offered."""
     bundled_skills: bool = True
     """Whether the program announces its bundled skills to the model."""
     memory: bool = False
-    """Whether the program lets the model keep notes in the background."""
+    """Whether the program lets the model take notes in the background."""
     system_prompt: str | None = None
     """Replaces the program's system prompt."""
     append_system_prompt: str | None = None
-    """Text put behind the system prompt."""
+    """Text appended to the system prompt."""
     arguments: tuple[str, ...] = ()
-    """More arguments of the program's command line."""
+    """Additional command-line arguments of the program."""
 
 
 class QwenCodeHarness:
@@ -81,7 +82,7 @@ class QwenCodeHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when the program is missing, does not start, or is of another version."""
+        """Raises: HarnessError if the program is missing, does not start, or has the wrong version."""
         runtime = context.runtime
         await check_program(runtime, self.program, self._config.version)
         folder = f"{runtime.home}/.qwen"

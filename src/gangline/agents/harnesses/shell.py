@@ -47,22 +47,22 @@ _ShellCommand = Annotated[Line, AfterValidator(_shell_checked)]
 class ShellConfig(BaseModel):
     """Settings of harness `shell`.
 
-    `{instruction}`, `{model}`, `{base_url}`, `{api_key}`, `{session_id}` and `{max_turns}` are filled in `command`,
-    `stdin` and `file_templates`; other braces stay as they are.
+    `{instruction}`, `{model}`, `{base_url}`, `{api_key}`, `{session_id}` and `{max_turns}` are replaced in `command`,
+    `stdin` and `file_templates`; other braces are kept.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     command: _ShellCommand | Argv
-    """A string goes to `sh -c` (placeholders are quoted for you); a list is a program and its arguments."""
+    """A string is run by `sh -c` (placeholders are quoted for you); a list is a program and its arguments."""
     stdin: str | None = None
-    """Text given to the command's standard input; None is an empty input."""
+    """The command's standard input; None: empty."""
     files: dict[_FileName, str] = Field(default_factory=dict)
-    """Path in the working folder -> content, written as it is before the command starts."""
+    """Path in the working folder -> content, written unchanged before the command starts."""
     file_templates: dict[_FileName, str] = Field(default_factory=dict)
-    """The same, with placeholders filled: for programs that read URL and key from a configuration file."""
+    """The same with placeholders replaced, for programs that read URL and key from a configuration file."""
     ok_exit_codes: tuple[int, ...] = (0,)
-    """Exit codes that say that the program worked; any other ends the session with `agent_error`."""
+    """Exit codes that mean success; any other ends the session with `agent_error`."""
 
 
 class ShellHarness:
@@ -75,7 +75,7 @@ class ShellHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when the instruction is too long for the command line it is asked on."""
+        """Raises: HarnessError if the instruction does not fit the command line."""
         values = values_of(context)
         for path, content in self._config.files.items():
             await context.runtime.upload(path, content.encode())

@@ -5,8 +5,8 @@
         cell = await server.python.run("2 ** 10", timeout_s=10)
         await server.files.replace("setup.py", old="1.0", new="1.1")
 
-A shell, an interpreter and a place for files, each started when it is first used. Actions of one tool are done one
-after the other; different tools act at the same time.
+It provides a shell, an interpreter and files, each started on first use. Actions of one tool run in sequence; different
+tools run concurrently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Result = TypeVar("_Result", ShellResult, PythonResult)
 
 _START_S = 60.0
 _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-"""For programs that would wait for a person at the terminal."""
+"""Keeps programs from waiting for a person at the terminal."""
 
 
 class ActionServerOptions(BaseModel):
@@ -39,14 +39,15 @@ class ActionServerOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_output_bytes: int = Field(default=65_536, ge=2, le=1 << 20)
-    """Bytes of output that an answer keeps, half of them from its head and half from its tail."""
+    """Bytes of output to keep in an answer, half from the head and half from the tail."""
     python: str = "python3"
-    """Program in the sandbox that runs cells. The server itself runs with it too; Python 3.8 or newer."""
+    """Program in the sandbox that runs cells and the server itself; Python 3.8 or newer."""
     python_memory_bytes: int | None = Field(default=None, gt=0)
-    """Memory that the interpreter's process may have; a cell beyond it gets a MemoryError."""
+    """Memory limit of the interpreter's process; a cell that exceeds it gets a MemoryError."""
     grace_s: float = Field(default=30.0, ge=0)
-    """Seconds that an answer may come later than its action's own limit, on a busy machine; then the server has
-    failed."""
+    """Seconds by which an answer may exceed its action's own limit, on a busy machine, before the server counts as
+    failed.
+    """
 
 
 class ActionServer:
@@ -70,7 +71,7 @@ class ActionServer:
     ) -> Self:
         """Start an action server in a sandbox. cwd, env: for all tools, as `Sandbox.exec` takes them.
 
-        Raises: RuntimeFailed when the sandbox is gone; ActionServerFailed when the server did not start.
+        Raises: RuntimeFailed if the sandbox is gone; ActionServerFailed if the server did not start.
         """
         options = options or ActionServerOptions()
         channel = await handle.channel(
@@ -91,7 +92,7 @@ class ActionServer:
 
     @property
     def has_ended(self) -> bool:
-        """It failed, or was closed: only another one can act."""
+        """Whether it failed or was closed, and must be replaced."""
         return self._link.has_ended
 
     async def close(self) -> None:
@@ -108,7 +109,7 @@ class ActionServer:
 
 
 class ShellTool:
-    """Commands in a shell on a pseudo-terminal, bash where there is one, that keeps folder, variables and jobs."""
+    """Commands in a shell on a pseudo-terminal (bash if available) that keeps its folder, variables and jobs."""
 
     def __init__(self, link: Link, options: ActionServerOptions) -> None:
         self._link = link
@@ -117,8 +118,8 @@ class ShellTool:
     async def run(self, command: str, *, timeout_s: float) -> ShellResult:
         """Run a command and wait until it ends, waits for input, or its time is over; it is not ended then.
 
-        Raises: ActionRefused while an earlier command runs; ActionServerFailed; InvalidRequest for text that no
-        command can hold.
+        Raises: ActionRefused while an earlier command runs; ActionServerFailed; InvalidRequest for text that cannot be
+        in a command.
         """
         _check_text(command)
         return await self._do("run", {"command": command}, timeout_s)
@@ -159,7 +160,7 @@ class ShellTool:
 
 
 class PythonTool:
-    """Cells in an interpreter that keeps its variables: IPython where the sandbox's Python has it."""
+    """Cells in an interpreter that keeps its variables: IPython if the sandbox's Python has it."""
 
     def __init__(self, link: Link, options: ActionServerOptions) -> None:
         self._link = link
@@ -185,11 +186,11 @@ class PythonTool:
 
 
 class Files:
-    """Text files, as the server's user sees them. Paths are absolute, or relative to the server's folder.
+    """Text files, as seen by the server's user. Paths are absolute, or relative to the server's folder.
 
     Every method raises ActionRefused with a `reason` (`not_found`, `binary`, `no_match`, `many_matches` ...) and
-    ActionServerFailed. Text in UTF-8, UTF-16 and Latin-1 is kept in its encoding. In a file whose lines all end
-    with CRLF, `\\n` stands for that.
+    ActionServerFailed. UTF-8, UTF-16 and Latin-1 files keep their encoding. In a file whose lines all end with CRLF,
+    `\\n` stands for CRLF.
     """
 
     def __init__(self, link: Link) -> None:
@@ -198,7 +199,7 @@ class Files:
     async def view(
         self, path: str, *, first_line: int = 1, last_line: int | None = None, max_bytes: int = 65_536
     ) -> View:
-        """Return lines of a file; fewer where they exceed `max_bytes`, but at least the front of one."""
+        """Return lines of a file: as many as fit `max_bytes`, but at least the start of one."""
         if first_line < 1 or (last_line is not None and last_line < first_line):
             raise InvalidRequest(f"there are no lines {first_line} to {last_line}: lines are numbered from 1")
         max_bytes = min(max_bytes, 1 << 20)
@@ -223,14 +224,14 @@ class Files:
         return await self._do(Change, "undo", path=path)
 
     async def tree(self, path: str = ".", *, max_depth: int = 2, max_entries: int = 500) -> Tree:
-        """List what a folder has, down to a depth."""
+        """List a folder's contents to a maximum depth."""
         max_entries = min(max_entries, 10_000)
         return await self._do(Tree, "tree", path=path, max_depth=min(max_depth, 100), max_entries=max_entries)
 
     async def search(
         self, pattern: str, path: str = ".", *, is_regex: bool = True, glob: str | None = None, max_matches: int = 200
     ) -> Found:
-        """Find lines, by ripgrep where the sandbox has it, otherwise by Python's `re`. glob: only in files that fit."""
+        """Find lines, with ripgrep if the sandbox has it, else with Python's `re`. glob: only search matching files."""
         max_matches = min(max_matches, 1000)
         return await self._do(
             Found, "search", pattern=pattern, path=path, is_regex=is_regex, glob=glob, max_matches=max_matches
@@ -252,7 +253,7 @@ def _check_text(text: str) -> None:
 
 
 async def _bounded(link: Link, result: _Result, max_bytes: int) -> _Result:
-    """Raises: ActionServerFailed when a server keeps more output than it was asked to."""
+    """Raises: ActionServerFailed if a server returns more output than its limit."""
 
     def is_large(one: Captured) -> bool:
         return len(one.head) + len(one.tail) > max_bytes

@@ -1,4 +1,4 @@
-"""Answers of an action server, as they are checked on the node. All of it is the agent's claim."""
+"""Answers of an action server, as validated on the node. They are the agent's claims."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _KILLED = 137
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """An action is done, and has nothing to report."""
+    """The answer to an action without a result."""
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of a program: all of it, or its head and tail."""
+    """A program's output: all of it, or its head and tail."""
 
     head: bytes = b""
     tail: bytes = b""
     omitted_bytes: _Count = 0
-    """Bytes between the two that were not kept."""
+    """Bytes between head and tail that were not kept."""
 
     @property
     def is_whole(self) -> bool:
@@ -33,7 +33,7 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """As UTF-8, with a line in the place of omitted bytes."""
+        """The output as UTF-8, with a line in place of omitted bytes."""
         if self.is_whole:
             return (self.head + self.tail).decode(errors="replace")
         notice = f"\n[{self.omitted_bytes} bytes omitted]\n"
@@ -44,25 +44,26 @@ class ShellResult(msgspec.Struct, frozen=True, kw_only=True):
     """The shell after an action."""
 
     state: Literal["ended", "running", "waiting", "idle"]
-    """`ended`: the command is over. `running`: its time is over, and it goes on. `waiting`: it waits for input on the
-    terminal. `idle`: there was no command."""
+    """`ended`: the command is over. `running`: it timed out but still runs. `waiting`: it waits for terminal input.
+    `idle`: there was no command.
+    """
     output: Captured
-    """Bytes since the last answer, as the command wrote them."""
+    """Output since the last answer, unchanged."""
     earlier: Captured
-    """Bytes that background jobs wrote before the command began."""
+    """Output of background jobs before the command began."""
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None
-    """Set in state `ended`; 128 and the signal's number after a signal."""
+    """Set in state `ended`; after a signal, 128 plus its number."""
     duration_s: _Seconds
-    """Since the command's begin."""
+    """Since the command began."""
     folder: _Path
     """The shell's folder after its last command."""
     foreground: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=16)]
-    """Command lines of programs that run or wait, shortened."""
+    """Command lines of running or waiting programs, shortened."""
     is_new: bool
-    """A shell ended since the last answer: its folder, variables and jobs are gone, and a new one takes over."""
+    """A shell ended since the last answer: its folder, variables and jobs are gone, and it was replaced."""
 
     def status(self) -> str:
-        """One line for a model: how the command stands."""
+        """One line for a model about the command's state."""
         programs = f" ({'; '.join(self.foreground)})" if self.foreground else ""
         match self.state:
             case "ended":
@@ -80,10 +81,11 @@ class PythonResult(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter after a cell."""
 
     state: Literal["ended", "running", "died"]
-    """`running`: the cell goes on after its time and its interrupt. `died`: the interpreter ended, with all variables;
-    the next cell starts a new one."""
+    """`running`: the cell still runs after its timeout and interrupt. `died`: the interpreter ended, and its variables
+    are lost; the next cell starts a new one.
+    """
     output: Captured
-    """stdout and stderr of the cell and of programs that it started, in their order."""
+    """stdout and stderr of the cell and the programs that it started, interleaved."""
     earlier: Captured
     """Output of threads and programs before the cell began."""
     result: str | None
@@ -91,19 +93,19 @@ class PythonResult(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str | None
     """Set when the cell raised."""
     images: Annotated[list[bytes], Meta(max_length=8)]
-    """PNG: open figures of matplotlib, and values that draw themselves."""
+    """PNG: open matplotlib figures, and values that draw themselves."""
     num_images_omitted: _Count
     """Images beyond the limits of number and size."""
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None
-    """Set in state `died`; 128 and the signal's number after a signal."""
+    """Set in state `died`; after a signal, 128 plus its number."""
     is_interrupted: bool
-    """The cell was interrupted: it ran out of time, or `interrupt` was called."""
+    """The cell was interrupted, by its timeout or by `interrupt`."""
     duration_s: _Seconds
     is_new: bool
-    """This is the first answer of a new interpreter, whose predecessor has ended."""
+    """This is the first answer of an interpreter that replaced another."""
 
     def status(self) -> str:
-        """One line for a model: how the cell stands."""
+        """One line for a model about the cell's state."""
         if self.state == "died":
             cause = "it was killed, probably for its memory" if self.exit_code == _KILLED else f"code {self.exit_code}"
             return f"the interpreter ended ({cause}) and all variables are lost; the next cell starts a new one"
@@ -118,16 +120,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of a file."""
 
     lines: list[str]
-    """Without their ends."""
+    """Without line ends."""
     first_line: _Count
     """Number of the first of `lines`, from 1."""
     num_lines: _Count
-    """In the file."""
+    """Number of lines in the file."""
     is_whole: bool
-    """`lines` are all lines of the file."""
+    """Whether `lines` contains the whole file."""
 
     def numbered(self) -> str:
-        """The lines behind their numbers, as `cat -n` prints them."""
+        """The lines with their numbers, as printed by `cat -n`."""
         return "".join(f"{self.first_line + n:6}\t{line}\n" for n, line in enumerate(self.lines))
 
 
@@ -135,11 +137,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A file after an edit."""
 
     num_bytes: _Count | None
-    """Size; None when undoing its creation removed the file."""
+    """Size; None if undoing its creation removed the file."""
     is_new: bool
     """The file did not exist before."""
     line: _Count | None = None
-    """Line on which a replaced text began."""
+    """Line at which the replaced text began."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,11 +158,11 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: list[Entry]
     is_whole: bool
-    """False when there are more than were asked for; deeper levels do not count."""
+    """False if there are more entries than the limit; deeper levels do not count."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """A line in which a pattern was found."""
+    """A line that matches a pattern."""
 
     path: _Path
     line: _Count
@@ -170,8 +172,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines in which a pattern was found, sorted by path."""
+    """Lines that match a pattern, sorted by path."""
 
     matches: list[Match]
     is_whole: bool
-    """False when there are more than were asked for."""
+    """False if there are more matches than the limit."""

@@ -1,4 +1,4 @@
-"""Arguments of calls: their JSON schema for the model, and reading them, both from one struct.
+"""Arguments of calls: their JSON schema for the model, and their parsing, both from one struct.
 
 A field without a default is required; the default of an optional one is `msgspec.UNSET`.
 """
@@ -18,7 +18,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """JSON schema of a flat struct, without the names of Python."""
+    """JSON schema of a flat struct, without Python names."""
     _, components = msgspec.json.schema_components([kind])
     schema: dict[str, Any] = components[kind.__name__]
     for field in schema["properties"].values():
@@ -28,9 +28,9 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def read(arguments: Mapping[str, Any], kind: type[_T]) -> _T:
-    """Arguments as a struct. A number written as text is taken, and null counts as not given.
+    """Arguments as a struct. Numbers may be written as text, and null counts as omitted.
 
-    Raises: ToolFailed for missing, unknown and wrong ones.
+    Raises: ToolFailed for missing, unknown and invalid arguments.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     known = kind.__struct_fields__

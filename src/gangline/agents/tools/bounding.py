@@ -1,4 +1,4 @@
-"""Observations within their limit: the head and the tail of a long text, with a count of the bytes between."""
+"""Limits the size of observations: a long text keeps its head and tail, with a count of the omitted bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["captured", "head_and_tail"]
 
 
 def head_and_tail(text: str, max_bytes: int) -> str:
-    """A text of at most `max_bytes` bytes of UTF-8, beside the notice in the place of those left out."""
+    """The text, cut to at most `max_bytes` bytes of UTF-8 plus a notice in place of the omitted ones."""
     return _bounded(text, "", 0, max_bytes)
 
 
 def captured(output: Captured, max_bytes: int) -> str:
-    """The same for a program's output, whose middle may be missing already."""
+    """The same for a program's output, whose middle may already be missing."""
     if output.is_whole:
         return head_and_tail((output.head + output.tail).decode(errors="replace"), max_bytes)
     head, tail = output.head.decode(errors="replace"), output.tail.decode(errors="replace")
@@ -30,7 +30,7 @@ def _bounded(head: str, tail: str, omitted: int, max_bytes: int) -> str:
     half = max_bytes // 2
     kept_back = (back or front)[-(max_bytes - half) :] if max_bytes > half else b""
     kept_front = front[:half]
-    # A cut may hit the middle of a character: its other bytes are left out too.
+    # The cut may be inside a character, whose other bytes are then omitted too.
     kept_front = kept_front.decode(errors="ignore").encode()
     kept_back = kept_back.decode(errors="ignore").encode()
     return _joined(kept_front, kept_back, omitted + len(front) + len(back) - len(kept_front) - len(kept_back))

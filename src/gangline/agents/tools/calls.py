@@ -1,4 +1,4 @@
-"""One call of a tool, with its errors as observations."""
+"""Calls a tool, with its errors as observations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["observe"]
 
 
 async def observe(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Observation:
-    """Call a tool. Errors that the model can act on are observations, and each is bounded.
+    """Call a tool. Errors that the model can act on become observations; every observation is bounded.
 
-    Raises: RuntimeFailed when the sandbox is gone; HarnessError, other than a failed action server.
+    Raises: RuntimeFailed if the sandbox is gone; HarnessError, except for a failed action server.
     """
     try:
         seen = await tool.run(arguments, context)

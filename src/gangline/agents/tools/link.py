@@ -1,7 +1,7 @@
-"""Requests and answers over a channel to an action server. All that the server sends is untrusted.
+"""Requests and answers over a channel to an action server. All data from the server is untrusted.
 
-An answer is one line of at most 8 MB, to a question that was asked, in its type, and in time. Anything else ends the
-link with `ActionServerFailed`: there is no telling what comes next.
+A valid answer is one line of at most 8 MB, for a known request, of the right type, and in time. Anything else ends the
+link with `ActionServerFailed`, since later data could not be trusted either.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _Answer(msgspec.Struct):
 
 
 class Link:
-    """The one user of a channel. Call `listen` once, and `close` at the end."""
+    """The only user of a channel. Call `listen` once, and `close` at the end."""
 
     def __init__(self, channel: Channel, grace_s: float) -> None:
-        """grace_s: how much later than an action's own limit its answer may come."""
+        """grace_s: seconds by which an answer may exceed its action's own limit."""
         self._channel = channel
         self._grace_s = grace_s
         self._prefix = secrets.token_hex(8)
@@ -56,7 +56,7 @@ class Link:
         self._writing = asyncio.Lock()
         self._failure: str | None = None
         self.reason = ""
-        """Why the link has ended."""
+        """Why the link ended."""
         self._reader: asyncio.Task[None] | None = None
 
     async def listen(self, program: bytes, timeout_s: float) -> None:
@@ -67,8 +67,8 @@ class Link:
     async def ask(self, do: str, order: Mapping[str, Any], kind: type[_T], timeout_s: float) -> _T:
         """Do an action. timeout_s: the action's own limit.
 
-        Raises: ActionRefused when the action could not be done, ActionServerFailed when the server is of no use any
-        more, LimitExceeded when the request is too large.
+        Raises: ActionRefused if the action could not be run, ActionServerFailed if the server no longer works,
+        LimitExceeded if the request is too large.
         """
         id_ = f"{self._prefix}-{next(self._count)}"
         line = json.dumps({"id": id_, "do": do, "with": order}).encode() + b"\n"
@@ -108,11 +108,11 @@ class Link:
 
     @property
     def has_ended(self) -> bool:
-        """It failed, or was closed."""
+        """Whether it failed or was closed."""
         return self._failure is not None
 
     async def fail(self, reason: str) -> ActionServerFailed:
-        """End the link; returns the error for the caller. The first reason counts."""
+        """End the link and return the error for the caller. The first reason is kept."""
         if self._failure is None:
             self.reason = reason
             self._failure = (
@@ -126,7 +126,7 @@ class Link:
         return ActionServerFailed(self._failure)
 
     async def close(self) -> None:
-        """Kill the server and all that it has started. Idempotent."""
+        """Kill the server and all processes that it has started. Idempotent."""
         await self.fail("it was closed")
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
@@ -153,7 +153,7 @@ class Link:
             await self.fail(await self._described_end())
 
     def _take(self, line: bytes) -> str | None:
-        """Give an answer to its caller. Returns a complaint where it is none."""
+        """Pass an answer to its caller. Returns a complaint if it is invalid."""
         try:
             answer = msgspec.json.decode(line, type=_Answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -1,9 +1,9 @@
-"""The action server as it goes into a sandbox: a bootstrap for a command line, and the rest over the channel.
+"""Packs the action server for a sandbox: a bootstrap for the command line, and the rest to send over the channel.
 
-The bootstrap is short enough for any command line. It reads the modules from descriptor 3 and imports them from memory,
-so that the sandbox's disk has nothing of them that an agent could change before, or find after. They travel as bytecode
-beside their source: a Python in the sandbox of the node's own version need not compile them. Each is compressed for
-itself, because a process unpacks only what it imports: a server's start is mostly page faults.
+The bootstrap fits any command line. It reads the modules from descriptor 3 and imports them from memory, so nothing of
+them is on the sandbox's disk, where an agent could change them before or find them afterwards. Bytecode is sent with
+the source, so a Python of the node's version need not compile. Modules are compressed individually, because a process
+unpacks only its imports: a server's start is mostly page faults.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ __import__("gangline_tools." + program["main"])
 sys.modules["gangline_tools." + program["main"]].main(3, program)
 """
 _OLDEST_FORMAT = 2
-"""The one of `marshal` that every Python 3 reads."""
+"""The `marshal` version that every Python 3 can read."""
 
 
 def server_argv(python: str) -> list[str]:
-    """The command that becomes the server once `server_program` is on its descriptor 3.
+    """The command that becomes the server once `server_program` is written to its descriptor 3.
 
-    -I -S: nothing of the sandbox's own packages, folders and variables is imported.
+    -I -S: nothing from the sandbox's own packages, folders and variables is imported.
     """
     return [python, "-I", "-S", "-c", _BOOTSTRAP]
 
 
 def server_program(options: Mapping[str, Any]) -> bytes:
-    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and what `marshal` makes."""
+    """The first bytes for descriptor 3: the length as eight hexadecimal digits, and the `marshal` bytes."""
     return _encoded(json.dumps(options, sort_keys=True))
 
 
@@ -103,7 +103,7 @@ def _modules() -> dict[str, str]:
 
 @cache
 def _compiled(name: str) -> CodeType:
-    """Without the import of `__future__`, for whose file a Python would look through its folders."""
+    """Bytecode without the import of `__future__`, for which Python would search its folders."""
     tree = ast.parse(_modules()[name])
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
     return compile(tree, f"<{name}>", "exec", __future__.annotations.compiler_flag, dont_inherit=True)

@@ -1,4 +1,4 @@
-"""The action server of a session: started by its first use, and replaced when it has failed."""
+"""The action server of a session: started on first use, and replaced if it has failed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["SessionServer"]
 
 
 class SessionServer:
-    """`current` is a context's `action_server`. Call `close` at the session's end."""
+    """`current` is the `action_server` of a tool context. Call `close` at the session's end."""
 
     def __init__(
         self, handle: Sandbox, options: ActionServerOptions | None = None, env: Mapping[str, str] | None = None
     ) -> None:
-        """env: of the agent's commands."""
+        """env: for the agent's commands."""
         self._handle = handle
         self._options = options
         self._env = env
@@ -25,7 +25,7 @@ class SessionServer:
         self._starting = asyncio.Lock()
 
     async def current(self) -> ActionServer:
-        """Raises: RuntimeFailed when the sandbox is gone; ActionServerFailed when the server did not start."""
+        """Raises: RuntimeFailed if the sandbox is gone; ActionServerFailed if the server did not start."""
         async with self._starting:
             if self._server is None or self._server.has_ended:
                 self._server = None

@@ -1,9 +1,9 @@
-"""Harness `native`: an agent that runs in the node and acts in the runtime from outside.
+"""Harness `native`: an agent that runs in the node and acts on the runtime from outside.
 
-Its model calls take the way of every harness: over HTTP, to the session's URL on the node's proxy, with the session's
-key, in a public wire format (OpenAI Chat). So they are captured, budgeted and fenced like those of any harness. Its
-code and its key never enter the runtime: the sandbox needs no network.
+Its model calls are made as by any harness: over HTTP, to the session's URL on the node's proxy, with the session's key,
+in a public wire format (OpenAI Chat). They are therefore captured, budgeted and fenced in the same way. Its code and
+its key never enter the runtime, and the sandbox needs no network.
 
-`model` asks, `toolbox` has the session's tools, `loop` goes from one to the other, and `adapter` turns them into a run.
-Start with `loop`.
+`model` calls the model, `toolbox` has the session's tools, `loop` alternates between them, and `adapter` runs the loop
+in a session. Start with `loop`.
 """

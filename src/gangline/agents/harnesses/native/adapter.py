@@ -1,4 +1,4 @@
-"""The run of a native agent in a session."""
+"""Runs a native agent in a session."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class NativeHarness:
     Config: ClassVar[type[BaseModel]] = NativeConfig
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers"})
     needs_tools: bool = True
-    """Not where it is given none: a plain question needs none."""
+    """False if the agent has no tools, as for a plain question."""
 
     def __init__(self, config: NativeConfig) -> None:
-        """Raises: UnknownPlugin, InvalidRequest when a tool or its settings are wrong."""
+        """Raises: UnknownPlugin, InvalidRequest if a tool or its settings are invalid."""
         self.config = config
         self._tools = _made(config)
         self.needs_tools = bool(self._tools)
@@ -49,7 +49,7 @@ class NativeHarness:
         return HarnessVerdict(True) if result.ok else HarnessVerdict(False, describe_exit(result))
 
     async def _run(self, context: HarnessContext) -> ExecResult:
-        """Exit code 0 and the answer on stdout, or 1 and on stderr why there is none. Raises: ToolUnavailable."""
+        """Exit code 0 with the answer on stdout, or 1 with the reason on stderr. Raises: ToolUnavailable."""
         try:
             async with self._toolbox(context) as toolbox:
                 answer = await self._answer(context, toolbox)
@@ -61,7 +61,7 @@ class NativeHarness:
 
     @asynccontextmanager
     async def _toolbox(self, context: HarnessContext) -> AsyncGenerator[Toolbox]:
-        """The session's tools, over an action server that starts when one of them needs it. Raises: HarnessError."""
+        """The session's tools, over an action server that starts on first use. Raises: HarnessError."""
         config = self.config
         options = ActionServerOptions(max_output_bytes=config.max_output_bytes)
         server = SessionServer(context.runtime, options, context.env)

@@ -28,7 +28,7 @@ class ToolSpec(BaseModel):
     name: str
     """Name of a tool plug-in, as in `gangline.tools`."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Checked against the tool's own configuration type at submit."""
+    """Validated with the tool's own configuration type at submit."""
 
 
 class NativeConfig(BaseModel):
@@ -37,21 +37,23 @@ class NativeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     system_prompt: str | None = None
-    """The first message; empty is none, and None a short one that fits `finish`."""
+    """The first message. Empty: no system prompt; None: a short one that fits `finish`."""
     tools: tuple[str | ToolSpec, ...] = ("shell", "editor")
-    """Names of tool plug-ins, or names with settings."""
+    """Names of tool plug-ins, optionally with settings."""
     finish: Finish = "answer"
     """`answer`: a reply without a tool call ends the session and is its answer. `submit`: a call of the tool `submit`
-    does, which is offered beside `tools`."""
+    ends it; that tool is offered in addition to `tools`.
+    """
     max_tokens: int | None = Field(default=None, gt=0)
-    """Most tokens of a reply; where less of the context is left, what is left. None leaves it to the engine."""
+    """Maximum tokens of a reply, or the rest of the context if that is smaller. None: the engine's default."""
     command_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that one action may take, where its call asks for no other time."""
+    """Default seconds for one action."""
     max_output_bytes: Annotated[int, Field(ge=256, le=1 << 20)] = 16_384
-    """Bytes of a result that the model is shown; a longer one keeps its head and tail."""
+    """Bytes of a result that the model sees; a longer result keeps its head and tail."""
     max_reminders: int = Field(default=3, ge=0)
-    """How many turns in a row may do nothing but get a report: a reply was cut off, a tool call could not be read, or
-    nothing was submitted. One more ends the session."""
+    """Maximum number of consecutive turns that do nothing but get a report: a reply was cut off, a tool call could not
+    be parsed, or nothing was submitted. One more ends the session.
+    """
 
     @model_validator(mode="after")
     def _submits_on_purpose(self) -> Self:
@@ -69,5 +71,5 @@ class NativeConfig(BaseModel):
 
     @property
     def first_message(self) -> str:
-        """The system prompt; empty is none."""
+        """The system prompt; empty: no system prompt."""
         return _PROMPT + _PROMPT_ENDS[self.finish] if self.system_prompt is None else self.system_prompt

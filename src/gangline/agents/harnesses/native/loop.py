@@ -1,19 +1,19 @@
-"""The loop of a native agent: ask, act, ask again, until the task is done.
+"""The loop of a native agent: call the model, act, repeat until the task is done.
 
 Laws
-- The conversation only grows. The model's messages go back exactly as they came, so that tokens are continued, never
-  rendered anew.
-- Each tool call has one result, in the order of the calls, before the model is asked again.
-- A reply that was cut off, or that has a call nobody could read, even one without its tags, is no answer: the model
-  gets a report and goes on.
-- Every loop ends. A turn that does nothing but get a report is counted, and `max_reminders` of them may follow each
-  other; turns that act are bounded by the session's limits, which refuse its model calls.
+- The conversation only grows. The model's messages are sent back unchanged, so that their tokens are continued and
+  never rendered again.
+- Each tool call has one result, in the order of the calls, before the model is called again.
+- A reply that was cut off, or that contains an unreadable call (even without its tags), is not an answer: the model
+  gets a report and continues.
+- Every loop ends. Turns that do nothing but get a report are counted, and at most `max_reminders` may be consecutive;
+  turns that act are bounded by the session's limits, which refuse its model calls.
 
-Tool calls that a model writes without the tags of its template.
+Tool calls without the tags of the model's template:
 
-An engine's parser finds calls by their tags, so such a call arrives as text, and would be taken for an answer. One
-counts where a line of the reply begins with a JSON object that names an offered tool and goes on with its arguments,
-whether or not the rest is JSON. The same words inside a sentence are talk about a call.
+An engine's parser finds calls by their tags, so such a call arrives as text and would be mistaken for an answer. A call
+is recognised if a line of the reply begins with a JSON object that names an offered tool and continues with its
+arguments, whether or not the rest is valid JSON. The same words inside a sentence do not count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CALL = re.compile(
 
 
 def has_untagged_call(text: str, names: Collection[str]) -> bool:
-    """names: of the offered tools."""
+    """names: the offered tools'."""
     return any(found["name"] in names for found in _CALL.finditer(text))
 
 
@@ -63,8 +63,7 @@ async def converse(
 ) -> str:
     """The agent's answer. messages: the opening; the conversation is appended to it.
 
-    Raises: HarnessError when a call of the model is refused, or when the model does not come to act again;
-    RuntimeFailed.
+    Raises: HarnessError if a model call is refused, or the model no longer acts; RuntimeFailed.
     """
     num_in_vain = 0
     while True:
@@ -89,7 +88,7 @@ def _is_answer(reply: ModelReply) -> bool:
 
 
 def _report(reply: ModelReply, acted: Acted) -> str:
-    """What the model must know beside the results of its calls; empty where these say all."""
+    """Information for the model in addition to its calls' results; empty if they are enough."""
     if reply.is_cut_off:
         return " ".join([_CUT_OFF, _after_cut(reply, acted), "Go on from there, and be brief."])
     if reply.has_unread_calls:
@@ -104,7 +103,7 @@ def _after_cut(reply: ModelReply, acted: Acted) -> str:
 
 
 def _given_up(reply: ModelReply, num_turns: int) -> str:
-    """The answer after too many reports. Raises: HarnessError where the last reply cannot be one."""
+    """The answer after too many reports. Raises: HarnessError if the last reply cannot be an answer."""
     if _is_answer(reply):
         return reply.text
     why = "was cut off" if reply.is_cut_off else "had only tool calls that cannot be read"

@@ -1,8 +1,8 @@
-"""The model of a native agent: OpenAI Chat over HTTP, whole replies.
+"""The model client of a native agent: OpenAI Chat over HTTP, without streaming.
 
-vLLM and SGLang refuse a call whose prompt and `max_tokens` together exceed the context, and give the rest of the
-context to one without `max_tokens`. The agent's `max_tokens` is a limit and no demand, so it is left out from the first
-such refusal on: the conversation only grows.
+vLLM and SGLang refuse a call whose prompt and `max_tokens` together exceed the context, and use the rest of the context
+for a call without `max_tokens`. The agent's `max_tokens` is only an upper limit, so it is omitted after the first such
+refusal: the conversation only grows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.domain.errors import HarnessError
 __all__ = ["CalledTool", "ChatModel", "Message", "ModelReply"]
 
 Message = dict[str, Any]
-"""A message of the Chat API, sent back exactly as it came."""
+"""A message of the Chat API, sent back exactly as received."""
 
 _PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
 _CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -34,22 +34,22 @@ class CalledTool(msgspec.Struct, frozen=True):
     """One tool call of a reply."""
 
     call_id: str
-    """Empty where the reply has none."""
+    """Empty if the reply has no id."""
     name: str
     arguments: str
-    """As the model wrote them."""
+    """Exactly as the model wrote them."""
 
 
 class ModelReply(msgspec.Struct, frozen=True):
-    """What the model said, and how it ended."""
+    """The model's reply, and how it ended."""
 
     message: Message
     text: str
     calls: tuple[CalledTool, ...]
     is_cut_off: bool
-    """By a limit of tokens."""
+    """It was cut off by a token limit."""
     has_unread_calls: bool
-    """The model wrote tool calls that nobody could read: they are part of the text."""
+    """The model wrote tool calls that could not be parsed; they are part of the text."""
 
 
 class _Function(msgspec.Struct):
@@ -86,10 +86,10 @@ class _Refused(msgspec.Struct):
 
 
 class ChatModel:
-    """Use as a context manager. It has no timeouts of its own: the session's budget ends a call."""
+    """Use as a context manager. It has no timeouts: the session's budget ends a call."""
 
     def __init__(self, base_url: str, api_key: str, fields: Message) -> None:
-        """base_url: ends in `/v1`. fields: of each request, beside its messages."""
+        """base_url: ends in `/v1`. fields: added to each request, apart from its messages."""
         self._url = f"{base_url}/chat/completions"
         self._fields = dict(fields)
         self._http = aiohttp.ClientSession(
@@ -107,9 +107,9 @@ class ChatModel:
         await self._http.close()
 
     async def ask(self, messages: Sequence[Message]) -> ModelReply:
-        """The model's next reply. Transient errors are retried, as often as the official clients do.
+        """The model's next reply. Transient errors are retried as often as in the official clients.
 
-        Raises: HarnessError when the call is rejected, or not answered.
+        Raises: HarnessError if the call is rejected or not answered.
         """
         try:
             return await self._patiently(messages)
@@ -157,13 +157,13 @@ def _reply(choice: _Choice) -> ModelReply:
 
 
 class _Passing(HarnessError):
-    """A model call failed in a way that may pass."""
+    """A model call failed with a transient error."""
 
     retry_after_s: float | None = None
 
 
 class _ContextExceeded(HarnessError):
-    """Prompt and `max_tokens`, or the prompt alone, do not fit the model's context."""
+    """Prompt and `max_tokens`, or the prompt alone, exceed the model's context."""
 
 
 def _refusal(status: int, retry_after: str | None, answer: bytes) -> HarnessError:

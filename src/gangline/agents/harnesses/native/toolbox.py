@@ -1,8 +1,8 @@
-"""The tools of one session: what the model is offered, and its calls of them.
+"""The tools of one session: their definitions for the model, and the execution of its calls.
 
-A call that cannot be read (no such tool, arguments that are no JSON object or lack a required one, an id that is
-missing or was used before) is not done; its result says why and what there is. Arguments reach the tool as the model
-wrote them.
+A call is not executed if it is malformed: an unknown tool, arguments that are not a JSON object or lack a required one,
+a missing or reused id. Its result explains why and lists the alternatives. Arguments are passed to the tool as the
+model wrote them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Acted(msgspec.Struct, kw_only=True):
     """The results of one reply's calls."""
 
     results: list[Message] = msgspec.field(default_factory=list[Message])
-    """One for each call, in order."""
+    """One per call, in order."""
     num_done: int = 0
     num_unreadable: int = 0
     answer: str | None = None
-    """Set when a call has submitted it."""
+    """Set if a call submitted it."""
 
 
 class _Unreadable(Exception):
-    """A call that cannot be done as it is written; the message is for the model."""
+    """A malformed call. The message is for the model."""
 
 
 class Toolbox:
     """Use as a context manager."""
 
     def __init__(self, tools: Sequence[Tool], context: ToolContext) -> None:
-        """tools: with different names."""
+        """tools: must have distinct names."""
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
         self._used_ids: set[str] = set()
@@ -57,7 +57,7 @@ class Toolbox:
         return offered(self._tools.values())
 
     async def __aenter__(self) -> Self:
-        """Raises: HarnessError when a tool cannot be used in this session."""
+        """Raises: HarnessError if a tool cannot be used in this session."""
         async with AsyncExitStack() as opening:
             for tool in self._tools.values():
                 opening.push_async_callback(tool.close)
@@ -69,9 +69,9 @@ class Toolbox:
         await self._opened.aclose()
 
     async def act(self, calls: Sequence[CalledTool]) -> Acted:
-        """Do the calls, one after the other; none after one that submits.
+        """Execute the calls in sequence, stopping after one that submits.
 
-        Raises: RuntimeFailed when the sandbox is gone; HarnessError when a tool is of no use any more.
+        Raises: RuntimeFailed if the sandbox is gone; HarnessError if a tool no longer works.
         """
         acted = Acted()
         for call in calls:
@@ -104,7 +104,7 @@ class Toolbox:
 
 
 def offered(tools: Iterable[Tool]) -> list[Message]:
-    """The tools as the Chat API takes them."""
+    """The tools in the form of the Chat API."""
     return [
         {
             "type": "function",
@@ -129,7 +129,7 @@ def _arguments(call: CalledTool, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(name: str, schema: Mapping[str, Any]) -> str:
-    """The tool's arguments, in one sentence."""
+    """A sentence that lists the tool's arguments."""
     required = schema.get("required", ())
     known = [f"{one} (required)" if one in required else one for one in schema.get("properties", {})]
     return f"The arguments of {name}: {', '.join(known) or 'none'}."

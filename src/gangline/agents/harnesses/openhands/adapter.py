@@ -1,4 +1,4 @@
-"""Gives the runner its order and reads its evidence."""
+"""Sends the runner its order and reads its evidence."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class OpenHandsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version of the SDK that must be installed; None takes any."""
+    """Required version of the SDK; None: any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read."""
+    """Context size of the model in tokens."""
     max_tokens: int = Field(default=4_096, gt=0)
-    """Tokens asked for in each call."""
+    """Maximum tokens of each reply."""
     max_iterations: int = Field(default=500, gt=0)
-    """Steps after which it gives up. `agent.max_turns` ends the session instead."""
+    """Maximum number of steps. `agent.max_turns` ends the session instead."""
     condenser: bool = True
-    """Whether it may summarise its history, in calls of their own."""
+    """Whether it may summarise its history, in separate calls."""
     llm: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the SDK's `LLM`, such as `temperature` or `native_tool_calling`."""
+    """Additional fields of the SDK's `LLM`, such as `temperature` or `native_tool_calling`."""
 
 
 class OpenHandsHarness:
@@ -63,7 +63,7 @@ class OpenHandsHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when the SDK is missing, does not start, or is of another version."""
+        """Raises: HarnessError if the SDK is missing, does not start, or has the wrong version."""
         runtime = context.runtime
         await check_program(runtime, self.program, self._config.version)
         runner = f"{runtime.home}/{_FOLDER}/runner.py"

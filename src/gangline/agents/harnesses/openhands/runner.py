@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-"""Runs one OpenHands conversation. Started by the adapter inside the runtime, with the Python that has the SDK.
+"""Runs one OpenHands conversation. The adapter starts it inside the runtime, with the Python that has the SDK.
 
 The order comes on stdin (see `adapter.py`), the key from the environment. The last line on stdout is the evidence: how
-the conversation ended, and why. The agent's actions are in the events, which the SDK keeps under the session's HOME.
+and why the conversation ended. The agent's actions are in the events, which the SDK stores under the session's HOME.
 """
 
 from __future__ import annotations

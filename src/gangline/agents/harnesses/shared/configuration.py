@@ -1,4 +1,4 @@
-"""Files that adapters write for their programs, into the session's HOME."""
+"""Writes configuration files for agent programs into the session's HOME."""
 
 from __future__ import annotations
 

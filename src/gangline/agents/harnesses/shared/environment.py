@@ -27,7 +27,7 @@ PLACEHOLDERS = {
     "session_id": "GANGLINE_SESSION_ID",
     "max_turns": "GANGLINE_MAX_TURNS",
 }
-"""Name in a template -> the variable that carries the same value."""
+"""Placeholder name -> the variable with the same value."""
 
 _PLACEHOLDER = r"(?<!\$)\{(" + "|".join(PLACEHOLDERS) + r")\}"
 _TEMPLATE = re.compile(_PLACEHOLDER)
@@ -37,12 +37,12 @@ _MAX_ARGUMENT_BYTES = 130_000  # Linux takes 131,072 a string, the variable's na
 
 
 def fits_argument(text: str) -> bool:
-    """Whether a process can be given `text` as one argument or variable."""
+    """Whether `text` can be passed to a process as one argument or variable."""
     return "\0" not in text and len(text.encode()) <= _MAX_ARGUMENT_BYTES
 
 
 def values_of(context: HarnessContext) -> dict[str, str]:
-    """Placeholder -> value. `max_turns` is empty where the task sets no limit."""
+    """Placeholder -> value. `max_turns` is empty if the task sets no limit."""
     return {
         "instruction": context.instruction,
         "model": context.model,
@@ -54,9 +54,9 @@ def values_of(context: HarnessContext) -> dict[str, str]:
 
 
 def provider_environment(context: HarnessContext) -> dict[str, str]:
-    """The whole environment of a harness beside the runtime's own variables.
+    """The harness's environment, without the runtime's own variables.
 
-    An instruction that is too long for a variable is left out of it.
+    An instruction that is too long for a variable is omitted.
     """
     url, key, model = context.base_url.rstrip("/"), context.api_key, context.model
     values = values_of(context)

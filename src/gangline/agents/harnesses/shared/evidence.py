@@ -1,4 +1,4 @@
-"""Evidence of a run's end: the process's end, for people, and its events."""
+"""Evidence of how a run ended: a readable description of the process's exit, and its events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["describe_exit", "json_events", "last_line", "object_in", "runner_end
 
 
 def describe_exit(result: ExecResult) -> str:
-    """One line: how the process ended, and the last thing it said on stderr."""
+    """One line: how the process ended, and its last line on stderr."""
     if result.timed_out:
         return "killed when its time was up"
     end = f"exited with {result.exit_code}" if result.signal is None else f"killed by {_signal_name(result.signal)}"
@@ -23,8 +23,9 @@ def describe_exit(result: ExecResult) -> str:
 
 
 def json_events(stdout: bytes, key: str = "type") -> Iterator[dict[str, Any]]:
-    """Objects with a text under `key`, one a line, in order; a line that is none (cut off, or another program's) is
-    left out."""
+    """JSON objects with a text under `key`, one per line, in order. Other lines (cut off, or another program's) are
+    skipped.
+    """
     for line in stdout.splitlines():
         try:
             event: Any = json.loads(line)
@@ -35,7 +36,7 @@ def json_events(stdout: bytes, key: str = "type") -> Iterator[dict[str, Any]]:
 
 
 def object_in(event: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field that should be an object; empty where it is none: the agent can write such lines too."""
+    """The field if it is an object, else empty: the agent can write such lines too."""
     value = event.get(name)
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
@@ -46,7 +47,7 @@ def last_line(output: bytes, max_chars: int = 300) -> str:
 
 
 def runner_end(result: ExecResult) -> dict[str, Any] | None:
-    """The last line of our runner script on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
+    """The last `{"type": "gangline.end", ...}` line of our runner script on stdout; None if it did not finish."""
     if result.timed_out or result.exit_code != 0:
         return None
     ends = [event for event in json_events(result.stdout) if event["type"] == "gangline.end"]

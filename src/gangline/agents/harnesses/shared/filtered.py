@@ -1,4 +1,4 @@
-"""Output of programs that repeat themselves, kept small."""
+"""Filters the output of programs that repeat themselves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 __all__ = ["without_events"]
 
-# $@ is the program and its arguments. POSIX pipelines answer with the filter's exit code: the program's own takes the
-# way round by descriptor 3, while the events go on to the real stdout (descriptor 4).
+# $@ is the program and its arguments. A POSIX pipeline returns the filter's exit code, so the program's own is passed
+# through descriptor 3, while the events go to the real stdout (descriptor 4).
 _FILTERED = r"""
 edits=$1; shift
 exec 4>&1
@@ -18,8 +18,8 @@ exit "${code:-1}"
 
 def without_events(command: Sequence[str], *edits: str) -> list[str]:
     """A command that runs `command` and edits its stdout line by line, so that repeated content does not fill up a
-    bounded output. It exits as `command` does.
+    bounded output. Its exit code is `command`'s.
 
-    edits: of sed, each for one line of events: `/^{"type":"x"/d`.
+    edits: sed commands, each for one line of events: `/^{"type":"x"/d`.
     """
     return ["sh", "-c", _FILTERED, "sh", "\n".join(edits), *command]

@@ -1,4 +1,4 @@
-"""Settings of programs that call their model through LiteLLM. LiteLLM is theirs, in their own environment."""
+"""Settings of programs that call their model through LiteLLM, which is installed in the program's own environment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["litellm_environment", "litellm_model"]
 
 
 def litellm_environment(context: HarnessContext) -> dict[str, str]:
-    """LiteLLM would fetch a list of prices when it is imported, and wait for it where there is no network."""
+    """Disables the price list, which LiteLLM would download on import, waiting for it if there is no network."""
     return {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **provider_environment(context)}
 
 
 def litellm_model(context: HarnessContext) -> str:
-    """The prefix chooses the dialect, OpenAI Chat, independent of the model's name."""
+    """The prefix selects OpenAI Chat, independent of the model's name."""
     return f"openai/{context.model}"

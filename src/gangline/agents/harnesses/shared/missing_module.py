@@ -1,4 +1,4 @@
-"""Advice for an agent that cannot import a module: an environment of this machine that has it."""
+"""Advice for an agent that cannot import a module: a Python environment on this machine that has it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_BYTES = 1 << 16
 
 
 def advice_on_import(stderr: bytes) -> str:
-    """The remedy for a missing module, as a sentence; empty where none is missing. Blocks for a few look-ups."""
+    """The remedy for a missing module, as a sentence; empty if no import failed. Blocks for a few look-ups."""
     found = _MISSING.findall(stderr[-_SHOWN_BYTES:])
     if not found:
         return ""
@@ -34,7 +34,7 @@ def advice_on_import(stderr: bytes) -> str:
 
 
 def _environments() -> Iterator[Path]:
-    """Python environments near the node: those that are active, those in its folder, those of its PATH, its own."""
+    """Candidate Python environments: active ones, those in the node's folder, those in its PATH, and its own."""
     yield from (Path(os.environ[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name))
     yield from (Path.cwd() / name for name in (".venv", "venv"))
     programs = (shutil.which(name) for name in ("python3", "python"))

@@ -1,4 +1,4 @@
-"""How an instruction reaches programs that are built on Gemini CLI."""
+"""Passes an instruction to programs that are based on Gemini CLI."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["prompt_argument"]
 
 
 def prompt_argument(instruction: str) -> tuple[list[str], bytes | None]:
-    """Arguments, and the standard input beside them: one of both holds the instruction.
+    """Arguments and standard input, one of which contains the instruction.
 
-    The programs wait half a second for their standard input and then go on without it, so that on a busy machine the
-    instruction may be lost there. As an argument it cannot be, but a long one fits none, and their command line parser
-    takes quotation marks off a text that stands between two.
+    The programs wait half a second for their standard input and then continue without it, so an instruction there may
+    be lost on a busy machine. An argument is safe, but has a length limit, and their command line parser removes
+    quotation marks around the whole text.
     """
     is_quoted = instruction[:1] in ("'", '"') and instruction[-1:] == instruction[:1]
     if is_quoted or not fits_argument(f"--prompt={instruction}"):

@@ -1,4 +1,4 @@
-"""Gives the runner its order and reads its evidence."""
+"""Sends the runner its order and reads its evidence."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class TerminusConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: ProgramVersion = _PROGRAM.version
-    """Version of Harbor that must be installed; None takes any."""
+    """Required version of Harbor; None: any."""
     parser: Literal["json", "xml"] = "json"
-    """The form that the model is asked to answer in."""
+    """Format of the model's answers."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read."""
+    """Context size of the model in tokens."""
     max_tokens: int = Field(default=4_096, gt=0)
-    """Tokens that an answer may have."""
+    """Maximum tokens of an answer."""
     summarize: bool = True
-    """Whether it may summarise its history, in calls of their own."""
+    """Whether it may summarise its history, in separate calls."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """More options of terminus-2, such as `temperature` or `tmux_pane_height`."""
+    """Additional options of terminus-2, such as `temperature` or `tmux_pane_height`."""
 
 
 class TerminusHarness:
@@ -63,7 +63,7 @@ class TerminusHarness:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
-        """Raises: HarnessError when Harbor or tmux is missing, or Harbor does not start, or is of another version."""
+        """Raises: HarnessError if Harbor or tmux is missing, or Harbor does not start or has the wrong version."""
         runtime = context.runtime
         await check_program(runtime, self.program, self._config.version)
         await _check_tmux(runtime)

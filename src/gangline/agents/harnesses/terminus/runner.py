@@ -1,10 +1,10 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-"""Runs Harbor's agent terminus-2 where it stands. Started by the adapter inside the runtime, with the Python that has
-Harbor.
+"""Runs Harbor's agent terminus-2 on the machine itself. The adapter starts it inside the runtime, with the Python that
+has Harbor.
 
-Harbor's agents act on an environment that Harbor starts; here the environment is the sandbox that we are in already, so
-starting and stopping are nothing, and a command is a child process. The order comes on stdin (see `adapter.py`), the
-key from the environment. The last line on stdout is the evidence: how the run ended.
+Harbor's agents act on an environment that Harbor starts. Here that environment is the current sandbox, so starting and
+stopping do nothing, and a command is a child process. The order comes on stdin (see `adapter.py`), the key from the
+environment. The last line on stdout is the evidence: how the run ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harbor.models.trial.paths import EnvironmentPaths, TrialPaths
 
 
 class ThisSandbox(BaseEnvironment):
-    """The machine that the runner sees. Whose commands they are (`user`) is settled: there is one user."""
+    """The machine on which the runner runs. `user` is ignored: there is only one."""
 
     @staticmethod
     def type() -> str:

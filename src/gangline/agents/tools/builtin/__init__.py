@@ -1,4 +1,5 @@
-"""Tools that act in the sandbox through the session's action server, and the two that end or accompany a solution.
+"""Tools that act in the sandbox through the session's action server, and the tools `think` and `submit`.
 
-Each module is one tool: its arguments as a struct, from which the schema is made, and its class. Start with `think`.
+Each module is one tool: its arguments as a struct, from which the schema is generated, and its class. Start with
+`think`.
 """

@@ -1,4 +1,4 @@
-"""The tool `editor`: text files, viewed and changed by one tool with commands, in the shape that models are trained on.
+"""The tool `editor`: one tool with commands to view and edit text files, in the form that models are trained on.
 
 Source: Anthropic's text editor tool, the commands of SWE-agent's and OpenHands' editors.
 """
@@ -53,7 +53,7 @@ class _Edit(msgspec.Struct):
 
 
 class EditorTool(Tool):
-    """Views and edits; an edit shows the lines around it."""
+    """Views and edits files; an edit shows the surrounding lines."""
 
     Config: ClassVar[type[BaseModel]] = NoConfig
     name = "editor"
@@ -95,7 +95,7 @@ async def _view(files: Files, call: _Edit, max_bytes: int) -> str:
 
 
 def _range(given: list[int] | UnsetType) -> tuple[int, int | None]:
-    """First and last line, from 1; None is the end. Raises: ToolFailed."""
+    """First and last line, from 1; None: the end. Raises: ToolFailed."""
     if given is UNSET:
         return 1, None
     if len(given) != 2 or given[0] < 1 or (given[1] != -1 and given[1] < given[0]):
@@ -104,7 +104,7 @@ def _range(given: list[int] | UnsetType) -> tuple[int, int | None]:
 
 
 def _numbered(view: View, last: int | None, max_bytes: int) -> str:
-    """Lines behind their numbers, as many as fit, and a note where a wanted one is missing."""
+    """As many numbered lines as fit, and a note if requested lines are missing."""
     if not view.num_lines:
         return "[the file is empty]"
     shown: list[str] = []
@@ -152,7 +152,7 @@ async def _undo(files: Files, call: _Edit) -> str:
 
 
 async def _edited(files: Files, path: str, line: int, text: str) -> str:
-    """A note of an edit with the lines around it."""
+    """A note on an edit, with the surrounding lines."""
     first, last = max(1, line - _LINES_AROUND), line + text.count("\n") + _LINES_AROUND
     try:
         view = await files.view(path, first_line=first, last_line=last, max_bytes=4096)

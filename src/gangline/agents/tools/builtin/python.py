@@ -1,4 +1,4 @@
-"""The tool `python`: cells in one interpreter that lasts."""
+"""The tool `python`: cells in one persistent interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PythonConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     max_timeout_s: float = Field(default=3600.0, gt=0)
-    """The longest time that a call may ask for, in seconds."""
+    """The longest timeout that a call may request, in seconds."""
 
 
 class _Cell(msgspec.Struct):
@@ -38,7 +38,7 @@ class _Cell(msgspec.Struct):
 
 
 class PythonTool(Tool):
-    """A cell in the session's interpreter."""
+    """Runs a cell in the session's interpreter."""
 
     Config: ClassVar[type[BaseModel]] = PythonConfig
     name = "python"
@@ -66,8 +66,9 @@ class PythonTool(Tool):
 
 
 def _shown(result: PythonResult, max_bytes: int) -> Observation:
-    """Output, value or traceback, then one line in brackets: how the cell stands. The value and the traceback get
-    half of the room, where output needs the other half."""
+    """Output, value or traceback, then one line in brackets with the cell's state. The value and traceback get half of
+    the space if the output needs the other half.
+    """
     status = f"[{_status(result)}]"
     room = max_bytes - len(status) - 128
     said = head_and_tail(result.traceback or result.result or "", room // 2)

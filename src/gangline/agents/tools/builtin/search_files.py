@@ -1,4 +1,4 @@
-"""The tool `search_files`: lines that match a pattern."""
+"""The tool `search_files`: finds lines that match a pattern."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SearchFilesConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_matches: int = Field(default=100, ge=1, le=1000)
-    """Lines that one call returns."""
+    """Maximum number of lines returned by one call."""
 
 
 class _Search(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Search(msgspec.Struct):
 
 
 class SearchFilesTool(Tool):
-    """Lines as `path:line: text`."""
+    """Returns lines as `path:line: text`."""
 
     Config: ClassVar[type[BaseModel]] = SearchFilesConfig
     name = "search_files"

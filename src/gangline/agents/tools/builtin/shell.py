@@ -1,4 +1,4 @@
-"""The tool `shell`: commands in one shell that lasts, also commands that go on or ask for input."""
+"""The tool `shell`: commands in one persistent shell, including commands that keep running or ask for input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolF
 __all__ = ["ShellConfig", "ShellTool"]
 
 _INPUT_S = 10.0
-"""Seconds that a program gets to react to keys or an interrupt, where the call gives none."""
+"""Default seconds for a program to react to keys or an interrupt."""
 
 
 class ShellConfig(BaseModel):
@@ -27,7 +27,7 @@ class ShellConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     max_timeout_s: float = Field(default=3600.0, gt=0)
-    """The longest time that a call may ask for, in seconds."""
+    """The longest timeout that a call may request, in seconds."""
 
 
 class _Shell(msgspec.Struct):
@@ -56,7 +56,7 @@ class _Shell(msgspec.Struct):
 
 
 class ShellTool(Tool):
-    """A command, or keys or a signal for the one that runs."""
+    """Runs a command, or sends keys or a signal to the running one."""
 
     Config: ClassVar[type[BaseModel]] = ShellConfig
     name = "shell"
@@ -99,7 +99,7 @@ class ShellTool(Tool):
 
 
 def _shown(result: ShellResult, max_bytes: int) -> Observation:
-    """Output, then one line in brackets: how the command stands."""
+    """Output, then one line in brackets with the command's state."""
     status = result.status()
     if result.state in ("running", "waiting"):
         status += ". Go on with input, or with control: wait, interrupt, end_input or restart"

@@ -1,4 +1,4 @@
-"""The tool `submit`: the agent says that it is done."""
+"""The tool `submit`: ends the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Submit(msgspec.Struct):
 
 
 class SubmitTool(Tool):
-    """Sets `Observation.answer`, which is empty where the work is in files."""
+    """Sets `Observation.answer`, which is empty if the work is in files."""
 
     Config: ClassVar[type[BaseModel]] = NoConfig
     name = "submit"

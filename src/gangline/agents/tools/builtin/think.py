@@ -1,4 +1,4 @@
-"""The tool `think`: a place for thoughts between actions."""
+"""The tool `think`: lets the model write down thoughts between actions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The files tool: view, write, replace, insert, undo, tree and search, as the user who runs the server.
 
-A file is read and written whole, in its own encoding and with its own line ends. A write makes a file beside it and
-renames that, so a reader sees either content. Links are followed.
+Files are read and written as a whole, in their own encoding and with their own line ends. A write creates a temporary
+file in the same folder and renames it, so a reader sees either the old or the new content. Links are followed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 
 
 class Files:
-    """Does one action at a time, and remembers what they replaced."""
+    """Runs one action at a time, and remembers previous contents for undo."""
 
     def __init__(self) -> None:
         self._undos: list[tuple[str, bytes | None, bytes]] = []
-        """Path, content before (None: there was no file) and content after, the oldest first."""
+        """Path, content before (None: the file did not exist) and content after, oldest first."""
 
     def act(self, order: dict[str, Any]) -> dict[str, Any]:
         """Raises: Refused, OSError."""
@@ -98,7 +98,7 @@ class Files:
         return {**answer, "line": text.plain.count("\n", 0, position) + 1}
 
     def _insert(self, order: dict[str, Any]) -> dict[str, Any]:
-        """`path`, `after_line` (0: at the beginning), `text`, which gets a line end where it has none."""
+        """`path`, `after_line` (0: at the beginning), `text`, which gets a line end if it has none."""
         path, after = order["path"], order["after_line"]
         before = _read(path)
         text = _Text(before, path)
@@ -115,7 +115,7 @@ class Files:
         return self._put(os.path.realpath(path), before, text.encoded("".join(lines)))
 
     def _undo(self, order: dict[str, Any]) -> dict[str, Any]:
-        """`path`: take back the last change that this tool made to it."""
+        """`path`: undo this tool's last change to it."""
         real = os.path.realpath(order["path"])
         place = next((n for n in reversed(range(len(self._undos))) if self._undos[n][0] == real), None)
         if place is None:
@@ -150,10 +150,10 @@ def _search(order: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Text:
-    """A file's content as text with plain line ends, and the way back."""
+    """A file's content as text with plain line ends, and its conversion back."""
 
     def __init__(self, data: bytes, path: str) -> None:
-        """Raises: Refused when it is no text."""
+        """Raises: Refused if it is not text."""
         self._encoding = next((name for bom, name in _BOMS if data.startswith(bom)), "utf-8")
         if self._encoding == "utf-8" and b"\0" in data:
             raise Refused("binary", f"{path} is a binary file: it has NUL bytes")
@@ -202,7 +202,7 @@ def _read(path: str) -> bytes:
 
 
 def _replace_whole(real: str, data: bytes) -> None:
-    """Write a file beside `real`, with its mode, and rename it. Raises: Refused."""
+    """Write a temporary file next to `real`, with its mode, and rename it. Raises: Refused."""
     folder, name = os.path.split(real)
     if os.path.isdir(real):
         raise Refused("is_folder", f"{real} is a folder")
@@ -226,7 +226,7 @@ def _replace_whole(real: str, data: bytes) -> None:
 
 
 def _places(text: str, part: str) -> tuple[int, str]:
-    """How often `part` is in a text, also overlapping itself, and the first lines on which it begins."""
+    """The number of (possibly overlapping) occurrences of `part`, and the first lines on which one begins."""
     numbers: list[str] = []
     count, line, seen = 0, 1, 0
     position = text.find(part)
@@ -245,7 +245,9 @@ def _front(line: str, max_bytes: int) -> str:
 
 
 def tree(order: dict[str, Any]) -> dict[str, Any]:
-    """`path`, `max_depth`, `max_entries`: a folder's entries, nearest first; folders of version control stay closed."""
+    """`path`, `max_depth`, `max_entries`: a folder's entries, nearest first; version control folders are not
+    entered.
+    """
     path = order["path"]
     if not os.path.isdir(path):
         raise Refused("not_found", f"{path} is no folder in {os.getcwd()}")

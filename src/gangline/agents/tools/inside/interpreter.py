@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-"""The interpreter's process: runs cells in `__main__`, in an IPython shell where IPython is installed.
+"""The interpreter's process: runs cells in `__main__`, in an IPython shell if IPython is installed.
 
 Requests and answers are lines of JSON on the socket; stdout and stderr belong to the cells.
 """
@@ -22,16 +22,16 @@ import types
 from typing import Any, Dict, List, Optional
 
 _MAX_TEXT = 1 << 16
-"""Characters of a result or a traceback."""
+"""Maximum characters of a result or traceback."""
 _MAX_IMAGES = 8
 _MAX_IMAGES_BYTES = 2 << 20
-"""All images of one cell."""
+"""Limit for all images of one cell together."""
 
 Answer = Dict[str, Any]
 
 
 def main(fd: int, program: Dict[str, Any]) -> None:
-    """Answer cells until the socket ends."""
+    """Answer requests until the socket closes."""
     connection = socket.socket(fileno=fd)
     limit = program["options"]["python_memory_bytes"]
     if limit is not None:
@@ -60,13 +60,13 @@ def main(fd: int, program: Dict[str, Any]) -> None:
 
 
 class Cells:
-    """Cells of either kind of interpreter."""
+    """Base of both kinds of interpreter."""
 
     def __init__(self) -> None:
         self.images: List[bytes] = []
 
     def execute(self, code: str) -> Answer:
-        """Run one cell. Returns `result` and `traceback`, either of which may be missing."""
+        """Run one cell. Returns `result` and `traceback`, both optional."""
         raise NotImplementedError
 
     def run(self, code: str) -> Answer:
@@ -93,7 +93,7 @@ class Cells:
         return answer
 
     def _take_figures(self) -> None:
-        """Figures that a cell has left open, as a notebook shows them."""
+        """Collect open figures, as a notebook does."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None:
             return
@@ -107,7 +107,7 @@ class Cells:
 
 
 class PlainCells(Cells):
-    """Cells without IPython. The value of a last expression is the result, and `_`."""
+    """Cells without IPython. The value of the last expression is the result, and `_`."""
 
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__()
@@ -143,10 +143,10 @@ class PlainCells(Cells):
 
 
 class IPythonCells(Cells):
-    """Cells of an IPython shell, with its magics, its `await` and its formatters."""
+    """Cells in an IPython shell, with its magics, `await` and formatters."""
 
     def __init__(self, module: types.ModuleType) -> None:
-        """Raises: ImportError where there is no IPython."""
+        """Raises: ImportError if IPython is not installed."""
         super().__init__()
         from IPython.core.displayhook import DisplayHook
         from IPython.core.displaypub import DisplayPublisher
@@ -175,10 +175,10 @@ class IPythonCells(Cells):
             display_pub_class = Publisher
 
             def init_ipython_dir(self, ipython_dir: Any) -> None:
-                """No folder of ours in the agent's HOME."""
+                """Creates no folder in the agent's HOME."""
 
             def init_profile_dir(self, profile_dir: Any) -> None:
-                """No folder of ours in the agent's HOME."""
+                """Creates no folder in the agent's HOME."""
 
             def ask_exit(self) -> None:
                 print("A cell does not end the interpreter: restart it.")
@@ -214,7 +214,7 @@ class IPythonCells(Cells):
 
 
 def _png(value: Any) -> Optional[bytes]:
-    """A value's own picture, as notebooks ask for it."""
+    """A value's own image, obtained as notebooks do."""
     draw = getattr(type(value), "_repr_png_", None)
     image = draw(value) if draw is not None else None
     return image if isinstance(image, bytes) else None

@@ -1,4 +1,4 @@
-"""An event loop on `poll`: descriptors, timers, and children that end. asyncio would take 60 ms to import."""
+"""An event loop on `poll`: descriptors, timers and child exits. asyncio would take 60 ms to import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Timer:
-    """A call that is due at a moment, until it is cancelled."""
+    """A callback scheduled for a time, unless cancelled."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call
@@ -31,7 +31,7 @@ class Timer:
 
 
 class Loop:
-    """Calls back when a descriptor can be read or written, and when a timer is due."""
+    """Calls back when a descriptor is readable or writable, and when a timer is due."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -42,11 +42,11 @@ class Loop:
         self._is_over = False
 
     def read(self, fd: int, call: Callable[[], None] | None) -> None:
-        """Call whenever `fd` can be read, or has ended; None stops that."""
+        """Call whenever `fd` is readable or at its end; None removes the callback."""
         self._set(self._readers, fd, call)
 
     def write(self, fd: int, call: Callable[[], None] | None) -> None:
-        """Call whenever `fd` can be written; None stops that."""
+        """Call whenever `fd` is writable; None removes the callback."""
         self._set(self._writers, fd, call)
 
     def _set(self, calls: dict[int, Any], fd: int, call: Callable[[], None] | None) -> None:
@@ -96,12 +96,12 @@ class Loop:
 
 
 class Lines:
-    """Lines over a stream socket, both ways. A line is JSON, so it has no line break inside."""
+    """Lines over a stream socket, in both directions. A line is JSON, so it contains no line break."""
 
     def __init__(
         self, loop: Loop, fd: int, on_line: Callable[[bytes], None], on_end: Callable[[], None], max_bytes: int
     ) -> None:
-        """A longer line than `max_bytes` is dropped, and `on_line` gets an empty one in its place."""
+        """A line longer than `max_bytes` is dropped, and `on_line` gets an empty one instead."""
         self.fd = fd
         self._loop = loop
         self._on_line = on_line
@@ -115,7 +115,7 @@ class Lines:
         loop.read(fd, self._readable)
 
     def send(self, data: bytes) -> None:
-        """Send lines, each with its end."""
+        """Send lines, each including its line end."""
         self._out += data
         self._writable()
 
@@ -127,7 +127,7 @@ class Lines:
             self.fd = -1
 
     def _writable(self) -> None:
-        """Send as much as goes. Nothing more is read from one who does not read our answers."""
+        """Send as much as possible. Reading stops while the peer does not read our answers."""
         if self.fd < 0:
             return
         try:

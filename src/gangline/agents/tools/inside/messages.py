@@ -1,4 +1,4 @@
-"""JSON in the C functions that the module `json` itself calls: its regular expressions take 8 ms to import."""
+"""JSON through the C functions that the module `json` itself uses: its regular expressions take 8 ms to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class _Reading:
-    """What a decoder tells the C scanner, as `json.JSONDecoder` does."""
+    """The decoder settings that the C scanner needs, as in `json.JSONDecoder`."""
 
     strict = True
     object_hook = object_pairs_hook = None

@@ -1,4 +1,4 @@
-"""Output of a program in bounded memory: its head and its tail."""
+"""Keeps the head and tail of a program's output in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Keeps the first and the last half of `max_bytes`, and counts the bytes between."""
+    """Keeps the first and last half of `max_bytes`, and counts the bytes between."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_head = max_bytes - max_bytes // 2

@@ -1,8 +1,8 @@
-"""Processes of a terminal, seen through /proc: which are in its foreground, and whether they wait for input.
+"""Inspects a terminal's processes through /proc: which are in the foreground, and whether they wait for input.
 
-A program waits for input when a process of the foreground is blocked in a read from the terminal, or waits for several
-descriptors after it has switched off the terminal's line editing or echo, as editors, pagers and REPLs do. Where the
-kernel does not show a process's system call (a program of another user, such as `sudo`), that switch alone counts.
+A program waits for input if a foreground process is blocked in a read from the terminal, or waits for several
+descriptors after switching off the terminal's line editing or echo, as editors, pagers and REPLs do. If the kernel does
+not show a process's system call (another user's program, such as `sudo`), only that switch counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ else:
 
 _READS = {"x86_64": {0}, "aarch64": {63}}
 _WAITS = {"x86_64": {7, 23, 232, 270, 271, 281}, "aarch64": {22, 72, 73}}
-"""poll, select, epoll_wait and their kin, by machine."""
+"""poll, select, epoll_wait and similar calls, by machine."""
 _MACHINE = os.uname().machine
 _TERMINALS = range(136, 144)
 """Major device numbers of pseudo-terminals; 5:0 is /dev/tty."""
@@ -29,7 +29,7 @@ _MAX_WORDS = 200
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:
-    """Pid, process group and session of every living process that can be seen."""
+    """Pid, process group and session of every visible living process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -42,7 +42,7 @@ def _processes() -> Iterator[tuple[int, int, int]]:
 
 
 def command_lines(group: int, but: int) -> list[str]:
-    """The command lines of a process group, shortened; without the process `but`."""
+    """The command lines of a process group, shortened, excluding the process `but`."""
     found: list[str] = []
     for pid, its_group, _session in _processes():
         if its_group == group and pid != but and len(found) < _MAX_PROCESSES:
@@ -57,7 +57,7 @@ def command_lines(group: int, but: int) -> list[str]:
 
 
 def is_reading(terminal: Terminal) -> bool:
-    """Whether a process in the terminal's foreground waits for input."""
+    """Whether a foreground process of the terminal waits for input."""
     group = terminal.foreground()
     at_once = terminal.takes_keys_at_once()
     return group > 0 and any(_waits(pid, at_once) for pid, its_group, _ in _processes() if its_group == group)
@@ -86,7 +86,7 @@ def _is_terminal(pid: int, fd: int) -> bool:
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of a session, those that it starts meanwhile too."""
+    """Kill every process of a session, including those that it starts meanwhile."""
     for _ in range(20):
         found = [pid for pid, _group, session in _processes() if session == leader]
         alive = False

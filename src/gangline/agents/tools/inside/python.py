@@ -1,7 +1,7 @@
 """The Python tool: cells in an interpreter that keeps its variables.
 
-The interpreter is a process of its own, started with the first cell, so that a cell can be interrupted, run out of
-memory, or crash, and the tool stays. Its output goes through a pipe, with that of the processes it starts.
+The interpreter is a separate process, started with the first cell, so the tool survives when a cell is interrupted,
+runs out of memory or crashes. Its output, and its child processes' output, goes through a pipe.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from .refusal import Reply
 
 _GRACE_S = 2.0
-"""How long a cell may take to end after its interrupt."""
+"""Seconds for a cell to end after its interrupt."""
 _START_S = 60.0
-"""How long an interpreter may take to start, with IPython on a slow disk."""
+"""Seconds for an interpreter to start, with IPython on a slow disk."""
 _PIECE_BYTES = 1 << 16
 _MAX_DRAINED_BYTES = 1 << 20
 
 
 class Python:
-    """Starts its interpreter with the first cell, and another one after its end."""
+    """Starts its interpreter with the first cell, and replaces it after it ends."""
 
     def __init__(self, loop: Loop, program: dict[str, Any]) -> None:
-        """program: ours; its options are `python`, `max_output_bytes` and `python_memory_bytes`."""
+        """program: the server's own; its options are `python`, `max_output_bytes` and `python_memory_bytes`."""
         self._loop = loop
         self._program = program
         self._options = program["options"]
@@ -46,10 +46,10 @@ class Python:
         self._timer: Timer | None = None
         self._timeout_s = 0.0
         self._is_ready = False
-        """The interpreter has started; only then does a cell's time count."""
+        """Whether the interpreter has started; a cell's time counts from then."""
         self._is_interrupted = False
         self._is_new = False
-        """An interpreter has ended since the last answer."""
+        """Whether an interpreter has ended since the last answer."""
 
     def run(self, order: dict[str, Any], reply: Reply) -> None:
         """`code`, `timeout_s`."""
@@ -78,7 +78,7 @@ class Python:
         reply({})
 
     def restart(self, order: dict[str, Any], reply: Reply) -> None:
-        """End the interpreter; another one starts with the next cell."""
+        """End the interpreter; the next cell starts another."""
         self.close()
         reply({})
 
@@ -110,7 +110,7 @@ class Python:
         return self._worker
 
     def _too_long(self) -> None:
-        """Interrupt the cell; when that does not end it, answer without its end."""
+        """Interrupt the cell. If that does not end it, answer anyway."""
         if self._worker is None:
             return
         if not self._is_ready:
@@ -135,7 +135,7 @@ class Python:
         self._answer("ended", told)
 
     def _ended(self, code: int) -> None:
-        """The interpreter is gone."""
+        """The interpreter has exited."""
         self._drain()
         if self._pipe >= 0:
             self._loop.read(self._pipe, None)
@@ -146,7 +146,7 @@ class Python:
         self._answer("died", {"exit_code": code})
 
     def _answer(self, state: str, told: dict[str, Any]) -> None:
-        """told: `result`, `traceback`, `images`, `exit_code`; all may be missing."""
+        """told: `result`, `traceback`, `images`, `exit_code`; all optional."""
         reply, self._reply = self._reply, None
         duration_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
         if state != "running":

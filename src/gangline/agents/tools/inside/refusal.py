@@ -1,4 +1,4 @@
-"""An action that cannot be done, with a reason that programs can read."""
+"""An action that cannot be executed, with a machine-readable reason."""
 
 from __future__ import annotations
 

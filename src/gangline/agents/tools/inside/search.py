@@ -1,6 +1,6 @@
-"""Search in files: with ripgrep where the sandbox has it, otherwise here.
+"""Searches files, with ripgrep if the sandbox has it, else in Python.
 
-Both see hidden files and what Git ignores, and skip version control's own folders, links and binary files.
+Both include hidden and Git-ignored files, and skip version control folders, links and binary files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .refusal import Refused
 _SKIPPED = (".git", ".hg", ".svn")
 _MAX_FILE_BYTES = 16 << 20
 _MAX_TEXT = 500
-"""Characters of a line that are shown."""
+"""Maximum characters of a returned line."""
 
 
 def search(order: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _fits(name: str, root: str, glob: str) -> bool:
-    """A glob without a slash fits names in any folder, as ripgrep has it."""
+    """A glob without a slash matches names in any folder, as in ripgrep."""
     relative = os.path.relpath(name, root)
     return fnmatch.fnmatch(relative if "/" in glob else os.path.basename(name), glob)
 

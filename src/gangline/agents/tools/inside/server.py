@@ -1,4 +1,4 @@
-"""The action server: requests in, answers out, each a line of JSON on the socket.
+"""The action server: requests and answers are lines of JSON on the socket.
 
 A request is `{"id", "do", "with"}`; its answer is `{"id", "ok"}` or `{"id", "refused"}`. The end of the socket ends the
 server and all that it has started in the foreground.
@@ -88,7 +88,7 @@ class Server:
 
 
 def main(fd: int, program: dict[str, Any]) -> None:
-    """Serve until the socket ends. program: `bootstrap`, `modules`, `bytecode`, `main` and `options`."""
+    """Serve until the socket closes. program: `bootstrap`, `modules`, `bytecode`, `main` and `options`."""
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     Server(fd, program).serve()

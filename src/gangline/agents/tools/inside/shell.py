@@ -1,7 +1,7 @@
-"""The shell tool: commands one after the other in a shell that keeps its folder, variables, functions and jobs.
+"""The shell tool: commands in sequence, in a shell that keeps its folder, variables, functions and jobs.
 
-At most one request waits for the shell: a later one takes its place. A command that goes on after its request's time
-is still the running one: `wait`, `keys` and `interrupt` follow it, `restart` ends it.
+At most one request waits for the shell: a later one replaces it. A command that outlives its request's timeout is still
+the running one: `wait`, `keys` and `interrupt` apply to it, `restart` ends it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ else:
     import _signal
 
 _QUIET_S = 0.1
-"""How long nothing must have been written or typed before a program can count as waiting for input."""
+"""Seconds without output or typing before a program can count as waiting for input."""
 _LONGEST_PAUSE_S = 1.0
-"""Between two looks at a program that may wait for input."""
+"""Maximum interval between checks of a program that may be waiting for input."""
 _END_POLL_S = 0.01
 
 
 class Shell:
-    """Starts its terminal with the first request, and another one after its end."""
+    """Starts its terminal with the first request, and replaces it after it ends."""
 
     def __init__(self, loop: Loop, max_output_bytes: int) -> None:
         self._loop = loop
@@ -41,19 +41,19 @@ class Shell:
         self._terminal: Terminal | None = None
         self._is_ready = False
         self._command: bytes | None = None
-        """Waits for the shell to be ready."""
+        """A command waiting for the shell to be ready."""
         self._began_at: float | None = None
-        """When the running command began."""
+        """Start time of the running command."""
         self._unseen_end: tuple[int, float] | None = None
-        """Exit code and duration of a command that ended while no request waited."""
+        """Exit code and duration of a command that ended while no request was waiting."""
         self._output = Output(self._max_bytes)
         self._earlier: dict[str, Any] = {}
         self._changed_at = 0.0
-        """When something was last written or typed."""
+        """Time of the last output or typing."""
         self._request: _Request | None = None
         self._folder = ""
         self._is_new = False
-        """A shell has ended since the last answer."""
+        """Whether a shell has ended since the last answer."""
 
     def run(self, order: dict[str, Any], reply: Reply) -> None:
         """`command`, `timeout_s`."""
@@ -84,7 +84,7 @@ class Shell:
             self._answer_at_rest()
 
     def keys(self, order: dict[str, Any], reply: Reply) -> None:
-        """`keys`, `timeout_s`: typed, whatever then reads them."""
+        """`keys`, `timeout_s`: typed for any program that reads them."""
         self._take_over()
         self._started().type(order["keys"].encode(errors="surrogateescape"))
         self._changed_at = time.monotonic()
@@ -93,7 +93,7 @@ class Shell:
             self._answer("idle")
 
     def interrupt(self, order: dict[str, Any], reply: Reply) -> None:
-        """`timeout_s`: seconds that the program may take to end."""
+        """`timeout_s`: seconds for the program to end."""
         self._take_over()
         self._begin(order["timeout_s"], reply)
         if self._began_at is None or self._terminal is None:
@@ -120,7 +120,7 @@ class Shell:
         reply({})
 
     def restart(self, order: dict[str, Any], reply: Reply) -> None:
-        """End the shell and its jobs; another one starts. A request that waits is answered first."""
+        """End the shell and its jobs and start another. A waiting request is answered first."""
         self.close()
         self._started()
         reply({})
@@ -152,7 +152,7 @@ class Shell:
             self._answer("ended", code)
 
     def _lost(self, terminal: Terminal) -> None:
-        """The shell has ended, or is another program now."""
+        """The shell has ended, or was replaced by another program."""
         if terminal is not self._terminal:
             return
         code = terminal.exit_status()
@@ -182,7 +182,7 @@ class Shell:
         return self._terminal
 
     def _take_over(self) -> None:
-        """Answer the request that waits, whose client may be gone, for another one takes its place."""
+        """Answer the waiting request, whose client may be gone, because another one replaces it."""
         if self._request is not None:
             self._answer("running")
 
@@ -195,7 +195,7 @@ class Shell:
         )
 
     def _look(self, pause_s: float) -> None:
-        """Answer when the program in the foreground waits for input."""
+        """Answer if the foreground program waits for input."""
         request, terminal = self._request, self._terminal
         if request is None or terminal is None:
             return
@@ -207,7 +207,7 @@ class Shell:
         request.look = self._loop.later(pause_s, lambda: self._look(pause_s))
 
     def _answer_at_rest(self) -> None:
-        """No command runs; but one may have ended since the last answer."""
+        """Answer while no command runs; one may have ended since the last answer."""
         if self._unseen_end is None:
             self._answer("idle")
         else:

@@ -1,10 +1,10 @@
-"""A shell on a pseudo-terminal, which gets its commands beside the terminal.
+"""A shell on a pseudo-terminal that receives its commands outside the terminal.
 
-The shell runs a loop, the driver, that is typed once: it reports the last status on a private descriptor, waits on a
-second one, and evaluates a file in memory that is its third. So no command is typed, echoed or parsed out of a screen,
-and commands get none of the three. Ctrl-C in a command of the shell's own ends the driver as well: the shell then shows
-its prompt, which reports that over the first descriptor, and the driver is typed again. A command that it had not begun
-by then is not evaluated any more.
+The shell runs a loop, the driver, which is typed once: it reports the last status on a private descriptor, waits on a
+second one, and evaluates an in-memory file, its third. So commands are never typed, echoed or parsed from a screen, and
+they inherit none of the three descriptors. Ctrl-C in a shell built-in also ends the driver: the shell then shows its
+prompt, which reports that over the first descriptor, and the driver is typed again. A command that it had not started
+by then is not evaluated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DRIVER = (
 
 
 class _Kind:
-    """A shell, and its numbers for the three descriptors, in order. No command gets them."""
+    """A shell, and its numbers for the three descriptors, in order. Commands do not inherit them."""
 
     def __init__(self, argv: list[str], wake: int, marks: int, script: int) -> None:
         self.argv = argv
@@ -44,13 +44,15 @@ class _Kind:
 
 _BASH = _Kind(["bash", "--norc", "--noprofile", "--noediting", "-i"], 61, 62, 63)
 _SH = _Kind(["sh", "-i"], 7, 8, 9)
-"""Only one digit, and so in the way of a command that keeps such a descriptor open by `exec`."""
+"""Single digits only, so they may collide with a command that keeps such a descriptor open with `exec`."""
 _PIECE_BYTES = 1 << 16
 _MAX_DRAINED_BYTES = 1 << 20
 
 
 class Terminal:
-    """One shell. The end of its marks is the end of the shell, or `exec` of another program in its place."""
+    """One shell. When its status descriptor closes, the shell has ended, or another program was started in its place by
+    `exec`.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Terminal:
         self._type_driver()
 
     def evaluate(self, command: bytes) -> None:
-        """Have the shell evaluate a command; it must be waiting for one."""
+        """Let the shell evaluate a command; it must be waiting for one."""
         self.forget_keys()  # before they could be echoed
         termios.tcsetattr(self.master, termios.TCSANOW, self._modes)
         options = b"".join(b"set -%c; " % flag for flag in b"xv" if chr(flag) in self._options)
@@ -93,7 +95,7 @@ class Terminal:
         os.write(self._wake, b"\n")
 
     def type(self, keys: bytes) -> None:
-        """Type keys. Raises: Refused when the program in the foreground has left too many unread."""
+        """Type keys. Raises: Refused if the foreground program has left too many unread."""
         try:
             num_typed = os.write(self.master, keys)
         except BlockingIOError:
@@ -102,7 +104,7 @@ class Terminal:
             raise Refused("unread", f"the program read only {num_typed} of {len(keys)} bytes: wait, and send the rest")
 
     def forget_keys(self) -> None:
-        """Drop what was typed and not read."""
+        """Drop keys that were typed but not read."""
         termios.tcflush(self.master, termios.TCOFLUSH)
 
     def resize(self, rows: int, columns: int) -> None:
@@ -116,7 +118,7 @@ class Terminal:
             return 0
 
     def takes_keys_at_once(self) -> bool:
-        """Whether a program has switched off the terminal's line editing or its echo."""
+        """Whether a program has switched off the terminal's line editing or echo."""
         both = termios.ICANON | termios.ECHO
         try:
             return termios.tcgetattr(self.master)[3] & both != both
@@ -124,7 +126,9 @@ class Terminal:
             return False
 
     def drain(self) -> None:
-        """Take the output that is there. A read flushes the terminal's own queue, so all written before now is."""
+        """Read the available output. A read flushes the terminal's queue, so it includes everything written before
+        now.
+        """
         drained = 0
         while self.master >= 0 and drained < _MAX_DRAINED_BYTES:
             num_read = self._read()
@@ -133,14 +137,14 @@ class Terminal:
             drained += num_read
 
     def exit_status(self) -> int | None:
-        """128 and the signal's number after a signal; None while the process lives."""
+        """After a signal, 128 plus its number; None while the process lives."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid == 0:
             return None
         return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def close(self) -> None:
-        """Let go of the shell. Its descriptors end with it."""
+        """Release the shell and close its descriptors."""
         for fd in (self.master, self._marks):
             if fd >= 0:
                 self._loop.read(fd, None)
@@ -183,7 +187,7 @@ class Terminal:
             self._on_status(code, self._options, folder.decode(errors="replace"))
 
     def _forget_command(self) -> None:
-        """Drop what the driver was woken for and had not begun: at its prompt the shell reads its terminal alone."""
+        """Drop a command that the driver has not started: at its prompt the shell reads only its terminal."""
         num_bytes = bytearray(4)
         fcntl.ioctl(self._woken, termios.FIONREAD, num_bytes)
         if size := int.from_bytes(num_bytes, sys.byteorder):
@@ -199,7 +203,7 @@ class Terminal:
 
 
 def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]) -> tuple[int, int]:
-    """Start a shell on a terminal of its own. Returns its pid and the terminal's other end."""
+    """Start a shell on a new terminal. Returns its pid and the terminal's other end."""
     try:
         master, slave = os.openpty()
     except OSError as error:
@@ -219,7 +223,7 @@ def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]
 
 
 def _set_size(fd: int, rows: int, columns: int) -> None:
-    """The kernel's `struct winsize`: four short integers. The module `struct` would be one more file to find."""
+    """The kernel's `struct winsize`: four short integers. Avoids importing the module `struct`."""
     size = b"".join(number.to_bytes(2, sys.byteorder) for number in (rows, columns, 0, 0))
     fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
 
@@ -245,7 +249,7 @@ def _become_shell(slave: int, kind: _Kind, descriptors: tuple[int, int, int]) ->
 
 
 def _program(name: str) -> str | None:
-    """Its path, as `shutil.which` finds it, which takes 10 ms to import."""
+    """A program's path, found as by `shutil.which`, which takes 10 ms to import."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):

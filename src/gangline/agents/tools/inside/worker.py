@@ -1,4 +1,4 @@
-"""A child process that answers one request at a time, over a socket pair of its own."""
+"""A child process that answers one request at a time, over its own socket pair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _END_POLL_S = 0.01
 
 
 class Worker:
-    """One child, in a session of its own."""
+    """One child, in a separate process session."""
 
     def __init__(
         self,
@@ -32,8 +32,9 @@ class Worker:
         on_end: Callable[[int], None],
         output: int | None = None,
     ) -> None:
-        """body: the child's life, with the descriptor of its socket. on_end: gets the exit code, after the child's
-        last line; 128 and the number after a signal. output: a descriptor to become its stdout and stderr."""
+        """body: runs in the child, with the descriptor of its socket. on_end: called with the exit code, after the
+        child's last line; 128 plus the number after a signal. output: a descriptor to become its stdout and stderr.
+        """
         self._loop = loop
         self._on_end = on_end
         ours, theirs = _socket.socketpair()
@@ -54,14 +55,14 @@ class Worker:
         self._lines.send(data)
 
     def interrupt(self) -> None:
-        """SIGINT to the child and to the processes that it has started in its group."""
+        """Send SIGINT to the child and its process group."""
         try:
             os.killpg(self.pid, _signal.SIGINT)
         except ProcessLookupError:  # it has ended
             pass
 
     def kill(self) -> None:
-        """End the child without a report of its end."""
+        """Kill the child without calling `on_end`."""
         self._lines.close()
         self._on_end = _ignore
         try:
@@ -81,7 +82,7 @@ class Worker:
 
 
 def encoded(program: dict[str, Any]) -> bytes:
-    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and what `marshal` makes."""
+    """A program in the form that `bootstrap` reads: its length as eight hexadecimal digits, and its `marshal` bytes."""
     data = marshal.dumps(program)
     return b"%08x" % len(data) + data
 

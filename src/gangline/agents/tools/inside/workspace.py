@@ -1,6 +1,6 @@
-"""The files tool's place in the server: a worker does the actions.
+"""The files tool in the server: a worker process runs the actions.
 
-So a slow disk, or a pattern that takes forever, holds up neither shell nor interpreter.
+So a slow disk, or an endless pattern match, blocks neither shell nor interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """Actions one after the other, in the order of their requests."""
+    """Runs actions in the order of their requests."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -30,7 +30,7 @@ class Workspace:
         self._timer: Timer | None = None
 
     def act(self, order: dict[str, Any], reply: Reply) -> None:
-        """`act`, `timeout_s`, and what the action takes."""
+        """`act`, `timeout_s`, and the action's arguments."""
         self._waiting.append((order, reply))
         self._next()
 
@@ -71,7 +71,7 @@ class Workspace:
 
 
 def _serve(fd: int) -> None:
-    """The worker's life."""
+    """The worker's main loop."""
     from .files import Files  # only here: most servers never need it
 
     files = Files()

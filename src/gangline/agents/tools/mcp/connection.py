@@ -1,4 +1,4 @@
-"""The session with one MCP server, over a pipe or HTTP, by the official SDK (extra `gangline[mcp]`)."""
+"""The session with one MCP server, over a pipe or HTTP, using the official SDK (extra `gangline[mcp]`)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _END_S = 5.0
 _MAX_SAID = 500
 _MAX_NAME_CHARS = 64
 _INTERNAL_ERROR = -32603
-"""Code of JSON-RPC."""
+"""A JSON-RPC error code."""
 
 
 class ServerFailed(ToolFailed):
-    """The server of a tool has ended, does not answer, or reports an error of its own."""
+    """A tool's server has ended, does not answer, or reports an internal error."""
 
 
 def name_for_models(server: str, tool: str) -> str:
-    """`server__tool`, in the characters that model APIs take."""
+    """`server__tool`, restricted to the characters that model APIs accept."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}__{tool}")[:_MAX_NAME_CHARS]
 
 
 def shown(blocks: Sequence[Mapping[str, Any]]) -> str:
-    """Content blocks of a result as the model reads them: their text."""
+    """The text of a result's content blocks, for the model."""
     texts = [block["text"] for block in blocks if block.get("type") == "text"]
     if num_others := len(blocks) - len(texts):
         texts.append(f"[{num_others} part{'s' if num_others > 1 else ''} left out that are no text]")
@@ -44,7 +44,7 @@ def shown(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Way(Protocol):
-    """How the messages of a session travel: see `Pipe`, `ByUrl`."""
+    """Transport of a session's messages: see `Pipe`, `ByUrl`."""
 
     def opened(self, over: asyncio.Event) -> AbstractAsyncContextManager[tuple[Any, Any]]: ...
 
@@ -54,13 +54,13 @@ class Way(Protocol):
 
 
 class McpConnection:
-    """A server, and the session with it in a task of its own, as the SDK's task groups need."""
+    """A server and its session, in a separate task as the SDK's task groups require."""
 
     def __init__(self, name: str, *, start_s: float = _START_S) -> None:
         self.name = name
         self.tools: list[protocol.Tool] = []
         self.instructions = ""
-        """The server's text for the model."""
+        """The server's instructions for the model."""
         self._start_s = start_s
         self._way: Way | None = None
         self._session: ClientSession | None = None
@@ -72,7 +72,7 @@ class McpConnection:
         return self._over.is_set()
 
     async def start(self, way: Way) -> None:
-        """Begin the session, and learn the server's tools. Raises: ToolUnavailable."""
+        """Start the session and list the server's tools. Raises: ToolUnavailable."""
         self._way = way
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._living = asyncio.create_task(self._live(way, ready))
@@ -86,7 +86,7 @@ class McpConnection:
         raise ToolUnavailable(f"MCP server {self.name!r} did not start: {await self._end()}")
 
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> protocol.CallToolResult:
-        """Raises: ServerFailed; ToolFailed when the server does not take the call."""
+        """Raises: ServerFailed; ToolFailed if the server rejects the call."""
         import anyio  # noqa: PLC0415 - the extra is there by now
         from mcp import MCPError  # noqa: PLC0415
 

@@ -36,5 +36,5 @@ class EnvironmentTool(Tool):
 
 
 def environment_tools(environments: Mapping[str, SessionEnvironment]) -> list[Tool]:
-    """All tools that they offer, as `environment__tool`."""
+    """All tools of the environments, named `environment__tool`."""
     return [EnvironmentTool(name, one, tool) for name, one in environments.items() for tool in one.tools]

@@ -1,6 +1,6 @@
-"""The way to an MCP server in the sandbox: a command behind a channel of the runtime, which is its stdin and stdout.
+"""Transport to an MCP server in the sandbox: a command behind a channel of the runtime, which is its stdin and stdout.
 
-All that it says is the agent's claim: a line is bounded, and what is no message is an error of the session.
+All its output is untrusted: lines are bounded, and an invalid message is an error of the session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ON_ITS_STREAMS = 'exec "$@" <&3 >&3 3<&-'
 
 
 class Pipe:
-    """Made by `start`."""
+    """Created by `start`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -34,12 +34,12 @@ class Pipe:
     async def start(
         cls, runtime: Sandbox, command: Sequence[str], env: Mapping[str, str], user: RuntimeUser = "agent"
     ) -> Pipe:
-        """Raises: RuntimeFailed; RuntimeUnavailable when the sandbox has no such user."""
+        """Raises: RuntimeFailed; RuntimeUnavailable if the sandbox has no such user."""
         on_streams = ["sh", "-c", _ON_ITS_STREAMS, "sh", *command]
         return cls(await runtime.channel(on_streams, env=env, user=user))
 
     async def write(self, data: bytes) -> None:
-        """Give the command something before it speaks MCP."""
+        """Send bytes to the command before the MCP session starts."""
         with suppress(RuntimeFailed):  # its end is seen by the reader
             await self._channel.write(data)
 
@@ -62,7 +62,7 @@ class Pipe:
                 writing.cancel()
 
     async def end(self) -> str:
-        """How the server ended, with its last words on stderr."""
+        """How the server ended, with its last output on stderr."""
         try:
             async with asyncio.timeout(_END_S):
                 end = await self._channel.ended()
@@ -77,7 +77,7 @@ class Pipe:
 
 
 async def _read(channel: Channel, to_session: Any) -> None:
-    """Messages of the server, one a line. Returns at the stream's end, and when a line is too long."""
+    """Pass on the server's messages, one per line. Returns at the stream's end, or if a line is too long."""
     import anyio  # noqa: PLC0415 - as below
 
     kept = bytearray()

@@ -1,12 +1,11 @@
-"""Tools of MCP servers: programs in the sandbox (`pipe`), or URLs that the node's operator has named.
+"""Tools of MCP servers: programs in the sandbox (`pipe`), or URLs that the node's operator allows.
 
-The session with a server is the official SDK's (extra `gangline[mcp]`). All its answers are claims: descriptions and
-results are bounded, and every call has a time limit.
+Sessions use the official SDK (extra `gangline[mcp]`). All answers are untrusted: descriptions and results are bounded,
+and every call has a time limit.
 
-The way to an MCP server over streamable HTTP, which the node dials.
-
-That is a way out of the sandbox, into whatever network the node has. So a URL must be one that the node's operator has
-named, and the server gets the key that goes with it, and nothing of the session but the calls.
+A server over streamable HTTP is contacted by the node. That is a way out of the sandbox, into any network of the node.
+The URL must therefore be allowed by the node's operator. The server gets the key configured for it, and nothing of the
+session except the calls.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ByUrl:
     """The server keeps a session for us until `opened` ends."""
 
     def __init__(self, name: str, server: McpServer, context: ToolContext) -> None:
-        """Raises: ToolUnavailable when the session may not use the URL; InvalidRequest when there is no key."""
+        """Raises: ToolUnavailable if the session may not use the URL; InvalidRequest if the key is missing."""
         assert server.url is not None
         source = _allowed(name, server.url, context)
         self._url = server.url
@@ -50,7 +49,7 @@ class ByUrl:
 
     @asynccontextmanager
     async def opened(self, over: asyncio.Event) -> AsyncGenerator[tuple[Any, Any]]:
-        """See `Pipe.opened`; `over` is never set, since a server that is gone may come back."""
+        """See `Pipe.opened`. `over` is never set, since an unreachable server may come back."""
         import httpx2  # noqa: PLC0415 - of the extra `mcp`
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
@@ -65,7 +64,7 @@ class ByUrl:
         return f"{self._url} speaks no MCP, or does not let this node in"
 
     async def close(self) -> None:
-        """There is nothing of it to end but the session."""
+        """Does nothing: only the session has to be ended."""
 
 
 def _allowed(name: str, url: str, context: ToolContext) -> McpSource:
@@ -103,9 +102,9 @@ class McpTool(Tool):
 
 @asynccontextmanager
 async def mcp_tools(servers: Mapping[str, McpServer], context: ToolContext) -> AsyncGenerator[list[Tool]]:
-    """Start a task's servers in its sandbox, or connect with them, and yield their tools.
+    """Start a task's servers in its sandbox, or connect to them, and yield their tools.
 
-    Raises: ToolUnavailable when a server does not start, has no usable tools, or has a URL that is not allowed.
+    Raises: ToolUnavailable if a server does not start, has no usable tools, or has a URL that is not allowed.
     """
     async with AsyncExitStack() as running:
         tools: list[Tool] = []

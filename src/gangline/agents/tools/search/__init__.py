@@ -1,6 +1,6 @@
-"""The tools `web_search` and `fetch_page`, over the search sources that the node's operator has named.
+"""The tools `web_search` and `fetch_page`, over the search sources that the node's operator configured.
 
-`sources` decides whether a session may use a source, and opens it. `local` searches documents on the node's disk by an
-index of `index`; `web` asks providers, and `pages` reads pages. A further kind implements `provider.SearchProvider`.
-Start with `sources`.
+`sources` decides whether a session may use a source, and opens it. `local` searches documents on the node's disk with
+an `index`; `web` queries providers, and `pages` reads web pages. Other kinds implement `provider.SearchProvider`. Start
+with `sources`.
 """

@@ -1,4 +1,4 @@
-"""Documents of a folder or of a dataset file."""
+"""Reads the documents of a folder or a dataset file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_TITLE_CHARS = 200
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One text. Ids may occur twice: the index makes them unique."""
+    """One text. Ids may repeat: the index makes them unique."""
 
     id: str
     title: str
@@ -28,7 +28,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def files_of(root: Path) -> list[Path]:
-    """The files of a corpus in a fixed order; links are not followed. Raises: InvalidRequest when there are none."""
+    """The files of a corpus in a fixed order; links are not followed. Raises: InvalidRequest if there are none."""
     if root.is_file():
         return [root]
     found = [
@@ -45,7 +45,7 @@ def files_of(root: Path) -> list[Path]:
 
 
 def documents(root: Path, source: SearchSource) -> Generator[Document]:
-    """Every document. Raises: InvalidRequest for a file that cannot be read."""
+    """Every document. Raises: InvalidRequest for an unreadable file."""
     for path in files_of(root):
         name = path.name if path == root else path.relative_to(root).as_posix()
         try:
@@ -86,6 +86,6 @@ def _from_record(record: Any, place: str, source: SearchSource) -> Document:
 
 
 def _title_in(text: str) -> str:
-    """The first line that has something."""
+    """The first nonempty line."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return first.lstrip("# ").strip()[:_MAX_TITLE_CHARS]

@@ -25,7 +25,7 @@ class FetchPageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     source: str = "web"
-    """Name of one of the node's `search_sources`, usually that of `web_search`."""
+    """Name of one of the node's `search_sources`, usually the same as for `web_search`."""
 
 
 class _Fetch(msgspec.Struct):
@@ -34,7 +34,7 @@ class _Fetch(msgspec.Struct):
 
 
 class FetchPageTool(Tool):
-    """A piece of a document, and where the next one begins."""
+    """Returns a part of a document, and the offset of the next part."""
 
     Config: ClassVar[type[BaseModel]] = FetchPageConfig
     name = "fetch_page"

@@ -1,7 +1,7 @@
 """A full-text index over a corpus: SQLite's FTS5 with BM25, in a file that is built once and then only read.
 
-The file's name is the digest of the corpus's files (path, size, time of change) and columns, so that a changed corpus
-gets another index. One process builds it, beside its place, while others wait.
+The file's name is the digest of the corpus's files (path, size, modification time) and columns, so that a changed
+corpus gets a new index. One process builds it, in a temporary file, while others wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gangline.machine.durable import locked
 __all__ = ["Index", "index_file", "match_of"]
 
 _VERSION = "1"
-"""Changes with the tables, so that no index of another version is opened."""
+"""Changed together with the tables, so that an index of another version is never opened."""
 _MAX_TERMS = 64
 _WORD = re.compile(r"\w+")
 _TABLES = """
@@ -33,9 +33,9 @@ _EXCERPT_TOKENS = 40
 
 
 def index_file(source: SearchSource, folder: Path) -> Path:
-    """The index of a source in a cache folder; built now if it is not there. Slow then, so not on the event loop.
+    """Path of a source's index in a cache folder; built if missing, which is slow: do not call it on the event loop.
 
-    Raises: InvalidRequest when the corpus cannot be read; OSError.
+    Raises: InvalidRequest if the corpus cannot be read; OSError.
     """
     root = Path(source.path or "").expanduser().resolve()
     path = folder / f"{_digest(root, source)}.sqlite"
@@ -60,7 +60,7 @@ def _digest(root: Path, source: SearchSource) -> str:
 
 
 def _build(root: Path, source: SearchSource, path: Path) -> None:
-    """An index that is lost in a crash is built again, so nothing is synced."""
+    """Nothing is synced to disk: an index lost in a crash is built again."""
     database = sqlite3.connect(path)
     try:
         database.execute("PRAGMA journal_mode = OFF")
@@ -79,16 +79,16 @@ def _build(root: Path, source: SearchSource, path: Path) -> None:
 
 
 def match_of(query: str) -> str:
-    """A query of any text as an FTS5 expression: its words, any of them; empty where it has none.
+    """Converts any query text to an FTS5 expression that matches any of its words; empty if it has no words.
 
-    Each word is a quoted string, so nothing of the query's is syntax.
+    Each word is a quoted string, so the query cannot contain FTS5 syntax.
     """
     words = dict.fromkeys(word.casefold() for word in _WORD.findall(query))
     return " OR ".join(f'"{word}"' for word in list(words)[:_MAX_TERMS])
 
 
 class Index:
-    """An open index. Its methods block for milliseconds, and may be called from any one thread at a time."""
+    """An open index. Its methods block for milliseconds. Use it from one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)

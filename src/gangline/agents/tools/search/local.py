@@ -1,4 +1,4 @@
-"""Provider `local`: documents on the node's disk. It works without any network."""
+"""Provider `local`: searches documents on the node's disk. It needs no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LocalProvider"]
 
 
 class LocalProvider:
-    """One open index. Made by `open`."""
+    """One open index. Created by `open`."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -23,7 +23,7 @@ class LocalProvider:
 
     @classmethod
     async def open(cls, source: SearchSource, index_folder: Path) -> LocalProvider:
-        """Raises: InvalidRequest when the corpus cannot be read; OSError."""
+        """Raises: InvalidRequest if the corpus cannot be read; OSError."""
         return cls(Index(await asyncio.to_thread(index_file, source, index_folder)))
 
     async def search(self, query: str, max_results: int) -> Sequence[Hit]:

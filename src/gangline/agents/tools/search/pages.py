@@ -1,4 +1,4 @@
-"""Pages of the web as plain text, read by the node: public addresses only, also behind names and redirects."""
+"""Reads web pages as plain text from the node. Only public addresses, also after name resolution and redirects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BLOCKS = frozenset(
 
 
 class PageReader:
-    """Reads pages without cookies, keys or proxies of the node's. Call `close` at the end."""
+    """Reads pages without the node's cookies, keys or proxies. Call `close` at the end."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PageReader:
         may_dial: Callable[[_Address], bool] = is_public,
         ports: Collection[int] | None = USUAL_PORTS,
     ) -> None:
-        """may_dial: addresses that may be dialled. ports: those that a URL may name; None is every one."""
+        """may_dial: whether an address may be contacted. ports: allowed ports of URLs; None: all."""
         self._may_dial = may_dial
         self._ports = ports
         self._http = aiohttp.ClientSession(
@@ -56,7 +56,7 @@ class PageReader:
         )
 
     async def read(self, address: str) -> Page:
-        """Raises: ToolFailed for an address that may not be read, and a page that cannot be."""
+        """Raises: ToolFailed for a forbidden address or an unreadable page."""
         try:
             url = self._checked(address)
             for _ in range(_MAX_REDIRECTS + 1):
@@ -74,7 +74,7 @@ class PageReader:
         await self._http.close()
 
     def _checked(self, text: str, base: URL | None = None) -> URL:
-        """A URL, before it is dialled. Names are judged by the addresses that they turn out to have.
+        """Checks a URL before connecting. Host names are judged by the addresses that they resolve to.
 
         Raises: ToolFailed, ValueError.
         """
@@ -83,7 +83,7 @@ class PageReader:
             raise ToolFailed(f"{text} is no address of a web page: it must begin with http:// or https://")
         if self._ports is not None and url.port not in self._ports:
             raise ToolFailed(f"{text} names a port of its own, which is not read")
-        # Numbers that only some resolvers take for an address, such as 2130706433, are refused here.
+        # Refuses numbers that only some resolvers accept as addresses, such as 2130706433.
         if (literal := _literal(normal_host(url.raw_host or ""))) is not None and not self._may_dial(literal):
             raise ToolFailed(f"{text} is not on the public internet")
         return url.with_user(None).with_fragment(None)
@@ -107,7 +107,7 @@ class PageReader:
 
 
 class _GuardedResolver(AbstractResolver):
-    """Resolves names to those of their addresses that may be dialled."""
+    """Resolves names and keeps only the addresses that may be contacted."""
 
     def __init__(self, may_dial: Callable[[_Address], bool]) -> None:
         self._may_dial = may_dial
@@ -148,7 +148,7 @@ def _decoded(data: bytes, charset: str | None) -> str:
 
 
 def text_of_html(html: str) -> tuple[str, str]:
-    """Title, and the text without scripts, styles and navigation; blocks begin on lines of their own."""
+    """Title, and the text without scripts, styles and navigation; each block starts on a new line."""
     tree = LexborHTMLParser(html)
     title = tree.css_first("title")
     pieces: list[str] = []

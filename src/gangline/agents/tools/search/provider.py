@@ -1,4 +1,4 @@
-"""The Protocol of a place to search."""
+"""The Protocol of a search provider."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Hit(msgspec.Struct, frozen=True):
 
     title: str
     address: str
-    """A URL, or the document's id: the argument of `page`."""
+    """A URL or a document's id: the argument of `page`."""
     excerpt: str
 
 
@@ -28,17 +28,17 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class SearchProvider(Protocol):
-    """One place to search, open for one session."""
+    """A search provider, open for one session."""
 
     async def search(self, query: str, max_results: int) -> Sequence[Hit]:
-        """The best first; none where nothing fits. `query` is any text.
+        """The best hits first; empty if there are no matches. `query` can be any text.
 
-        Raises: ToolFailed when the query cannot be taken; ToolUnavailable when the place gives no answer.
+        Raises: ToolFailed if the query is rejected; ToolUnavailable if the provider does not answer.
         """
         ...
 
     async def page(self, address: str) -> Page:
-        """Raises: ToolFailed when there is no such document, or it is no text."""
+        """Raises: ToolFailed if the document does not exist or is not text."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Search sources that are part of the package: every node has them, without a setting."""
+"""Search sources included in the package: every node has them, without configuration."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["shipped_sources"]
 
 
 def shipped_sources() -> dict[str, SearchSource]:
-    """Name -> source. `gangline:stem` has the facts of the samples of preset `stem`."""
+    """Name -> source. `gangline:stem` has the facts for the samples of preset `stem`."""
     folder = resources.files("gangline.agents.tools.search").joinpath("corpora", "stem")
     return {"gangline:stem": SearchSource(kind="local", path=str(folder))}

@@ -1,7 +1,7 @@
-"""Which source a session may search: one that the operator has named, and that the task's network allows.
+"""Decides which sources a session may search: those that the operator configured and the task's network allows.
 
-A provider of web search makes the node a way out of the sandbox, for queries and for pages. So it serves tasks with
-network `full`, which have such a way themselves; others only where the operator says `for_offline_tasks`.
+A web search provider makes the node a way out of the sandbox, for queries and pages. So it serves only tasks with
+network `full`, which have such access anyway, and other tasks if the operator sets `for_offline_tasks`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["SessionSource"]
 
 
 class SessionSource:
-    """A source by its name, opened by the first use."""
+    """A named source, opened on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._provider: SearchProvider | None = None
 
     async def opened(self, context: ToolContext) -> SearchProvider:
-        """Raises: ToolUnavailable when the session may not use it, or it cannot be opened."""
+        """Raises: ToolUnavailable if the session may not use it or it cannot be opened."""
         if self._provider is None:
             try:
                 self._provider = await _open(self._name, context)

@@ -1,7 +1,7 @@
-"""Providers of web search over HTTP: Tavily, Brave, SearXNG.
+"""Web search providers over HTTP: Tavily, Brave, SearXNG.
 
-A provider is a table of functions: the request for a query, and the hits in an answer. Its key goes to its own base URL
-only, and no redirect is followed.
+A provider is a table of functions: the request for a query, and the hits in an answer. Its key is sent only to its own
+base URL, and redirects are not followed.
 
 Source: docs.tavily.com (POST /search), api-dashboard.search.brave.com (GET /res/v1/web/search), docs.searxng.org
 (GET /search, format=json).
@@ -34,7 +34,7 @@ _LONGEST_PAUSE_S = 30.0
 _MAX_ANSWER_BYTES = 4 << 20
 _MAX_SHOWN_CHARS = 300
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which a request is tried again."""
+"""Statuses after which a request is retried."""
 _QUERYS_FAULT = frozenset({400, 414, 422})
 
 
@@ -47,17 +47,17 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """One provider's side of the border."""
+    """Description of one provider's API."""
 
     url: str
     """Base URL; empty: each instance has its own."""
     key_env: str | None
     max_query_chars: int
     request: Callable[[str, int, str], _Request]
-    """For a query, a number of results, and the key."""
+    """Called with a query, a number of results, and the key."""
     results: Callable[[Any], list[Any]]
     excerpt: str
-    """Name of a result's field, beside `title` and `url`."""
+    """Name of a result's excerpt field; `title` and `url` are fixed."""
 
 
 def _tavily(query: str, max_results: int, key: str) -> _Request:
@@ -94,11 +94,10 @@ class WebProvider:
     """One provider. Call `close` at the end."""
 
     def __init__(self, source: SearchSource, *, timeout_s: float = 30.0, pages: PageReader | None = None) -> None:
-        """
-        timeout_s: for one try.
-        pages: reads pages of the web; None: the source does not.
+        """timeout_s: for one attempt.
+        pages: reads web pages; None: this source cannot.
 
-        Raises: InvalidRequest when the key's variable is not set.
+        Raises: InvalidRequest if the key's variable is not set.
         """
         self._kind = _KINDS[source.kind]
         self._url = (source.url or self._kind.url).rstrip("/")
@@ -137,7 +136,7 @@ class WebProvider:
             await self._pages.close()
 
     async def _asked(self, request: _Request) -> Any:
-        """The JSON answer. Raises: ToolFailed for a query that is refused; ToolUnavailable."""
+        """The JSON answer. Raises: ToolFailed for a rejected query; ToolUnavailable."""
         why = ""
         for number in range(_TRIES):
             pause_s = _FIRST_PAUSE_S * 2**number * random.uniform(0.5, 1.0)
@@ -187,6 +186,8 @@ class _Again(Exception):
 
 
 def _after_s(headers: Mapping[str, str]) -> float:
-    """Seconds to wait, as the provider says. Brave names a second and a month; the first is the one to wait for."""
+    """Seconds to wait, from the provider's headers. Brave gives values for a second and a month; the first one
+    applies.
+    """
     after = headers.get("Retry-After") or headers.get("X-RateLimit-Reset", "").partition(",")[0].strip()
     return float(after) if after.isascii() and after.isdecimal() else 0.0

@@ -27,7 +27,7 @@ class WebSearchConfig(BaseModel):
     source: str = "web"
     """Name of one of the node's `search_sources`."""
     max_results: int = Field(default=5, ge=1, le=20)
-    """Documents that a search returns."""
+    """Maximum number of documents returned by a search."""
 
 
 class _Query(msgspec.Struct):
@@ -35,7 +35,7 @@ class _Query(msgspec.Struct):
 
 
 class WebSearchTool(Tool):
-    """Title, address and excerpt of the best documents."""
+    """Returns title, address and excerpt of the best documents."""
 
     Config: ClassVar[type[BaseModel]] = WebSearchConfig
     name = "web_search"
