@@ -1,4 +1,4 @@
-"""HTTP from both ends, and the wire formats of model providers: `http/`, `client/`, `dialects/`.
+"""HTTP servers and clients, and the wire formats of model providers: `http/`, `client/`, `dialects/`.
 
 Start with `http.routes`.
 """

@@ -1,5 +1,5 @@
-"""Clients of the rollout server and of a node, and the way to find a service on this machine.
+"""Clients of the rollout server and of nodes, and discovery of a service on this machine.
 
-Start with `server` (asynchronous) or `sync`; both speak HTTP through `base`. `running` knows the files by which
-`gangline up` and `gangline server` are found. The clients are also names of `gangline` itself.
+Start with `server` (asynchronous) or `sync`; both use HTTP through `base`. `running` reads the files that
+`gangline up` and `gangline server` leave for other commands. The clients can also be imported from `gangline` itself.
 """

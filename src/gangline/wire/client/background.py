@@ -1,4 +1,4 @@
-"""Asynchronous code for a caller that is not: an event loop in a thread of its own, at work while the caller is too.
+"""Runs asynchronous code for a synchronous caller, on an event loop in a background thread.
 
 with InBackground(connect) as service:
     groups = service.run(lambda connection: connection.collector.collect(2))
@@ -20,9 +20,9 @@ R = TypeVar("R")
 
 
 class InBackground(Generic[T]):
-    """The value of `connect`, held open on that loop until the block is left.
+    """Holds the value of `connect` open on the background loop until the block ends.
 
-    One task enters and leaves it, so it may hold task groups and timeouts. Entered once.
+    A single task enters and exits it, so it may contain task groups and timeouts. Can be entered once.
     """
 
     def __init__(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> None:
@@ -32,22 +32,22 @@ class InBackground(Generic[T]):
 
     def __enter__(self) -> Self:
         """Raises: the errors of `connect`."""
-        # A daemon: a caller that is interrupted here does not wait for a connection that never comes.
+        # A daemon thread: an interrupted caller does not wait for a connection that never comes.
         threading.Thread(target=self._live_in_thread, name="gangline-background", daemon=True).start()
         self._opened.result()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Raises: errors of closing."""
+        """Raises: errors raised on closing."""
         loop, left, _ = self._opened.result()
         with suppress(RuntimeError):  # the loop is closed: it ended before, and says why
             loop.call_soon_threadsafe(left.set)
         self._ended.result()
 
     def run(self, call: Callable[[T], Coroutine[Any, Any, R]]) -> R:
-        """Await `call(value)` with the open value on that loop, and wait for it here.
+        """Run `call(value)` on the background loop and wait for its result.
 
-        An interrupt here cancels it there. Raises: its errors; RuntimeError outside of the block.
+        An interrupt of the caller cancels it. Raises: its errors; RuntimeError outside of the block.
         """
         if not self._opened.done() or self._ended.done():
             raise RuntimeError("enter it first, and call within: `with ... as service:`")

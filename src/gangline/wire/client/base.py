@@ -1,4 +1,4 @@
-"""HTTP as both clients speak it: one connection pool, the control token, errors by their codes."""
+"""HTTP for all clients: one connection pool, the control token, and errors by their codes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 MSGPACK = "application/msgpack"
 GRADING_WAIT_S = 86_400.0
-"""Seconds that a grading may take; it ends earlier by its own budgets, once it has a place on its node."""
+"""Seconds that a grading may take. Once it has a place on its node, its own budgets end it earlier."""
 
 
 class HttpClient:
     """Calls one server or node. Enter it before use.
 
-    token: the control token, if there is one.
-    timeout_s: for a call's answer, long polls excepted; results have ten times as long.
+    token: the control token, if any.
+    timeout_s: for an answer, except long polls; results may take ten times as long.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
@@ -37,12 +37,12 @@ class HttpClient:
         self._http: aiohttp.ClientSession | None = None
 
     def twin(self, *, timeout_s: float) -> Self:
-        """The same server by the same token, over connections of its own; for another event loop."""
+        """A client of the same server with the same token but its own connections, for another event loop."""
         return type(self)(self.url, self._token, timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        # No limit of connections: a long poll must not keep a heartbeat waiting.
+        # No connection limit: a long poll must not delay a heartbeat.
         connector = aiohttp.TCPConnector(limit=0)
         self._http = aiohttp.ClientSession(headers=headers, connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
@@ -55,7 +55,7 @@ class HttpClient:
             await self._http.close()
             self._http = None
 
-    # How calls are made.
+    # Requests.
 
     async def request_json(self, method: str, path: str, kind: type[T], **call: Any) -> T:
         data = await self.request(method, path, **call)
@@ -119,7 +119,7 @@ class _Problem(msgspec.Struct):
 
 
 def error_of(status: int, data: bytes, url: str) -> GanglineError:
-    """The error that the server raised, as one of ours: by its code, else by its status."""
+    """The server's error as one of our classes: by its code, else by its status."""
     try:
         problem = msgspec.json.decode(data, type=_Problem)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""The client of one node: sessions of your own agents, its engines, its gate."""
+"""The client of one node: sessions of external agents, its engines, its gate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeClient(CallerSessions):
         return await self.request_json("GET", "/v1/status", NodeStatus)
 
     async def drain(self) -> NodeStatus:
-        """Take no more sessions, and end with those that it has."""
+        """Lease no more sessions; current ones continue to their end."""
         return await self.request_json("POST", "/v1/drain", NodeStatus)
 
     async def sessions(self) -> list[ExternalView]:
@@ -45,17 +45,17 @@ class NodeClient(CallerSessions):
         return await self.request_json("GET", f"/v1/sessions/{session_id}", ExternalView)
 
     async def recorded_calls(self, session_id: str, *, after: int = 0, wait_s: float = 0.0) -> RecordedCalls:
-        """Calls of an open session behind the first `after`: at once where there are some, else after `wait_s` at most.
+        """Calls of an open session after the first `after`. Waits up to `wait_s` if there are no new ones.
 
-        Raises: NotFound when the session has not begun, or is over.
+        Raises: NotFound if the session has not begun or is over.
         """
         params = {"after": str(after), "wait_s": f"{wait_s:g}"}
         return await self.request_msgpack(f"/v1/sessions/{session_id}/calls", RecordedCalls, params)
 
     async def grade(self, request: GradingRequest) -> Grading:
-        """Grade a recorded session again, as long as that takes.
+        """Grade a recorded session again. Waits until that is done.
 
-        Raises: InvalidRequest, UnknownPlugin, Conflict when the session was not to be graded.
+        Raises: InvalidRequest, UnknownPlugin, Conflict if the session ended before it was graded.
         """
         body = await asyncio.to_thread(encode_msgpack, request)
         return await self.request_json(
@@ -68,8 +68,8 @@ class NodeClient(CallerSessions):
         return await self.request_json("GET", "/v1/gate", GateState)
 
     async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
-        """Let model calls wait; with `drain`, returns when none is in flight, or when the lease is over: see
-        `is_drained`. Asks again every half minute, without renewing the lease. Raises: InvalidRequest.
+        """Make model calls wait. With `drain`, returns when no call is in flight or the lease has expired: see
+        `is_drained`. Polls every half minute without renewing the lease. Raises: InvalidRequest.
         """
         ends_at = asyncio.get_running_loop().time() + lease_s
         while True:
@@ -87,32 +87,32 @@ class NodeClient(CallerSessions):
         return await self.request_json("POST", "/v1/gate/resume", GateState)
 
     async def hold(self, mode: GateMode, lease_s: float, wait_s: float = 0.0) -> GateState:
-        """Close the gate, or renew the lease of a closed one. A drain is waited for `wait_s` at most."""
+        """Close the gate, or renew the lease of a closed one. Waits up to `wait_s` for a drain."""
         body = msgspec.json.encode({"mode": mode, "lease_s": lease_s, "wait_s": wait_s})
         return await self.request_json("POST", "/v1/gate/pause", GateState, body=body, wait_s=wait_s)
 
     async def set_version(self, version: int, unknown: Sequence[str] = ()) -> GateState:
-        """Set the policy version of tokens sampled from now on; `unknown`: URLs of engines that may have other weights.
+        """Set the policy version of tokens sampled from now on. `unknown`: URLs of engines that may have other weights.
 
-        Raises: InvalidRequest when it would go back.
+        Raises: InvalidRequest if the version would decrease.
         """
         body = msgspec.json.encode({"version": version, "unknown": unknown})
         return await self.request_json("POST", "/v1/gate/version", GateState, body=body)
 
     async def updates(self) -> list[GateUpdate]:
-        """The last weight updates by phase, the newest last."""
+        """The last weight updates by phase, newest last."""
         return await self.request_json("GET", "/v1/gate/updates", list[GateUpdate])
 
     async def report_phases(self, phases: Mapping[str, float]) -> GateState:
-        """phases: of the trainer's -> seconds, for the weight update under way, or the last one.
+        """phases: the trainer's phases -> seconds, for the current or last weight update.
 
-        Raises: InvalidRequest; Conflict when there was none.
+        Raises: InvalidRequest; Conflict if there was no update.
         """
         body = msgspec.json.encode({"phases": {phase: float(seconds) for phase, seconds in phases.items()}})
         return await self.request_json("POST", "/v1/gate/phases", GateState, body=body)
 
     async def backends(self, *, times: bool = False) -> list[BackendView]:
-        """times: with the engines' own, for which the node asks each."""
+        """times: include the engines' own times, for which the node queries each engine."""
         return await self.request_json(
             "GET", "/v1/backends", list[BackendView], params={"times": "1"} if times else None
         )
@@ -127,10 +127,11 @@ class NodeClient(CallerSessions):
         options: Mapping[str, Any] | None = None,
         role: str | None = None,
     ) -> BackendView:
-        """`api_key_env`: names the node's environment variable with the engine's key. `options`: of the plug-in.
+        """`api_key_env`: name of the node's environment variable with the engine's key. `options`: for the plug-in.
         `role`: the role whose calls it answers; None: it serves the policy.
 
-        Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
+        Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict if it serves a different model than the
+        others.
         """
         named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env, "role": role}
         body = msgspec.json.encode(named | {"options": dict(options or {})})
@@ -142,6 +143,6 @@ class NodeClient(CallerSessions):
         await self.request_json("DELETE", f"/v1/backends/{backend_id}", dict[str, Any], params=params, wait_s=3600.0)
 
     async def clear_backends(self, role: str | None = None) -> None:
-        """Remove all engines of the policy, or of a role. Raises: NotFound for a role that has none of its own."""
+        """Remove all engines of the policy, or of a role. Raises: NotFound if the role has no engines."""
         params = {} if role is None else {"role": role}
         await self.request_json("DELETE", "/v1/backends", dict[str, Any], params=params, wait_s=3600.0)

@@ -1,4 +1,4 @@
-"""The service as collectors know it: four calls, and tasks under ids of their own."""
+"""The service calls that a collector needs, and helpers for tasks with their own ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MOST_RUNS = 3
-"""Runs of a task whose sessions come back incomplete, under `resubmit`."""
+"""Maximum number of runs of a task with incomplete sessions, under `resubmit`."""
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class RolloutClient(Protocol):
     async def submit(self, task: Task) -> Submitted: ...
 
     async def wait(self, task_id: str) -> TaskView:
-        """The task when it has ended, through restarts of the server."""
+        """The task when it has ended; survives restarts of the server."""
         ...
 
     async def result(self, task_id: str) -> list[SessionResult]: ...
@@ -47,7 +47,7 @@ class RolloutClient(Protocol):
 
 
 async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
-    """The service's answer, after any number of retries."""
+    """The service's answer, retried without limit."""
     while True:
         try:
             return await call(argument)
@@ -102,12 +102,12 @@ class OpenTasks:
 
 
 def id_of(task: Task) -> str:
-    """Empty where it has none."""
+    """The task's id; empty if it has none."""
     return (task.task_id if isinstance(task, TaskRequest) else task.get("task_id")) or ""
 
 
 def enough_sessions(task: Task) -> int | None:
-    """How many of its sessions make its group whole, where not all of them must."""
+    """Number of sessions that complete the task's group, if fewer than all."""
     return task.enough_sessions if isinstance(task, TaskRequest) else task.get("enough_sessions")
 
 
@@ -117,7 +117,7 @@ def named(task: Task, task_id: str) -> Task:
 
 
 def refuse_held_out(task: Task) -> None:
-    """Raises: InvalidRequest for a task that measures, and so is not trained on."""
+    """Raises: InvalidRequest for a held-out task, which must not be trained on."""
     if task.held_out if isinstance(task, TaskRequest) else task.get("held_out"):
         raise InvalidRequest(
             f"task {id_of(task) or 'without an id'} is held out: it measures, and its sessions are not trained on. "

@@ -1,9 +1,9 @@
-"""The files that `gangline up` and `gangline server` leave in a data folder for other commands, and the search for the
+"""Files that `gangline up` and `gangline server` leave in a data folder for other commands, and the search for a
 service.
 
-`DATA/up.json` (0600) has urls, token and process id while `up` runs. `DATA/up.lock` is held for as long: a lock of the
-kernel, so that it is gone with the process, however that ended. `DATA/server/running.json` and `DATA/server/lock` are
-the same for a server, alone or as a part of `up`. `DATA/control_token` (0600) keeps the token over restarts.
+`DATA/up.json` (0600) has urls, token and process id while `up` runs. `DATA/up.lock` is locked during that time; the
+kernel releases the lock when the process ends for any reason. `DATA/server/running.json` and `DATA/server/lock` are the
+same for a server, alone or as a part of `up`. `DATA/control_token` (0600) keeps the token across restarts.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = [
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A running service. The first four fields are the line that `gangline up --json` prints."""
+    """A running service. The first four fields are the line printed by `gangline up --json`."""
 
     server_url: str
     node_urls: tuple[str, ...]
-    """Empty in a cluster, where nodes come and go: the server knows them."""
+    """Empty for a cluster, where nodes come and go: the server knows them."""
     control_token: str
     pid: int
     engine_url: str
@@ -61,7 +61,7 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     """A running server."""
 
     urls: tuple[str, ...]
-    """As this machine reaches it, then as others do."""
+    """The URL for this machine, then those for others."""
     control_token: str | None
     pid: int
 
@@ -73,13 +73,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     control_token: str | None
 
     def client(self) -> ServerClient:
-        """A client for code with an event loop, to be entered: `async with service.client() as client:`."""
+        """A client for asynchronous code: `async with service.client() as client:`."""
         from gangline.wire.client.server import ServerClient  # noqa: PLC0415 - commands that call nobody load no HTTP
 
         return ServerClient(self.server_url, self.control_token)
 
     def sync_client(self) -> SyncServerClient:
-        """A client for scripts and notebooks, to be entered: `with service.sync_client() as client:`."""
+        """A client for scripts and notebooks: `with service.sync_client() as client:`."""
         from gangline.wire.client.sync import SyncServerClient  # noqa: PLC0415 - as above
 
         return SyncServerClient(self.server_url, self.control_token)
@@ -94,12 +94,12 @@ def forget(data_dir: Path) -> None:
 
 
 def publish_server(data_dir: Path, server: RunningServer) -> None:
-    """While `DATA/server/lock` is held by the server."""
+    """Call while the server holds `DATA/server/lock`."""
     write_whole(data_dir / "server" / "running.json", msgspec.json.encode(server))
 
 
 def read_server(data_dir: Path) -> RunningServer | None:
-    """The server that runs on a data folder now."""
+    """The server that currently runs on a data folder, if any."""
     if not is_locked(data_dir / "server" / "lock"):
         return None
     try:
@@ -109,7 +109,7 @@ def read_server(data_dir: Path) -> RunningServer | None:
 
 
 def service_token(data_dir: Path, given: str | None, *, no_token: bool) -> str | None:
-    """The token that a service asks for: None is `--no-token`. Raises: InvalidRequest."""
+    """The token that a service requires; None for `--no-token`. Raises: InvalidRequest."""
     if no_token:
         refuse_both(given)
         return None
@@ -117,13 +117,13 @@ def service_token(data_dir: Path, given: str | None, *, no_token: bool) -> str |
 
 
 def refuse_both(given: str | None) -> None:
-    """Raises: InvalidRequest where there is a token beside `--no-token`."""
+    """Raises: InvalidRequest if a token is set together with `--no-token`."""
     if given:
         raise InvalidRequest("--no-token contradicts GANGLINE_TOKEN, which is set: leave out one of them.")
 
 
 def keep_token(data_dir: Path, given: str | None) -> str:
-    """The service's control token: the given one, else the data folder's, made on first use."""
+    """The service's control token: the given one, else the data folder's, which is created on first use."""
     path = data_dir / "control_token"
     if given:
         return given
@@ -137,7 +137,7 @@ def keep_token(data_dir: Path, given: str | None) -> str:
 
 @contextlib.contextmanager
 def held(data_dir: Path) -> Generator[None]:
-    """Hold the data folder. Raises: Conflict when another `gangline up` holds it."""
+    """Lock the data folder. Raises: Conflict if another `gangline up` has locked it."""
     try:
         lock = acquire(data_dir / "up.lock")
     except BlockingIOError:
@@ -155,7 +155,7 @@ def held(data_dir: Path) -> Generator[None]:
 
 
 def holder(data_dir: Path) -> int | None:
-    """Process id of the `gangline up` that holds a data folder, ready or not; None when there is none."""
+    """Process id of the `gangline up` that has locked a data folder, ready or not; None if there is none."""
     lock = data_dir / "up.lock"
     if not is_locked(lock):
         return None
@@ -172,22 +172,22 @@ def _read(data_dir: Path) -> Running | None:
 
 
 def read_running(data_dir: Path) -> Running | None:
-    """The service that runs on a data folder now; None when there is none, also after a `kill -9` of it."""
+    """The service that currently runs on a data folder; None if there is none, also after `kill -9`."""
     return _read(data_dir) if is_locked(data_dir / "up.lock") else None
 
 
 def find_service(data_dir: Path | None = None, server_url: str | None = None) -> Service:
-    """Find the server to talk to: the named one, the environment's, or the data folder's.
+    """Find the server to use: the given one, the environment's, or the data folder's.
 
-    data_dir: the folder of `gangline up --data`; None is the default one. The folder's token goes to the server that
-    runs on that folder, and to no other that is named.
-    Raises: ServerUnavailable when there is none.
+    data_dir: the folder of `gangline up --data`; None: the default. The folder's token is sent only to the server that
+    runs on that folder, never to another given server.
+    Raises: ServerUnavailable if there is no server.
     """
     settings = Settings.from_environ()
     folder = data_dir or settings.data_dir
     own = _addresses(folder)
     if url := server_url or (settings.server_url if data_dir is None else None):
-        # Under the address that is known to be ours: others may listen elsewhere on `localhost`.
+        # Compare with the address known to be ours: others may listen elsewhere on `localhost`.
         plain = url.rstrip("/").replace("://localhost", "://127.0.0.1", 1)
         found = next((address for address in own if address.server_url == plain), None)
         if found is None or settings.control_token:
@@ -202,7 +202,7 @@ def find_service(data_dir: Path | None = None, server_url: str | None = None) ->
 
 
 def _addresses(folder: Path) -> list[Service]:
-    """All of the service that runs on a data folder. `up` comes first: its server may just be started again."""
+    """All addresses of the service on a data folder. `up` comes first: its server may be restarting."""
     up, server = read_running(folder), read_server(folder)
     found = [] if up is None else [Service(server_url=up.server_url, control_token=up.control_token)]
     if server is not None:

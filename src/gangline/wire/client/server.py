@@ -5,8 +5,8 @@
         task = await client.wait(submitted.task_id)
         results = await client.result(submitted.task_id)
 
-The server's errors are raised as the classes of `gangline.domain.errors`, by their code. A server that does not answer
-is `ServerUnavailable`, and the call may be repeated (a submit, when its task has an id).
+The server's errors are raised as the classes of `gangline.domain.errors`, by their code. If the server does not answer,
+`ServerUnavailable` is raised and the call may be repeated (a submit only if its task has an id).
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class ServerClient(CallerSessions):
     Long because it has every route of a user and a node.
     """
 
-    # The user's side.
+    # Calls for users.
 
     async def health(self) -> dict[str, Any]:
         return await self.request_json("GET", "/health", dict[str, Any])
 
     async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
-        """Raises: InvalidRequest, UnknownPlugin, Conflict when the id is taken by another task."""
+        """Raises: InvalidRequest, UnknownPlugin, Conflict if another task has the id."""
         return await self.request_json("POST", "/v1/tasks", Submitted, body=_task_json(task))
 
     async def submit_many(self, tasks: Sequence[TaskRequest | Mapping[str, Any]]) -> list[Submitted]:
-        """All of them or none. Raises: as `submit`."""
+        """Submits all tasks or none at all. Raises: as `submit`."""
         body = b"[" + b",".join(map(_task_json, tasks)) + b"]"
         return await self.request_json("POST", "/v1/tasks:batch", list[Submitted], body=body)
 
@@ -79,7 +79,7 @@ class ServerClient(CallerSessions):
         return await self.request_json("GET", f"/v1/tasks/{task_id}", TaskView, params=params, wait_s=wait_s)
 
     async def wait(self, task_id: str, timeout_s: float | None = None) -> TaskView:
-        """The task when it has ended, through restarts of the server and of its database.
+        """The task when it has ended; survives restarts of the server and of its database.
 
         Raises: NotFound, TimeoutError after `timeout_s`.
         """
@@ -92,9 +92,10 @@ class ServerClient(CallerSessions):
     async def progress(
         self, task_id: str, *, poll_s: float = _POLL_S, patience_s: float | None = None
     ) -> AsyncGenerator[TaskView]:
-        """The task each `poll_s`, and last when it has ended; through restarts of the server and of its database.
+        """Yields the task every `poll_s`, the last time when it has ended; survives restarts of the server and its
+        database.
 
-        Raises: NotFound; ServerUnavailable, StoreError when none answers for longer than `patience_s`.
+        Raises: NotFound; ServerUnavailable, StoreError if there was no answer for longer than `patience_s`.
         """
         loop = asyncio.get_running_loop()
         heard_at = loop.time()
@@ -119,7 +120,7 @@ class ServerClient(CallerSessions):
         status: TaskState | None = None,
         submitter: str | None = None,
     ) -> TaskPage:
-        """Newest first. before: the `next` of the page above."""
+        """Newest first. before: the `next` of the previous page."""
         params = _params(limit=limit, before=before, status=status, submitter=submitter)
         return await self.request_json("GET", "/v1/tasks", TaskPage, params=params)
 
@@ -133,20 +134,22 @@ class ServerClient(CallerSessions):
         node_id: str | None = None,
         submitter: str | None = None,
     ) -> SessionPage:
-        """Newest first. before: the `next` of the page above. node_id: that holds it, or that held it last."""
+        """Newest first. before: the `next` of the previous page. node_id: the node that holds the session or held it
+        last.
+        """
         params = _params(limit=limit, before=before, state=state, outcome=outcome, node_id=node_id, submitter=submitter)
         return await self.request_json("GET", "/v1/sessions", SessionPage, params=params)
 
     async def result(self, task_id: str, *, partial: bool = False) -> list[SessionResult]:
-        """Results of the group by sample index; with `partial`, of the sessions that have ended.
+        """Results of the group by sample index; with `partial`, only of the sessions that have ended.
 
-        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        Raises: NotFound, Conflict if the task has not ended and `partial` is not set.
         """
         params = {"partial": "1"} if partial else None
         return await self.request_msgpack(f"/v1/tasks/{task_id}/result", list[SessionResult], params)
 
     async def references(self, task_id: str, *, partial: bool = False) -> list[ResultReference]:
-        """Where the results lie, for who fetches large ones there. Raises: as `result`."""
+        """Storage locations of the results, for callers that fetch large ones directly. Raises: as `result`."""
         params = {"partial": "1"} if partial else None
         return await self.request_json("GET", f"/v1/tasks/{task_id}/references", list[ResultReference], params=params)
 
@@ -155,15 +158,15 @@ class ServerClient(CallerSessions):
         return await self.request_json("GET", f"/v1/sessions/{session_id}", SessionView)
 
     async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
-        """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""
+        """Raises: NotFound, Conflict if the session has not ended and no attempt is given."""
         params = None if attempt is None else {"attempt": str(attempt)}
         return await self.request_msgpack(f"/v1/sessions/{session_id}/result", SessionResult, params)
 
     async def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
-        """Grade an ended session again, by its task's own evaluator where none is given. Its result stays as it is.
+        """Grade an ended session again, by default with its task's own evaluator. Its result is not changed.
 
-        A verdict `infra_error` has the reason why it could not be graded. Raises: NotFound, Conflict when it was not
-        to be graded, InvalidRequest, UnknownPlugin, ServerUnavailable when there is no node.
+        A verdict `infra_error` contains the reason why it could not be graded. Raises: NotFound, Conflict if the
+        session ended before it was graded, InvalidRequest, UnknownPlugin, ServerUnavailable if there is no node.
         """
         fields = {} if evaluator is None else {"evaluator": evaluator.model_dump(mode="json")}
         path = f"/v1/sessions/{session_id}/regrade"
@@ -180,11 +183,11 @@ class ServerClient(CallerSessions):
         engine: str | None = None,
         task_id: str | None = None,
     ) -> Submitted:
-        """Submit a task whose sessions continue an ended session behind its model call `turn`.
+        """Submit a task whose sessions continue an ended session after its model call `turn`.
 
-        sampling: of the calls behind it; None: the task's own. edit: text in the place of the newest message before
-        them. engine: a role whose own engines answer them; None: the policy's. Raises: NotFound, Conflict when the
-        session has not ended or is not forkable there.
+        sampling: for the calls after it; None: the task's own. edit: replaces the newest message before them. engine: a
+        role whose own engines answer them; None: the policy's. Raises: NotFound, Conflict if the session has not ended
+        or cannot be forked there.
         """
         fields: dict[str, Any] = {"turn": turn, "samples": samples, "edit": edit, "engine": engine, "task_id": task_id}
         if sampling is not None:
@@ -193,7 +196,7 @@ class ServerClient(CallerSessions):
         return await self.request_json("POST", path, Submitted, body=msgspec.json.encode(fields))
 
     async def forks(self, session_id: str) -> ForkTree:
-        """The tree of forks that a session is in. Raises: NotFound."""
+        """The tree of forks that contains a session. Raises: NotFound."""
         return await self.request_json("GET", f"/v1/sessions/{session_id}/forks", ForkTree)
 
     async def cancel(self, task_id: str) -> TaskView:
@@ -213,7 +216,7 @@ class ServerClient(CallerSessions):
         call: int | None = None,
         dataset: str = "",
     ) -> Annotation:
-        """Say something of a session, or of one of its calls. Raises: NotFound, InvalidRequest."""
+        """Annotate a session or one of its calls. Raises: NotFound, InvalidRequest."""
         body = msgspec.json.encode({"verdict": verdict, "note": note, "call": call, "dataset": dataset})
         return await self.request_json("POST", f"/v1/sessions/{session_id}/annotations", Annotation, body=body)
 
@@ -226,7 +229,7 @@ class ServerClient(CallerSessions):
         dataset: str | None = None,
         verdict: Verdict | None = None,
     ) -> AnnotationPage:
-        """Newest first. before: the `next` of the page above. dataset: the empty name selects those of none."""
+        """Newest first. before: the `next` of the previous page. dataset: "" selects annotations without a dataset."""
         params = _params(limit=limit, before=before, session_id=session_id, dataset=dataset, verdict=verdict)
         return await self.request_json("GET", "/v1/annotations", AnnotationPage, params=params)
 
@@ -234,7 +237,7 @@ class ServerClient(CallerSessions):
         return await self.request_json("GET", "/v1/status", ServiceStatus)
 
     async def page_link(self, *, read_only: bool = False) -> PageLink:
-        """A link to the page, which signs one browser in. read_only: it can change nothing. Raises: TooMany."""
+        """A link that signs one browser in to the web page. read_only: it cannot change anything. Raises: TooMany."""
         body = msgspec.json.encode({"read_only": read_only})
         return await self.request_json("POST", "/v1/page/links", PageLink, body=body)
 
@@ -246,9 +249,9 @@ class ServerClient(CallerSessions):
         retry_s: float = 1.0,
         on_connection: Callable[[GanglineError | None], None] = _nobody,
     ) -> AsyncGenerator[Event]:
-        """Events as they happen, without end; lost connections are resumed where they broke.
+        """Events as they happen, without end. Lost connections are resumed at the same event.
 
-        after: from after this event; 0 is from the beginning, None from now on.
+        after: only events after this one; 0: from the beginning, None: from now on.
         on_connection: called with None when the server begins to answer, and with the reason while it does not.
         """
         params = {} if task_id is None else {"task_id": task_id}
@@ -261,12 +264,12 @@ class ServerClient(CallerSessions):
                 on_connection(error)
                 await asyncio.sleep(retry_s)
 
-    # The node's side.
+    # Calls for nodes.
 
     async def lease(
         self, node_id: str, *, url: str, max_sessions: int, wait_s: float = 0.0, identity: str = ""
     ) -> list[Lease]:
-        """Up to `max_sessions` sessions: at once when some are queued, else when some come, else none.
+        """Up to `max_sessions` sessions, waiting up to `wait_s` for the first; may be empty.
 
         identity: see `Heartbeat`. Raises: NodeIdTaken.
         """
@@ -279,14 +282,14 @@ class ServerClient(CallerSessions):
         return await self.request_json("POST", path, HeartbeatReply, body=msgspec.json.encode(beat))
 
     async def release(self, node_id: str, *, session_id: str, fence: int, has_run: bool = False) -> None:
-        """Give a session back; its attempt is spent where its agent has started. Raises: NotFound, LeaseLost."""
+        """Give a session back. Its attempt counts if its agent has started. Raises: NotFound, LeaseLost."""
         body = msgspec.json.encode({"session_id": session_id, "fence": fence, "has_run": has_run})
         await self.request_json("POST", f"/v1/nodes/{node_id}/release", dict[str, Any], body=body)
 
     async def post_result(self, result: SessionResult, data: bytes | None = None) -> ResultReceipt:
-        """Report the end of an attempt; stored on return. Raises: NotFound, LeaseLost, DiskFull.
+        """Report the end of an attempt; it is stored on return. Raises: NotFound, LeaseLost, DiskFull.
 
-        data: the result's own MessagePack where the caller has it already.
+        data: the result as MessagePack, if the caller has already encoded it.
         """
         body = await asyncio.to_thread(encode_msgpack, result) if data is None else data
         path = f"/v1/sessions/{result.session_id}/result"
@@ -295,24 +298,24 @@ class ServerClient(CallerSessions):
         )
 
     async def post_turns(self, node_id: str, turns: Sequence[Turns]) -> TurnsReceipt:
-        """Have records of running sessions kept; durable on return. Raises: DiskFull."""
+        """Store records of running sessions; they are durable on return. Raises: DiskFull."""
         body = await asyncio.to_thread(encode_msgpack, turns)
         path = f"/v1/nodes/{node_id}/turns"
         return await self.request_json("POST", path, TurnsReceipt, body=body, content_type=MSGPACK)
 
     async def kept_turns(self, session_id: str, fence: int) -> KeptTurns:
-        """Records of an earlier lease of a session, the one with the most. `fence`: of the present lease."""
+        """Records of an earlier lease of a session, the one with the most. `fence`: the current lease's."""
         return await self.request_msgpack(f"/v1/sessions/{session_id}/turns", KeptTurns, {"fence": str(fence)})
 
     async def begin_anew(self, node_id: str, *, session_id: str, fence: int) -> None:
-        """Have the records of a session's earlier leases forgotten. Raises: LeaseLost."""
+        """Delete the records of a session's earlier leases. Raises: LeaseLost."""
         body = msgspec.json.encode({"session_id": session_id, "fence": fence})
         await self.request_json("POST", f"/v1/nodes/{node_id}/turns:begin-anew", dict[str, Any], body=body)
 
     async def _event_stream(
         self, params: Mapping[str, str], place: _Place, on_connection: Callable[[GanglineError | None], None]
     ) -> AsyncGenerator[Event]:
-        """One connection's events. Raises: ServerUnavailable when it broke or ended."""
+        """One connection's events. Raises: ServerUnavailable if it broke or ended."""
         headers = {"Accept": "text/event-stream"}
         if place.last is not None:
             headers["Last-Event-ID"] = str(place.last)
@@ -334,19 +337,21 @@ class ServerClient(CallerSessions):
 
 
 class _Place:
-    """Where in the stream of events a client is. Reads server-sent events line by line."""
+    """The client's position in the event stream. Parses server-sent events line by line."""
 
     def __init__(self, last: int | None) -> None:
         self.last = last
 
     def take(self, line: bytes) -> Event | None:
-        """One line; the event that it completes. The place moves before the event is handed out."""
+        """Parse a line. Returns the event that it completes, if any. The position is updated before the event is
+        returned.
+        """
         name, _, value = line.rstrip(b"\r\n").partition(b": ")
         if name == b"data":
             event = msgspec.json.decode(value, type=Event)
             self.last = event.seq
             return event
-        # An id alone moves the place (a stream begins with one); with data, the event carries it.
+        # An id without data sets the position (a stream begins with one); with data, the event contains it.
         if name == b"id" and self.last is None:
             self.last = int(value)
         return None

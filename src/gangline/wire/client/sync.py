@@ -1,4 +1,4 @@
-"""Clients for code without an event loop of its own, and for notebooks, which run one already.
+"""Clients for synchronous code, and for notebooks, where an event loop is already running.
 
     with SyncServerClient("http://127.0.0.1:8700", token) as client:
         task = client.wait(client.submit(task).task_id)
@@ -64,8 +64,7 @@ class _SyncSessions:
 class SyncServerClient(_SyncSessions):
     """Calls the rollout server: the calls of `ServerClient`, without `await`.
 
-    token: the control token, if there is one. timeout_s: for a call's answer, long polls excepted; results have ten
-    times as long.
+    token: the control token, if any. timeout_s: for an answer, except long polls; results may take ten times as long.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
@@ -93,9 +92,9 @@ class SyncServerClient(_SyncSessions):
     def progress(
         self, task_id: str, *, poll_s: float = _POLL_S, patience_s: float | None = None
     ) -> Generator[TaskView]:
-        """Yield the task each `poll_s`, and last when it has ended, through restarts of the server.
+        """Yield the task every `poll_s`, the last time when it has ended; survives restarts of the server.
 
-        Raises: NotFound; ServerUnavailable, StoreError when none answers for longer than `patience_s`.
+        Raises: NotFound; ServerUnavailable, StoreError if there was no answer for longer than `patience_s`.
         """
         updates: AsyncGenerator[TaskView] | None = None
 

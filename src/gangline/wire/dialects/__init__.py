@@ -1,5 +1,6 @@
-"""Provider wire formats <-> domain, streaming grammars included. Pure: bytes in, bytes out, no sockets, no clock.
+"""Converts provider wire formats to and from the domain, including streaming. Pure: bytes in, bytes out, no sockets, no
+clock.
 
-Every dialect implements `contract`; each provider has a folder whose `dialect` names its routes, whose `request` reads
-calls and whose `reply` writes answers. Start with `contract`, then `chat/dialect`.
+Every dialect implements `contract`. Each provider has a folder: `dialect` lists its routes, `request` parses calls and
+`reply` writes answers. Start with `contract`, then `chat/dialect`.
 """

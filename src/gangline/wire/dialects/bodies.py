@@ -1,10 +1,10 @@
 """Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
 refused, before anything is sampled.
 
-Clients in JavaScript cut tool output anywhere, also inside an emoji, and the rest of it goes out as a lone escape
-(`"\ud83d"`), which is no character and which strict decoders reject. An agent must not die of that: each lone half
-becomes U+FFFD, and `dropped` reports it. The same half is replaced in the same way when it comes back as history, so
-the conversation stays one. A body without one costs nothing: the search runs only on rejected bodies.
+JavaScript clients may cut tool output inside an emoji and send the rest as a lone escape (`"\ud83d"`), which is not a
+character and which strict decoders reject. An agent must not fail because of that: each lone surrogate becomes U+FFFD,
+and `dropped` reports it. It is replaced in the same way when it comes back as history, so the conversation still
+matches. Valid bodies are not affected: the search runs only on rejected ones.
 
 Records and engines hold integers of 64 bits. In the arguments of tool calls longer ones are carried: those are text, as
 the model wrote them, and an agent that echoes its own history must not be refused. Dropped fields are not looked at.
@@ -43,15 +43,16 @@ __all__ = [
 ]
 
 LONE_SURROGATES = "lone surrogates"
-"""Names in `ModelCall.dropped` that halves of characters were replaced."""
+"""Entry in `ModelCall.dropped`: lone surrogates were replaced."""
 
-# Every escape is matched, so that an escaped backslash before a `u` begins none. Whole pairs come before halves.
+# Matches every escape, so that an escaped backslash before a `u` is not mistaken for one. Pairs match before single
+# surrogates.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
 
 _LONG = re.compile(rb"\d{19}")
-"""Without one there is no such integer; with one there may be, or it is a part of a text."""
+"""Without a match there is no such integer; a match may also be part of a text."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 _STATE = re.compile(
@@ -100,13 +101,13 @@ class DeclaredFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def role_in(metadata: object) -> str | None:
-    """The role that a request's metadata name: `{"role": "solver"}`."""
+    """The role in a request's metadata: `{"role": "solver"}`."""
     role = cast("Mapping[str, object]", metadata).get("role") if isinstance(metadata, Mapping) else None
     return role if isinstance(role, str) else None
 
 
 def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str = "[{}]") -> ModelCall:
-    """The call that `parse` returns. `index`: this provider's notation for a place in a list in its errors.
+    """The call that `parse` returns. `index`: this provider's notation for list positions in its errors.
 
     Raises: InvalidRequest, naming the field.
     """
@@ -129,8 +130,7 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
 
 
 def parse_mended(parse: Callable[[bytes], ModelCall], body: bytes) -> ModelCall:
-    """The call that `parse` returns for the body, with lone halves replaced where it has any. Raises: the errors of
-    `parse`."""
+    """The call that `parse` returns for the body, with lone surrogates replaced. Raises: the errors of `parse`."""
     try:
         return parse(body)
     except InvalidRequest:
@@ -146,7 +146,7 @@ def _mended(body: bytes) -> bytes:
 
 
 def decoded(body: bytes | msgspec.Raw, kind: Any, refusal: Callable[[msgspec.ValidationError], InvalidRequest]) -> Any:
-    """The JSON as `kind`. refusal: the provider's error for another type. Raises: InvalidRequest."""
+    """The JSON as `kind`. refusal: creates the provider's error for a wrong type. Raises: InvalidRequest."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -156,7 +156,7 @@ def decoded(body: bytes | msgspec.Raw, kind: Any, refusal: Callable[[msgspec.Val
 
 
 def _recorded(call: ModelCall) -> list[Any]:
-    """The values that a record keeps, or an engine receives, as numbers."""
+    """The values that are recorded or sent to an engine as numbers."""
     tools = [(tool.parameters, tool.grammar) for tool in call.tools]
     counts = [call.num_choices, call.num_top_logprobs]
     return [msgspec.structs.asdict(call.sampling), counts, tools, call.template_kwargs, call.response_format]
@@ -179,7 +179,7 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _path_of(number: int, value: Any, index: str) -> str | None:
-    """The first place that holds the number, such as `.tools[0].parameters.maximum`."""
+    """Path of the first occurrence of the number, such as `.tools[0].parameters.maximum`."""
     if value == number and isinstance(value, int):
         return ""
     entries: list[tuple[str, Any]] = []

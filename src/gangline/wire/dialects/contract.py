@@ -14,19 +14,20 @@ from gangline.domain.reply import Reply, ReplyDelta
 __all__ = ["Dialect", "DialectRoute", "ErrorAnswer", "EventWriter", "RawRequest", "RouteKind"]
 
 RouteKind = Literal["call", "count", "tokenize", "models", "model"]
-"""A model call; a count of its prompt tokens, without sampling, or the tokens, as vLLM answers; the list of models; one
-of them."""
+"""A model call, a count of its prompt tokens without sampling, its prompt tokens as in vLLM, the list of models, one
+model.
+"""
 
 
 class DialectRoute(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST"]
     path: str
-    """Behind the session's prefix; `{name}` and `{name:regex}` are variables, as aiohttp writes them."""
+    """Path after the session's prefix; `{name}` and `{name:regex}` are variables, in aiohttp's syntax."""
     kind: RouteKind
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request as received, without anything that only a server could know."""
+    """The request as received, without anything that only a server knows."""
 
     body: bytes = b""
     params: Mapping[str, str] = {}
@@ -37,7 +38,7 @@ class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """An error in the provider's own shape."""
+    """An error in the provider's own form."""
 
     status: int
     body: bytes
@@ -45,7 +46,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 class EventWriter(Protocol):
-    """The provider's event grammar for one streamed reply. Each call answers the bytes to send, possibly none."""
+    """The provider's event grammar for one streamed reply. Each method returns the bytes to send, possibly empty."""
 
     @property
     def media_type(self) -> str:
@@ -53,11 +54,11 @@ class EventWriter(Protocol):
         ...
 
     def start(self, num_prompt_tokens: int) -> bytes:
-        """Everything that comes before the first delta. Called once, unless the stream breaks before."""
+        """Everything before the first delta. Called once, unless the stream breaks before."""
         ...
 
     def keep_alive(self) -> bytes:
-        """Bytes that this provider's clients accept at any time, before `start` too, and count as a sign of life."""
+        """Bytes that keep this provider's clients from timing out, valid at any time, even before `start`."""
         ...
 
     def delta(self, delta: ReplyDelta) -> bytes: ...
@@ -72,22 +73,22 @@ class EventWriter(Protocol):
 
     @property
     def error_stands_alone(self) -> bool:
-        """Whether this provider's clients see the error only where it does not come in one piece with an event."""
+        """Whether this provider's clients only see the error if it is sent separately from events."""
         ...
 
 
 class Dialect(Protocol):
     name: ClassVar[str]
     title: ClassVar[str]
-    """For people: `Anthropic Messages`."""
+    """A readable name: `Anthropic Messages`."""
     routes: ClassVar[Sequence[DialectRoute]]
 
     def speaks(self, request: RawRequest) -> bool:
-        """Whether the headers say that this dialect's client sent it, where several dialects share a path."""
+        """Whether the headers show a client of this dialect, for paths shared by several dialects."""
         ...
 
     def key_of(self, request: RawRequest) -> str | None:
-        """The session key, from wherever this provider's clients put theirs."""
+        """The session key, from the place where this provider's clients send it."""
         ...
 
     def parse_call(self, request: RawRequest) -> ModelCall:

@@ -1,4 +1,4 @@
-"""The HTTP layer that the server and a node's own routes share, so that both answer alike.
+"""The HTTP layer shared by the server and a node's own routes, so that both behave alike.
 
 `routes` has a route's record and the door in front of it (own names, control token, body type, log of control actions);
 around it are `problems` (errors as RFC 9457). `query` reads query strings, `negotiation` bodies and

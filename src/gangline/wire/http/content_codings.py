@@ -1,6 +1,6 @@
-"""Decompression of request bodies, by their Content-Encoding.
+"""Decompresses request bodies, by their Content-Encoding.
 
-gzip and deflate are always read; br and zstd where a package reads them (the extra `codings`).
+gzip and deflate are always supported; br and zstd if their packages are installed (extra `codings`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ BODY_UNREADABLE = "request_body_encoding_invalid"
 
 _OF_EXTRA = ("br", "zstd")
 _ZSTD_WINDOW_LOG = 23
-"""8 MiB, the most that RFC 9659 lets a sender of zstd ask of a receiver's memory."""
+"""8 MiB, the largest window that RFC 9659 lets a zstd sender require of a receiver."""
 
 _PIECE_BYTES = 256 << 10
-"""Bytes of plain text decompressed at once: a thread that makes more holds the interpreter for long."""
+"""Bytes of plain text to decompress at once: larger pieces would hold the interpreter for long."""
 
 Pieces = Sequence[bytes | bytearray]
 Decoder = Callable[[Pieces], Iterator[bytes]]
-"""Decode a body in pieces, a piece at a time. Raises EOFError for one that ends too early or has more after its end."""
+"""Decodes a body piece by piece. Raises EOFError if it ends too early or has data after its end."""
 
 
 def checked_coding(content_encoding: str) -> str:
-    """The name of the coding, `identity` for none. Raises: UnsupportedMediaType for an unknown one, or several."""
+    """Name of the coding; `identity` if there is none. Raises: UnsupportedMediaType if it is unknown, or there are
+    several.
+    """
     coding = content_encoding.strip().lower() or "identity"
     if coding != "identity" and coding not in _DECODERS:
         hint = " (the machine that serves this lacks Gangline's extra `codings`)" if coding in _OF_EXTRA else ""
@@ -43,7 +45,7 @@ def checked_coding(content_encoding: str) -> str:
 
 
 def decompressed(body: Pieces, coding: str, max_bytes: int) -> list[bytes]:
-    """The plain body. Raises: LimitExceeded, before much more than `max_bytes` are held; InvalidRequest."""
+    """The plain body. Raises: LimitExceeded before holding much more than `max_bytes`; InvalidRequest."""
     decode, broken = _DECODERS[coding]
     plain, num_bytes = list[bytes](), 0
     try:
@@ -69,7 +71,7 @@ def _gunzipped(body: Pieces) -> Iterator[bytes]:
 
 
 def _undeflated(body: Pieces) -> Iterator[bytes]:
-    """In zlib's format, or without its head as some clients send it."""
+    """In zlib's format, or without its header as some clients send it."""
     head = b"".join(body[:2])[:2]
     has_head = len(head) > 1 and head[0] & 0xF == 8 and int.from_bytes(head) % 31 == 0
     return _inflated(body, zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS)
@@ -89,7 +91,7 @@ def _inflated(body: Pieces, window_bits: int) -> Iterator[bytes]:
 
 
 def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
-    """Decoders of this machine, with the error that each raises for a body that is none of its."""
+    """Available decoders, with the error that each raises for an invalid body."""
     found: dict[str, tuple[Decoder, type[Exception]]] = {
         "gzip": (_gunzipped, zlib.error),
         "x-gzip": (_gunzipped, zlib.error),

@@ -1,4 +1,4 @@
-"""A service with one key for all of its clients, beside the control token of a server or a node."""
+"""Authentication of a service with one key for all clients, separate from the control token of a server or node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["require_key"]
 
 
 def require_key(request: web.Request, key: str | None) -> None:
-    """key: that every client sends as a bearer token; None takes whoever comes. Raises: Unauthorized."""
+    """key: the bearer token that every client must send; None: no authentication. Raises: Unauthorized."""
     given = given_token(request, password_too=False).encode("utf-8", "surrogateescape")
     if key is not None and not hmac.compare_digest(given, key.encode()):
         raise Unauthorized("send this service's key as `Authorization: Bearer KEY`.")

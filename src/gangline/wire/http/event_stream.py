@@ -1,4 +1,4 @@
-"""Server-sent events out of an engine's bytes. Pure.
+"""Parses server-sent events from an engine's bytes. Pure.
 
 Source: WHATWG HTML, 9.2.6 "Interpreting an event stream". An event whose data is JSON's `null` counts as one without
 data.
@@ -12,13 +12,13 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseEvents:
-    """Bytes in any cut -> the data of the events that they complete, in order. Events without data are left out."""
+    """Bytes in arbitrary pieces -> the data of the completed events, in order. Events without data are skipped."""
 
     def __init__(self) -> None:
         self._open = bytearray()
-        """The event that has not ended."""
+        """The current incomplete event."""
         self._ended_by_cr = False
-        """A line feed that comes next belongs to the line end before."""
+        """Whether a following line feed belongs to the previous line end."""
         self._has_begun = False
 
     def feed(self, piece: bytes) -> list[bytes]:
@@ -39,7 +39,7 @@ class SseEvents:
         return [data for data in found if data and data != b"null"]
 
     def finish(self) -> list[bytes]:
-        """Data of a last event whose blank line is missing."""
+        """Data of a last event without its blank line."""
         return self.feed(b"\n\n")
 
     def _with_line_feeds(self, piece: bytes) -> bytes:

@@ -1,12 +1,12 @@
-"""How server and nodes listen: everything is bounded that a stranger sends before a route knows who it is.
+"""Listening sockets of server and nodes: bounds everything that an unauthenticated client can send.
 
-Connections, heads and silence are bounded here for every route; bodies by `read_body`, with the limit of their route.
+Connections, heads and idle times are bounded here for every route; bodies by `read_body`, with their route's limit.
 docs/reference/limits.md lists all limits.
 
-One connection of a client: its requests are numbered, and all that is no HTTP is answered as errors of routes are.
+Also handles one client connection: numbers its requests, and answers invalid HTTP in the form of the routes' errors.
 
-aiohttp answers a request that it cannot parse by itself, before any application sees it. Here that answer has an id and
-the shape that the path's clients read, and a body whose chunks are broken fails the request that is reading it.
+aiohttp itself answers a request that it cannot parse, before the application sees it. Here that answer gets an id and
+the form that the path's clients expect, and a body with broken chunks fails the request that is reading it.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ log = logging.getLogger("gangline.wire.http.listening")
 
 _BACKLOG = 1024
 _ACCEPT_TURNS = 4
-"""Turns of the event loop from an accepted connection to its protocol's `connection_made`, and one more."""
+"""Event-loop turns from an accepted connection to its protocol's `connection_made`, plus one."""
 
 
 _http_log = logging.getLogger("gangline.wire.http")
 _TOLD_WITHIN_S = 1.0
+"""Seconds that a rejected client has to read the reason."""
 _PIECE_BYTES = 128 << 10
-"""How long who is turned away has to read why."""
 
 Shape = Callable[[str, str, GanglineError], web.Response]
-"""(method, path, error) -> an answer in the format of that path's clients; both are empty where they are unknown."""
+"""(method, path, error) -> an answer in the format of that path's clients; both are empty if unknown."""
 
 _FIRST_LINE = re.compile(rb"([A-Z]{1,20}) ([!-~]+)")
 _PEEKED_BYTES = 1024
-"""Bytes of the last data received, kept to find the path of a request that cannot be parsed."""
+"""Bytes of the last received data, kept to find the path of a request that cannot be parsed."""
 _MAX_WHY_CHARS = 300
 
 
@@ -83,7 +83,7 @@ class Connection(web.RequestHandler):
         request = self._current_request
         if request is None or not self._messages or request.content.is_eof():
             return
-        # aiohttp queues the error behind the request, whose handler would wait for the rest of the body in vain.
+        # aiohttp queues the error after the request, whose handler would wait in vain for the rest of the body.
         error = getattr(self._messages[-1][0], "exc", None)
         if isinstance(error, HttpProcessingError):
             self._messages.pop()
@@ -94,7 +94,7 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to a request that is no HTTP, or whose handler failed outside of all middlewares."""
+        """The answer to invalid HTTP, or to an error outside of all middlewares."""
         if not isinstance(exc, HttpProcessingError):
             response = super().handle_error(request, status, exc, message)
             return with_request_id(response, request.path)
@@ -108,7 +108,7 @@ class Connection(web.RequestHandler):
 def numbered(
     handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], shape: Shape
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """Each request gets an id of ours, which its log lines and its answer carry; a client's own is not taken."""
+    """Give each request an id for its log lines and its answer; the client's own id is ignored."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         stays_request_in_logs(new_id("req"))
@@ -123,7 +123,7 @@ def numbered(
 
 
 def with_request_id(response: web.StreamResponse, path: str, *, speaks_anthropic: bool = False) -> web.StreamResponse:
-    """The same answer, with the id under the names that SDKs read."""
+    """The same answer with the id in the headers that SDKs read."""
     request_id = request_in_logs() or new_id("req")
     response.headers["x-request-id"] = request_id
     if speaks_anthropic or "/v1/messages" in path:
@@ -157,24 +157,26 @@ class ListenLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one listening address."""
 
     max_connections: int = 8192
-    """Beyond it one without a request gives way, first those that never had one; where there is none, the new one. At
-    most a quarter of the files that the process may have open."""
+    """Beyond it, an idle connection is closed, preferably one that never had a request; if there is none, the new one
+    is. At most a quarter of the process's limit of open files.
+    """
     max_line_bytes: int = 8190
     """Bytes of a request's first line: method, path and query."""
     max_header_bytes: int = 8190
     """Bytes of one header."""
     max_headers: int = 128
     head_s: float = 30.0
-    """How long the head of a connection's first request may take."""
+    """Limit in seconds for the head of a connection's first request."""
     idle_s: float = 300.0
-    """How long a connection may be without another request, and how long the head of that may take. Longer than the
-    proxies in front, and the clients, keep theirs."""
+    """Seconds that a connection may wait for another request, and limit for that request's head. Longer than the idle
+    times of proxies in front, and of clients.
+    """
     answer_idle_s: float = 300.0
-    """How long a client may read nothing of an answer that waits for it. Only where the kernel is Linux."""
+    """Seconds for which a client may read nothing of an answer. Only on Linux."""
     body_idle_s: float = 60.0
-    """How long nothing of a body may come."""
+    """Seconds without any data of a body."""
     body_s: float = 900.0
-    """How long a body may take in all."""
+    """Limit in seconds for a whole body."""
 
 
 LIMITS = ListenLimits()
@@ -189,15 +191,16 @@ async def listening(
     shape: Shape | None = None,
     **address: Any,
 ) -> AsyncGenerator[tuple[str, int]]:
-    """Serve `app` inside the block; gives the address that it listens on.
+    """Serve `app` inside the block; yields the address that it listens on.
 
-    shutdown_s: at the end, for requests under way.
-    shape: of errors that no route answers, such as a request that is no HTTP; None is problem+json.
+    shutdown_s: time for requests in progress at the end.
+    shape: form of errors outside of routes, such as for invalid HTTP; None: problem+json.
     address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
     """
     app.on_response_prepare.append(_tell_number)
-    # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
-    # compressed is decompressed by `read_body`, off the event loop; here it would also go on once it was refused.
+    # A handler is cancelled when its client disconnects: a node that is gone must not be given sessions. Compressed
+    # bodies
+    # are decompressed by `read_body`, off the event loop; aiohttp would also continue after the body was rejected.
     settings = {
         "access_log": None,
         "logger": _http_log,
@@ -230,10 +233,10 @@ async def listening(
 async def accepting(
     protocol: Callable[[], asyncio.BaseProtocol], **address: Any
 ) -> AsyncGenerator[Sequence[socket.socket]]:
-    """Accept connections inside the block. Afterwards each that was accepted has its protocol.
+    """Accept connections inside the block. On exit, every accepted connection has its protocol.
 
-    asyncio makes that in a later turn of the event loop. A connection whose listener has gone by then stays open,
-    without an owner.
+    asyncio creates the protocol in a later turn of the event loop. A connection whose listener has gone by then would
+    stay open without an owner.
 
     address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
     """
@@ -256,7 +259,7 @@ async def accepting(
 
 
 def port_unavailable(error: OSError, host: str, port: int) -> PortUnavailable:
-    """The error of an address that cannot be bound."""
+    """The error for an address that cannot be bound."""
     why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
     return PortUnavailable(f"cannot listen on {host}:{port}: {why}. Choose another port, or 0 for any free one.")
 
@@ -270,25 +273,25 @@ def _problem(_method: str, _path: str, error: GanglineError) -> web.Response:
 
 
 def _fitted(max_connections: int) -> int:
-    """Fewer where the process may have few files open: who connects must not take those of everything else."""
+    """Lower if the process may only have few open files: connections must not use up all of them."""
     max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max_connections if max_files == resource.RLIM_INFINITY else min(max_connections, max(1, max_files // 4))
 
 
 class _Door:
-    """Makes the protocol of each new connection, and knows which ones have a request under way."""
+    """Creates the protocol of each new connection, and tracks which ones have a request in progress."""
 
     def __init__(self, max_connections: int, shape: Shape, settings: Mapping[str, Any]) -> None:
-        """`settings`: of each connection, as aiohttp names them."""
+        """`settings`: for each connection, with aiohttp's names."""
         self._max_connections = max_connections
         self._shape = shape
         self._settings = settings
         self._server: web.Server | None = None
         self._busy = set[RequestHandler]()
         self._idle_since = WeakKeyDictionary[asyncio.BaseTransport, float]()
-        """By the transports of connections that had a request."""
+        """Keyed by the transports of connections that had a request."""
         self._num_changing = 0
-        """Connections that were made in this turn of the event loop, less those that were ended."""
+        """Connections made in this turn of the event loop, minus those that ended."""
         self._is_full = False
 
     def open(self, server: web.Server) -> None:
@@ -307,7 +310,7 @@ class _Door:
                 self._idle_since[protocol.transport] = asyncio.get_running_loop().time()
 
     async def watch_heads(self, head_s: float) -> None:
-        """End connections whose first request has not come, between half of this time and all of it. For ever."""
+        """End connections without a first request, after between half of this time and all of it. Runs forever."""
         seen = set[RequestHandler]()
         while True:
             await asyncio.sleep(head_s / 2)
@@ -330,7 +333,7 @@ class _Door:
         return _TurnedAway(self._max_connections)
 
     def _make_room(self) -> int:
-        """End some at once, so that a flood of connections does not look for the next one each time."""
+        """End several at once, so that a flood of connections does not search for each one separately."""
         waiting = sorted(self._without_request(), key=lambda pair: -1.0 if pair[1] is None else pair[1])
         num_ended = min(len(waiting), max(1, self._max_connections // 64))
         for protocol, _since in waiting[:num_ended]:
@@ -338,7 +341,7 @@ class _Door:
         return num_ended
 
     def _without_request(self) -> list[tuple[RequestHandler, float | None]]:
-        """Open connections that wait for one, oldest first, and since when; None for the first one."""
+        """Open connections that wait for a request, oldest first, and since when; None if they never had one."""
         assert self._server is not None
         return [
             (protocol, self._idle_since.get(transport))
@@ -354,7 +357,7 @@ class _Door:
             self._changed(-1)
 
     def _changed(self, number: int) -> None:
-        """The server's own list follows in the next turn of the event loop."""
+        """The server's own list is updated in the next turn of the event loop."""
         self._num_changing += number
         asyncio.get_running_loop().call_soon(self._settle, number)
 
@@ -363,7 +366,7 @@ class _Door:
 
 
 class _TurnedAway(asyncio.Protocol):
-    """A connection above the limit: it gets an error for any request."""
+    """A connection above the limit: answers any request with an error."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -389,7 +392,7 @@ async def read_body(
     body_s: float = LIMITS.body_s,
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bytes:
-    """As `read_pieces`, as bytes: copied, so only for short bodies."""
+    """As `read_pieces`, but as bytes. It copies, so use it only for short bodies."""
     return b"".join(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
 
 
@@ -401,14 +404,14 @@ async def read_pieces(
     body_s: float = LIMITS.body_s,
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> Sequence[bytes | bytearray]:
-    """The whole body, decompressed, in pieces: joining a long one would hold up the event loop.
+    """The whole body, decompressed, in pieces: joining a long one would block the event loop.
 
     on_piece: called with the length of each piece that arrives, and with the additional length of a decompressed body;
-    an error of its own ends the reading.
+    its errors end the reading.
 
-    Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
-    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head claims;
-    UnsupportedMediaType, before anything is read, for an unknown coding.
+    Raises: LimitExceeded before holding much more than `max_bytes`; RequestTimeout if nothing arrives for `idle_s`, or
+    not everything within `body_s`; InvalidRequest for a body that does not match its Content-Encoding;
+    UnsupportedMediaType for an unknown coding, before anything is read.
     """
     codings = request.headers.getall("Content-Encoding", ())
     coding = checked_coding(", ".join(codings)) if codings else "identity"
@@ -444,7 +447,7 @@ async def read_pieces(
         ) from None
     if coding == "identity" or not num_bytes:
         return pieces
-    # In a thread: decoders let others run meanwhile.
+    # In a thread: decoders release the interpreter.
     decoded = await asyncio.to_thread(decompressed, pieces, coding, max_bytes)
     on_piece(max(sum(map(len, decoded)) - num_bytes, 0))
     return decoded

@@ -1,4 +1,6 @@
-"""Bodies read within a limit, as records, and answers in the format that `Accept` prefers (RFC 9110, 12.5.1)."""
+"""Reads bodies within a limit, as records, and writes answers in the format that `Accept` prefers (RFC 9110,
+12.5.1).
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 RECORD_TYPES = (JSON, MSGPACK)
 MAX_CONTROL_BYTES = 4 << 20
-"""Longest body of a request that carries no task, prompt or result."""
+"""Maximum length of a request body without a task, prompt or result."""
 _ZIPPED_BYTES = 8 << 10
 
 T = TypeVar("T")
 
 
 def answer(request: web.Request, record: Any) -> web.Response:
-    """The record as MessagePack where `Accept` prefers or names it, else as JSON, also where neither is acceptable."""
+    """The record as MessagePack if `Accept` prefers or names it, else as JSON, even if neither is acceptable."""
     if prefers_msgpack(request):
         return web.Response(body=encode_msgpack(record), content_type=MSGPACK)
     return answer_json(record)
@@ -52,7 +54,7 @@ def answer_json(record: Any) -> web.Response:
 
 
 async def answer_large(request: web.Request, content_type: str, encode: Callable[[], bytes]) -> web.Response:
-    """A body that may be large: made on a thread, and compressed where the client reads gzip."""
+    """A potentially large body: encoded in a thread, and compressed if the client accepts gzip."""
 
     def make() -> tuple[bytes, bool]:
         body = encode()
@@ -70,13 +72,13 @@ def accepts_gzip(request: web.Request) -> bool:
 
 
 def prefers(request: web.Request, content_type: str) -> bool:
-    """Whether `Accept` names a type, and no weightier JSON."""
+    """Whether `Accept` names the type, with at least JSON's weight."""
     weights = dict(_weighted(part) for part in request.headers.get("Accept", "").split(","))
     return weights.get(content_type, 0.0) > 0 and weights[content_type] >= weights.get(JSON, 0.0)
 
 
 def prefers_msgpack(request: web.Request) -> bool:
-    """Whether `Accept` weighs MessagePack more than JSON, or the same by name."""
+    """Whether `Accept` gives MessagePack more weight than JSON, or names it with the same weight."""
     weights = dict(_weighted(part) for part in request.headers.get("Accept", "").split(","))
     rest = weights.get("application/*", weights.get("*/*", 0.0))
     as_json, as_msgpack = weights.get(JSON, rest), weights.get(MSGPACK, rest)
@@ -84,7 +86,7 @@ def prefers_msgpack(request: web.Request) -> bool:
 
 
 def _weighted(part: str) -> tuple[str, float]:
-    """A media type of `Accept` and its weight; one that cannot be read weighs nothing."""
+    """A media type of `Accept` and its weight; an unreadable weight is 0."""
     kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
     weight = next((name[2:] for name in parameters if name.startswith("q=")), "1")
     try:

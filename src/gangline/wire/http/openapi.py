@@ -1,4 +1,4 @@
-"""The OpenAPI description of a service, made from its routes and the records' own types."""
+"""The OpenAPI description of a service, generated from its routes and the types of their records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PASSWORD = {"type": "http", "scheme": "basic", "description": "The control toke
 
 
 def described(routes: Sequence[Route], title: str) -> list[Route]:
-    """The routes, and one that describes them all, at the usual place and beside the others."""
+    """The routes, plus one that describes them all, at the usual path and under `/v1`."""
 
     async def openapi(request: web.Request) -> web.StreamResponse:
         return answer(request, describe(everything, title))
@@ -71,7 +71,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _security(route: Route) -> list[dict[str, list[str]]]:
-    """What opens the route; any one of them does."""
+    """Alternative credentials for the route."""
     if route.opened_by not in _KEYS:
         return []
     names = [route.opened_by, "password"] if route.password_too else [route.opened_by]

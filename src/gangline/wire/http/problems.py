@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457), in one shape on every route."""
+"""Errors as `application/problem+json` (RFC 9457), in the same form on every route."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def problem_body(error: GanglineError, status: int) -> bytes:
 
 
 def problem_response(error: GanglineError) -> web.Response:
-    """The error as an answer, with the header that its status asks for."""
+    """The error as an answer, with the headers that its status requires."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 405:
         headers["Allow"] = str(error.details.get("allow", ""))
@@ -57,7 +57,7 @@ def problem_response(error: GanglineError) -> web.Response:
 
 
 def in_problems(handler: Handler, *, path: str | None = None) -> Handler:
-    """The handler, with all that it raises answered as a problem. Cancellation and aiohttp's own errors pass.
+    """The handler, with all exceptions answered as problems, except cancellation and aiohttp's own errors.
 
     path: logged in place of the request's own.
     """
@@ -76,8 +76,9 @@ def in_problems(handler: Handler, *, path: str | None = None) -> Handler:
 
 
 def _answered(request: web.Request, error: Exception, path: str) -> web.Response:
-    """The answer to an error, made in a frame of its own: one in the error's traceback would keep the error by its
-    variable, and with it the request's body until the garbage collector runs."""
+    """The answer to an error, created in a separate frame: a frame in the error's traceback would keep the error alive
+    through its variable, and with it the request's body, until the garbage collector runs.
+    """
     known = _known(error)
     if known is None:
         log.error("request.crashed method=%s path=%s", request.method, path, exc_info=error)

@@ -1,4 +1,4 @@
-"""Parameters of query strings: one declaration reads a parameter, bounds it and describes it."""
+"""Query string parameters: one declaration parses, bounds and describes a parameter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gangline.domain.ids import validated_id
 __all__ = ["MAX_WAIT_S", "Choice", "Flag", "Name", "Number", "Query", "Text", "Whole", "refuse_unknown"]
 
 MAX_WAIT_S = 300.0
-"""The longest long poll; longer ones are answered then, and asked again."""
+"""Longest long poll in seconds; a longer request is answered then, and the client polls again."""
 
 _MAX_NAME_CHARS = 1000
 
 
 @dataclass(frozen=True)
 class Query:
-    """One parameter. Given twice, it is refused."""
+    """One parameter. It must not be repeated."""
 
     name: str
     doc: str
@@ -34,7 +34,7 @@ class Query:
         return {"type": "string"}
 
     def text(self, request: web.Request) -> str | None:
-        """The text given; None when the parameter is left out. Raises: InvalidRequest."""
+        """The given text; None if the parameter is omitted. Raises: InvalidRequest."""
         given = request.query.getall(self.name, [])
         if len(given) > 1:
             raise self.refused(f"must be given once, got {len(given)} values")
@@ -46,7 +46,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Number(Query):
-    """A finite decimal number. Less than `low` is refused; more than `high` is held to it."""
+    """A finite decimal number. Below `low` it is refused; above `high` it is reduced to `high`."""
 
     default: float = 0
     low: float = 0
@@ -118,7 +118,7 @@ class Choice(Query):
         return {"type": "string", "enum": list(self.of)}
 
     def read(self, request: web.Request) -> Any:
-        """None when the parameter is left out. Raises: InvalidRequest."""
+        """None if the parameter is omitted. Raises: InvalidRequest."""
         text = self.text(request)
         if text is not None and text not in self.of:
             raise self.refused(f"must be one of {', '.join(self.of)}, got {text[:80]!r}")
@@ -130,17 +130,17 @@ class Text(Query):
     """An id, or the empty text."""
 
     def read(self, request: web.Request) -> str | None:
-        """None when the parameter is left out. Raises: InvalidRequest."""
+        """None if the parameter is omitted. Raises: InvalidRequest."""
         text = self.text(request)
         return validated_id(text, self.name) if text else text
 
 
 @dataclass(frozen=True)
 class Name(Query):
-    """Any text of at most 1,000 characters, to be compared with names that are known."""
+    """Any text of at most 1,000 characters, to be compared with known names."""
 
     def read(self, request: web.Request) -> str:
-        """Empty when the parameter is left out. Raises: InvalidRequest."""
+        """Empty if the parameter is omitted. Raises: InvalidRequest."""
         text = self.text(request) or ""
         if len(text) > _MAX_NAME_CHARS:
             raise self.refused(f"must have at most {_MAX_NAME_CHARS} characters, got {len(text)}")
@@ -148,7 +148,7 @@ class Name(Query):
 
 
 def refuse_unknown(request: web.Request, known: Sequence[Query]) -> None:
-    """Refuse a parameter that the route does not have: a misspelled one would be ignored. Raises: InvalidRequest."""
+    """Refuse parameters that the route does not have: a misspelled one would be ignored. Raises: InvalidRequest."""
     names = [one.name for one in known]
     for name in request.query:
         if name not in names:

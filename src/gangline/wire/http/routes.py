@@ -1,4 +1,4 @@
-"""A route, as it is served and described, and the door in front of all routes of a service.
+"""The record of a route, for serving and describing it, and `Door`, which checks every request of a service.
 
 Every request is asked the same, in this order: the host and page that it is for, the control token, a method and path
 that exist, query parameters that the route has, a body of its type. Every request that changes something, and every one
@@ -34,7 +34,7 @@ __all__ = ["HEALTH", "REFUSED", "SUBJECT", "VISITOR", "Action", "Door", "Route",
 
 _READING = ("GET", "HEAD")
 _OWN = "/v1/"
-"""Below it unknown query parameters are refused. Other systems' routes, and probes, may send more than is read."""
+"""Below it unknown query parameters are refused. Other systems' routes, and probes, may send unused ones."""
 
 REFUSED = (401, 403)
 """Statuses of requests without the token, or from a web page of another site."""
@@ -153,35 +153,37 @@ class Route:
     handler: Handler
     summary: str
     opened_by: Literal["control", "session", "link", "nobody"] = "control"
-    """`control`: the control token, or a signed-in browser. `session`: the handler itself asks for the session's key.
-    `link`: the handler itself asks for a sign-in link. `nobody`: whoever asks is answered."""
+    """`control`: the control token, or a signed-in browser. `session`: the handler checks the session's key. `link`:
+    the handler checks a sign-in link. `nobody`: no authentication.
+    """
     body: Any = None
     """Type of the request's body: a pydantic model, a struct, a list of them, or None."""
     body_type: str = JSON
-    """Media type that is taken beside JSON; empty takes any."""
+    """Media type accepted in addition to JSON; empty: any."""
     answer: Any = None
-    """Type of the answer; None for an object without a type of its own."""
+    """Type of the answer; None for an object without a declared type."""
     answer_types: tuple[str, ...] = RECORD_TYPES
     query: tuple[Query, ...] = ()
     password_too: bool = False
     """Whether the control token may be the password of the URL. Clients of Polar and ProRL Agent have no other place
-    for it in most of their requests. Other routes refuse it: a browser may remember a password and send it unasked."""
+    for it in most of their requests. Other routes refuse it: a browser may remember a password and send it unasked.
+    """
     routine: bool = False
-    """Traffic of nodes, which is no action of anybody's."""
+    """Routine traffic of nodes, which is not logged as an action."""
     errors: tuple[int, ...] = (400, 401)
 
 
 json_route = partial(Route, answer_types=(JSON,), password_too=True)
-"""Route in the form of another system, which speaks JSON alone."""
+"""Route in the form of another system, which uses only JSON."""
 
 
 class Door:
-    """Checks every request to a service's own routes, answers errors as problems, and writes actions down.
+    """Checks every request to a service's own routes, answers errors as problems, and logs actions.
 
-    control_token: None asks for nothing (then listen on loopback only).
-    names: names of the service; requests for others, and from web pages of others, are refused.
+    control_token: None: no authentication (then listen on loopback only).
+    names: host names of the service; requests for other hosts, and from other hosts' web pages, are refused.
     actions: log of changes and refusals.
-    visitors: browsers that are let in like the token; None lets none in.
+    visitors: browsers that may sign in instead of sending the token; None: no sign-in.
     """
 
     def __init__(
@@ -197,7 +199,9 @@ class Door:
         self._visitors = visitors
 
     def served(self, routes: Iterable[Route]) -> list[web.RouteDef]:
-        """The routes behind the door. Other methods of their paths are answered 405, but for agents' routes."""
+        """The routes with their checks. Other methods of their paths are answered with 405, except on agents'
+        routes.
+        """
         paths: dict[str, list[Route]] = {}
         for route in routes:
             paths.setdefault(route.path, []).append(route)
@@ -209,7 +213,7 @@ class Door:
         return found
 
     def beyond(self, root: str = "") -> web.RouteDef:
-        """The answer to all paths below `root` that no earlier route has: 404."""
+        """The answer to all other paths below `root`: 404."""
         path = f"{root}/{{path:.*}}"
         return web.route("*", path, self._opening(Route("*", path, _no_route, "", body_type="", routine=True)))
 
@@ -257,7 +261,7 @@ class Door:
             raise ForeignRequest("a change by a signed-in browser names its page in `Origin`.")
 
     def _check_comes_by_link(self, request: web.Request) -> None:
-        """A link on another site may lead to the page that signs in; only that page itself goes on.
+        """A link on another site may lead to the sign-in page; only that page itself may continue.
 
         Raises: ForeignRequest.
         """

@@ -1,13 +1,14 @@
-"""Which requests to control routes come from a web page of somebody else, and are refused.
+"""Refuses requests to control routes that come from another site's web page.
 
-A browser on the operator's machine reaches every address that the operator reaches, loopback too, and sends requests
-for any page. The control token stops such a page; these rules hold without one, and on routes that never had one:
+A browser on the operator's machine can reach every address that the operator can, including loopback, and sends
+requests for any page. The control token stops such a page. These rules also apply without a token, and on routes that
+never had one:
 
 - `Host` names this service (DNS rebinding: the page's own name resolves to our address).
-- `Origin`, where there is one, is this service's own, and `Sec-Fetch-Site` names no other site or port.
-- A body is JSON: the types that forms and plain `fetch` send need no preflight, and none is ever granted.
+- `Origin`, if present, is this service's own, and `Sec-Fetch-Site` names no other site or port.
+- A body is JSON: the types that forms and plain `fetch` can send need no preflight, and no preflight is ever granted.
 
-Model calls are authorised by the session's key alone: agents reach them under any name that their sandbox gives the
+Model calls are authorised only by the session's key: agents reach them under any name that their sandbox gives the
 proxy.
 """
 
@@ -31,15 +32,14 @@ _OWN_SITES = ("same-origin", "none")
 
 
 class OwnNames:
-    """The names under which one service is reached."""
+    """The host names of one service."""
 
     def __init__(
         self, host: str = "127.0.0.1", *, public_url: str | None = None, allowed_hosts: Sequence[str] = ()
     ) -> None:
-        """
-        host: the address that it listens on; where that is every address, this machine's name is a name of it too.
-        public_url: how others reach it.
-        allowed_hosts: more names, as of a proxy in front. Raises: InvalidRequest for one that is no name.
+        """host: the address that it listens on; for a wildcard address this machine's name is included.
+        public_url: the URL for other machines.
+        allowed_hosts: further names, such as a proxy's. Raises: InvalidRequest for an invalid name.
         """
         public = urlsplit(public_url or "")
         self._public_origin = public.netloc.lower()
@@ -53,7 +53,7 @@ class OwnNames:
         self.check_host(request)
         hosts = request.headers.getall(hdrs.HOST)
         for origin in request.headers.getall(hdrs.ORIGIN, []):
-            # A scheme cannot differ: one port speaks one of them.
+            # The scheme cannot differ: one port has only one.
             site = origin.lower().partition("://")[2]
             if not site or site not in (hosts[0].lower(), self._public_origin):
                 raise ForeignRequest(f"a web page of {origin[:200]!r} may not call this service.")
@@ -61,7 +61,7 @@ class OwnNames:
             raise ForeignRequest("a web page of another site may not call this service.")
 
     def check_host(self, request: web.BaseRequest) -> None:
-        """The host alone: for a page that a link elsewhere may lead to. Raises: ForeignRequest."""
+        """Check only the host, for a page that may be linked from elsewhere. Raises: ForeignRequest."""
         hosts = request.headers.getall(hdrs.HOST, [])
         if len(hosts) != 1 or not self._is_own(request, hosts[0]):
             raise ForeignRequest(
@@ -78,7 +78,7 @@ class OwnNames:
 
 
 def require_json(request: web.BaseRequest, *more: str) -> None:
-    """A body has to be JSON, or of a type in `more`; no body is well. Raises: UnsupportedMediaType."""
+    """A body must be JSON, or of a type in `more`; it may be absent. Raises: UnsupportedMediaType."""
     if not request.body_exists:
         return
     given = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
@@ -88,7 +88,7 @@ def require_json(request: web.BaseRequest, *more: str) -> None:
 
 
 def _plain(name: str) -> str:
-    """One way of writing a name or an address."""
+    """The normalised form of a name or address."""
     name = name.strip().lower().rstrip(".").partition("%")[0].strip("[]")
     try:
         address = ipaddress.ip_address(name)
@@ -99,7 +99,7 @@ def _plain(name: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a name or an address."""
+    """Whether only this machine can reach a name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -116,7 +116,7 @@ def refuse_open_door(host: str, control_token: str | None) -> None:
 
 
 def _arrived_at(request: web.BaseRequest) -> str | None:
-    """The address of this machine at which the connection came in."""
+    """The local address at which the connection arrived."""
     sockname: Any = request.transport.get_extra_info("sockname") if request.transport else None
     return _plain(str(sockname[0])) if sockname else None
 

@@ -1,12 +1,12 @@
 """Sign-in of browsers: one-time links, and the cookie for which a link is exchanged.
 
-- A link has 192 random bits, is kept as a digest, works once, and expires.
-- A cookie carries its own rights and expiry under a MAC. So it survives a restart of the service, and nothing has to
-  be stored for it. Its name is derived from the key: browsers send cookies to every port of a host, and two services on
-  one machine must not overwrite each other's.
+- A link has 192 random bits, is stored as a digest, works once, and expires.
+- A cookie contains its own rights and expiry under a MAC, so it survives a restart of the service and needs no storage.
+  Its name is derived from the key: browsers send cookies to every port of a host, and two services on one machine must
+  not overwrite each other's.
 - The key mixes a secret of the data folder with the control token: a new token, or a new secret, ends all cookies.
 
-The cookie opens the same routes as the control token. A read-only one opens no request that could change something.
+The cookie opens the same routes as the control token. A read-only one allows no request that could change something.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gangline.domain.ids import new_secret
 __all__ = ["COOKIE_S", "LINK_S", "READ_ONLY_LINK_S", "Visitor", "Visitors"]
 
 LINK_S = 600.0
-"""How long a link works that opens everything: it is opened on the spot."""
+"""Seconds that a link with full rights is valid: it is opened at once."""
 READ_ONLY_LINK_S = 86_400.0
-"""How long a read-only link works: it is sent to a colleague."""
+"""Seconds that a read-only link is valid: it may be sent to a colleague."""
 COOKIE_S = 7 * 86_400
-"""How long a browser stays signed in."""
+"""Seconds that a browser stays signed in."""
 MAX_LINKS = 1000
-"""Links that have not been used yet."""
+"""Maximum number of unused links."""
 
 _MAC_CHARS = 64
 
@@ -41,7 +41,7 @@ class Visitor(msgspec.Struct, frozen=True):
     """A signed-in browser."""
 
     name: str
-    """For the log of actions: `page` and a digest of the cookie."""
+    """For the action log: `page` and a digest of the cookie."""
     read_only: bool
 
 
@@ -51,7 +51,7 @@ class _Link(msgspec.Struct, frozen=True):
 
 
 class Visitors:
-    """secret: kept with the service's data. control_token: None where the service asks for none."""
+    """secret: stored with the service's data. control_token: None if the service requires no token."""
 
     def __init__(
         self, secret: bytes, control_token: str | None = None, *, clock: Callable[[], float] = time.time
@@ -59,11 +59,11 @@ class Visitors:
         self._key = hmac.digest(secret, b"gangline page\0" + (control_token or "").encode(), "sha256")
         self.cookie_name = f"gangline-{hmac.new(self._key, b'name', 'sha256').hexdigest()[:12]}"
         self._links: dict[bytes, _Link] = {}
-        """digest of the code -> its link"""
+        """Digest of the code -> its link."""
         self._clock = clock
 
     def new_link(self, *, read_only: bool) -> tuple[str, float]:
-        """A code that signs one browser in, and when it expires (Unix time). Raises: TooMany."""
+        """A code that signs one browser in, and its expiry (Unix time). Raises: TooMany."""
         self._forget_expired()
         if len(self._links) >= MAX_LINKS:
             raise TooMany(f"{MAX_LINKS} links wait to be opened; try again when some have expired.", limit=MAX_LINKS)
@@ -88,10 +88,10 @@ class Visitors:
         return self._signed(f"{rights}.{int(self._clock()) + COOKIE_S}.{secrets.token_hex(8)}")
 
     def visitor(self, request: web.BaseRequest) -> Visitor | None:
-        """The signed-in browser that sent a request; None where there is no valid cookie."""
+        """The signed-in browser that sent a request; None if there is no valid cookie."""
         value = request.cookies.get(self.cookie_name, "")
         content, _, mac = value.rpartition(".")
-        # Compared first: nothing of a value is read that was not signed here.
+        # Compared first, so that only values that were signed here are parsed.
         if len(mac) != _MAC_CHARS or not hmac.compare_digest(self._signed(content).encode(), _bytes(value)):
             return None
         rights, expires_at, _ = content.split(".")

@@ -1,7 +1,7 @@
 """Anthropic Messages: content blocks -> canonical parts.
 
-Content that engines cannot represent but a model can read (search results, plain-text documents, tools added later)
-becomes text. A redacted thought has no words; its data is kept as the signature.
+Content without a representation in engines that a model can read (search results, plain-text documents, tools added
+later) becomes text. A redacted thought has no text; its data is kept as the signature.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from gangline.wire.dialects.anthropic.wire import (
 __all__ = ["assistant_parts", "system_parts", "user_messages"]
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
-"""Claude Code's first line of system text. It changes with every request and is not meant for the model: left in, no
-call would continue the one before."""
+"""Claude Code's first line of system text. It changes with every request and is not meant for the model. If it stayed,
+no call would continue the previous one.
+"""
 
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -48,7 +49,7 @@ Content = str | Sequence[Any]
 
 
 def system_parts(content: Content, where: str, toolbox: Toolbox) -> tuple[tuple[Text, ...], list[str]]:
-    """The texts, and the names of dropped blocks. An empty string is no text."""
+    """The texts, and the names of dropped blocks. An empty string gives no text."""
     if isinstance(content, str):
         content = [TextBlock(content)] if content else []
     texts: list[Text] = []
@@ -82,7 +83,7 @@ def _system_text(block: object, where: str, toolbox: Toolbox) -> tuple[str | Non
 
 
 def user_messages(content: Content, where: str, toolbox: Toolbox) -> list[Message]:
-    """One message per tool result, and one for the content before, between or after them."""
+    """One message per tool result, and one for each run of other content around them."""
     if isinstance(content, str):
         return [Message("user", (Text(content),))]
     messages: list[Message] = []
@@ -102,7 +103,7 @@ def user_messages(content: Content, where: str, toolbox: Toolbox) -> list[Messag
 
 
 def assistant_parts(content: Content, where: str) -> tuple[Part, ...]:
-    """Empty texts are left out: they are how an empty reply was answered."""
+    """Without empty texts, which is how an empty reply was sent."""
     if isinstance(content, str):
         content = [TextBlock(content)]
     parts = (_assistant_part(block, f"{where}.content.{i}") for i, block in enumerate(content))
@@ -124,7 +125,7 @@ def _assistant_part(block: object, where: str) -> Part:
 
 
 def _arguments(raw: msgspec.Raw, where: str) -> str:
-    """As the client wrote them. `Raw` is not checked when it is cut out of the body."""
+    """As the client wrote them. msgspec does not validate `Raw` values."""
     try:
         if isinstance(msgspec.json.decode(raw), dict):
             return bytes(raw).decode().strip()

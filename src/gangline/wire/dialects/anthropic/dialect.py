@@ -21,7 +21,7 @@ __all__ = ["AnthropicDialect"]
 
 
 _AGENT_ID = "x-claude-code-agent-id"
-"""Sent with the calls of sub-agents."""
+"""Header sent with the calls of sub-agents."""
 
 _MAX_AGENT_ID_CHARS = 200
 
@@ -40,7 +40,7 @@ class AnthropicDialect:
         return "anthropic-version" in request.headers
 
     def key_of(self, request: RawRequest) -> str | None:
-        """`x-api-key`, or a bearer token, as clients with `ANTHROPIC_AUTH_TOKEN` send it."""
+        """`x-api-key`, or a bearer token, which clients with `ANTHROPIC_AUTH_TOKEN` send."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         return request.headers.get("x-api-key", "").strip() or bearer or None
@@ -74,6 +74,6 @@ class AnthropicDialect:
 
 
 def _card(model: str, max_context: int | None) -> dict[str, Any]:
-    """The epoch stands for a release date that nobody knows, as the provider's reference allows."""
+    """The epoch stands for an unknown release date, as the provider's reference allows."""
     card = {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
     return card | {"lifecycle": "active", "max_input_tokens": max_context}

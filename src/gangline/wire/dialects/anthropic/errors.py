@@ -1,4 +1,4 @@
-"""Anthropic Messages: errors in the provider's shape, with the fields by which its clients retry or stop."""
+"""Anthropic Messages: errors in the provider's form, with the fields that make its clients retry or stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gangline.wire.dialects.contract import ErrorAnswer
 
 __all__ = ["messages_error"]
 
-# As vLLM and the embedded engine say it.
+# The wording of vLLM and the embedded engine.
 _CONTEXT = re.compile(r"(?:maximum context length is|and the context) (\d+)")
 _PROMPT = re.compile(r"(?:has|contains|passed|resulted in)(?: at least)? (\d+)(?: input)? tokens")
 _MAX_TOKENS = re.compile(r"(?:requested|max_(?:completion_)?tokens'? is too large:) (\d+)(?! input)")
@@ -46,8 +46,7 @@ def messages_error(error: GanglineError) -> ErrorAnswer:
 
 
 def _error_code(error: GanglineError) -> dict[str, dict[str, str]]:
-    """The field on which clients act beside the type: the SDK sends a whole conversation where its thread is
-    missing."""
+    """Further field that clients act on: the SDK sends the whole conversation if its thread is missing."""
     code = "thread_not_found" if isinstance(error, ReplyNotFound) else error.details.get("error_code")
     return {} if code is None else {"details": {"error_code": str(code)}}
 
@@ -68,7 +67,7 @@ def _status_and_type(error: GanglineError) -> tuple[int, str]:
         case ContextOverflow():
             return 400, "invalid_request_error"
         case EngineRefused():
-            # 4xx of the engine about the body is the caller's to mend; about us (401, 404 ...) it is ours.
+            # An engine's 4xx about the body is the caller's to fix; about us (401, 404 ...) it is ours.
             about_body = error.details.get("status") in (400, 413, 422)
             return (400, "invalid_request_error") if about_body else (502, "api_error")
         case EngineMalformed():
@@ -82,7 +81,7 @@ def _status_and_type(error: GanglineError) -> tuple[int, str]:
 
 
 def _overflow_message(message: str) -> str:
-    """In the words that clients look for: some compact the conversation, some ask for a shorter reply."""
+    """The wording that clients look for: some then compact the conversation, some ask for a shorter reply."""
     context, prompt, reply = (_number(pattern, message) for pattern in (_CONTEXT, _PROMPT, _MAX_TOKENS))
     if context is None or prompt is None:
         return f"prompt is too long: {message}"

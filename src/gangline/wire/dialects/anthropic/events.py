@@ -3,11 +3,11 @@
     message_start, (content_block_start, content_block_delta*, content_block_stop)*, message_delta, message_stop
 
 Laws
-- Blocks are numbered from 0 and never overlap: a block of another kind closes the open one. Text that comes after the
-  first tool call waits until the calls are out; so do calls that come interleaved.
-- A tool call's block starts with its first piece; its input goes out in one delta, once it is whole. The provider does
-  the same unless asked for eager streaming, and so the input is JSON even when the model's was not.
-- Thinking gets its signature before its block stops. A reply of nothing is one empty text block.
+- Blocks are numbered from 0 and never overlap: a block of another kind closes the open one. Text after the first tool
+  call is held back until the calls have been sent; so are interleaved calls.
+- A tool call's block starts with its first piece; its input is sent in one delta, once complete. The provider does the
+  same unless asked for eager streaming. It allows sending valid JSON even if the model's was not.
+- Thinking gets its signature before its block stops. An empty reply is one empty text block.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["AnthropicEventWriter"]
 Said = Literal["thinking", "text"]
 
 _PIECES_PER_PING = 64
-"""While a call's input is held back, that many pieces of it are answered with a sign of life."""
+"""While a call's input is held back, a ping is sent for every so many pieces of it."""
 
 
 class _HeldCall(msgspec.Struct):
@@ -45,7 +45,7 @@ class _HeldCall(msgspec.Struct):
 
 
 class AnthropicEventWriter:
-    """One stream. Order is the caller's: `start`, deltas, then `finish` or `error`, once."""
+    """Writes one stream. Call `start`, deltas, then `finish` or `error`, once."""
 
     media_type = "text/event-stream"
 
@@ -57,7 +57,7 @@ class AnthropicEventWriter:
         self._open: Said | Literal["tool_use"] | None = None
         self._calls: dict[int, _HeldCall] = {}
         self._num_calls_out = 0
-        """Calls `[0, this)` are out whole; the block of the next one may be open."""
+        """Calls `[0, this)` have been sent completely; the block of the next one may be open."""
         self._num_pieces = 0
         self._late: list[tuple[Said, str]] = []
 
@@ -97,7 +97,7 @@ class AnthropicEventWriter:
         return b"event: error\ndata: " + messages_error(error).body + b"\n\n"
 
     def _whole(self, reply: Reply) -> bytes:
-        """A reply of which no delta showed anything."""
+        """A reply of which no delta was sent."""
         events, num_calls = b"", 0
         for part in reply.choices[0].message.parts:
             match part:
@@ -134,7 +134,7 @@ class AnthropicEventWriter:
         return self._advance(piece.index) + ping
 
     def _advance(self, index: int) -> bytes:
-        """Begin the next call, after ending the one before it if that is whole and another one has begun."""
+        """Begin the next call, after ending the current one if it is complete and another one has begun."""
         events = b""
         while (held := self._calls.get(self._num_calls_out)) is not None and held.name:
             if self._open != "tool_use":
@@ -179,5 +179,5 @@ def _empty(kind: Said) -> dict[str, Any]:
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
-    """Clients skip events without a name."""
+    """A named event: clients skip events without a name."""
     return f"event: {kind}\ndata: ".encode() + msgspec.json.encode({"type": kind} | fields) + b"\n\n"

@@ -1,6 +1,6 @@
-"""Anthropic Messages: the reply -> one JSON body; and the parts that the body and the events share.
+"""Anthropic Messages: the reply -> one JSON body, and the parts shared with the events.
 
-A tool call whose arguments are no JSON object goes out with the input `{}`: the client's own check of the input then
+A tool call whose arguments are not a JSON object is sent with the input `{}`, so that the client's own validation
 reports the error to the model. The record keeps the sampled text.
 """
 
@@ -30,7 +30,7 @@ CONSTANT_FIELDS: dict[str, dict[str, Any]] = {
     "thinking": {},
     "tool_use": {"caller": {"type": "direct"}},
 }
-"""Fields that the provider's specification requires for each kind of block, always with these values here."""
+"""Fields that the provider's specification requires for each kind of block, with constant values here."""
 
 _STOP_REASONS = {"length": "max_tokens", "abort": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
 
@@ -45,7 +45,7 @@ def messages_reply_body(call: ModelCall, reply: Reply) -> bytes:
 
 
 def message_fields(reply_id: str, model: str) -> dict[str, Any]:
-    """A message that has not begun."""
+    """A message before its first content."""
     return {
         "id": f"msg_{reply_id}",
         "type": "message",
@@ -90,7 +90,7 @@ def is_whole_object(arguments: str) -> bool:
 
 
 def input_json(arguments: str) -> str:
-    """The arguments as a JSON object, `{}` where the model's text is none."""
+    """The arguments as a JSON object, or `{}` if the model's text is not one."""
     return arguments if is_whole_object(arguments) else "{}"
 
 
@@ -98,14 +98,14 @@ def stop_fields(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
     reason = _STOP_REASONS.get(choice.finish_reason, "end_turn")
     stopped_by = choice.stop_reason if choice.stop_reason in call.sampling.stop else None
     if reason == "end_turn":
-        # Some engines say `stop` for a reply of calls when a tool was forced.
+        # Some engines report `stop` for a reply of calls if a tool was forced.
         has_calls = any(isinstance(part, ToolCall) for part in choice.message.parts)
         reason = "stop_sequence" if stopped_by is not None else "tool_use" if has_calls else reason
     return {"stop_reason": reason, "stop_sequence": stopped_by if reason == "stop_sequence" else None}
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """The provider counts cached prompt tokens apart from `input_tokens`."""
+    """The provider does not include cached prompt tokens in `input_tokens`."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,11 +1,11 @@
 """Anthropic Messages: the request body -> the canonical call.
 
-A user's turn may mix tool results with text: each result becomes a message of its own, in the order given. Assistant
-messages that follow each other are one turn, as the provider reads them. Hosted tools are left out and named in
-`ModelCall.dropped`; content that cannot be carried (files by id, blocks of hosted tools) is rejected.
+A user's turn may mix tool results with text: each result becomes a separate message, in order. Consecutive assistant
+messages form one turn, as in the provider's API. Hosted tools are omitted and named in `ModelCall.dropped`; content
+that cannot be carried (files by id, blocks of hosted tools) is rejected.
 
-A request that continues a `thread` sends only new messages: its system text and tools are those of the thread's first
-request. Where the new messages refer to tools by name, only the provider could know those:
+A request that continues a `thread` sends only new messages: its system text and tools come from the thread's first
+request. If the new messages refer to tools by name, only the provider could resolve them:
 `thread_unsupported_request`, on which clients send the whole conversation.
 """
 
@@ -62,7 +62,7 @@ def parse_messages_call(body: bytes) -> ModelCall:
 
 
 def parse_messages_count(body: bytes) -> ModelCall:
-    """The body of count_tokens: a call without its sampling. Raises: InvalidRequest."""
+    """The body of count_tokens: a call without sampling. Raises: InvalidRequest."""
     return _call(body, decoded(body, Body, _invalid))
 
 
@@ -100,24 +100,25 @@ def _call(body: bytes, request: Body) -> ModelCall:
 
 
 def _unread(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields that `Body` does not have. Raises: InvalidRequest for one that cannot be left out."""
+    """The fields that `Body` does not have. Raises: InvalidRequest for a field that cannot be omitted."""
     fields: dict[str, msgspec.Raw] = decoded(body, dict[str, msgspec.Raw], _invalid)
     unread = {name: value for name, value in fields.items() if name not in MESSAGES_FIELDS.served}
     for name in MESSAGES_FIELDS.refused.keys() & unread.keys():
         if MESSAGES_FIELDS.refuses(name, decoded(unread[name], Any, _invalid)):
-            # In the provider's words: Claude Code knows them, and goes on without the field.
+            # The provider's wording: Claude Code recognises it and continues without the field.
             raise InvalidRequest(f"The `{name}` parameter is not supported here; leave it out.", param=name)
     return {name: value for name, value in unread.items() if name not in MESSAGES_FIELDS.refused}
 
 
 def _refuse_edits(request: Body, messages: Iterable[Message]) -> None:
-    """Raises: InvalidRequest for an edit that would change the conversation, or would where a threshold is reached,
-    which only the provider could say."""
+    """Raises: InvalidRequest for an edit that changes the conversation, or would above a threshold that only the
+    provider could evaluate.
+    """
     num_thinking = sum(any(isinstance(part, Thinking) for part in message.parts) for message in messages)
     for edit in (request.context_management and request.context_management.edits) or ():
         if edit.type == "clear_thinking_20251015" and num_thinking <= _num_kept(edit):
             continue
-        # In the provider's words: Claude Code knows them, and goes on without the edit.
+        # The provider's wording: Claude Code recognises it and continues without the edit.
         raise InvalidRequest(
             f"{request.model} does not support the '{edit.type}' context management strategy: nothing is cleared or "
             "compacted here. Leave the edit out; the model sees the whole conversation that is sent.",
@@ -126,7 +127,7 @@ def _refuse_edits(request: Body, messages: Iterable[Message]) -> None:
 
 
 def _num_kept(edit: ContextEdit) -> float:
-    """Turns whose thinking stays. Raises: InvalidRequest."""
+    """Number of turns that keep their thinking. Raises: InvalidRequest."""
     try:
         kept = msgspec.convert({"type": edit.keep} if isinstance(edit.keep, str) else edit.keep or {}, KeptTurns)
     except msgspec.ValidationError as error:
@@ -135,7 +136,7 @@ def _num_kept(edit: ContextEdit) -> float:
 
 
 def _previous_message(request: Body) -> str | None:
-    """The reply that a thread continues. Raises: InvalidRequest when the request repeats content of the thread."""
+    """The reply that a thread continues. Raises: InvalidRequest if the request repeats content of the thread."""
     if not isinstance(request.thread, ThreadContinue):
         return None
     for name in ("system", "tools"):
@@ -145,7 +146,7 @@ def _previous_message(request: Body) -> str | None:
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
-    """In the provider's manner: `messages.2.content.0.text: Field required`."""
+    """In the provider's form: `messages.2.content.0.text: Field required`."""
     text = str(error)
     path = _PATH.search(text)
     reason = text[: path.start()] if path else text
@@ -191,7 +192,7 @@ def _sampling(request: Body) -> SamplingParams:
 
 
 def _response_format(request: Body) -> dict[str, Any] | None:
-    """In OpenAI Chat's words, which engines read."""
+    """In OpenAI Chat's form, which engines accept."""
     chosen = request.output_config.format if request.output_config else None
     chosen = chosen or request.output_format
     if chosen is None:
@@ -200,7 +201,7 @@ def _response_format(request: Body) -> dict[str, Any] | None:
 
 
 def _thinking(request: Body) -> ThinkingWish:
-    """The effort is that of the whole reply, and switches nothing."""
+    """The effort applies to the whole reply and does not turn thinking on or off."""
     effort = None if request.output_config is None else request.output_config.effort
     return ThinkingWish(
         is_on=None if request.thinking is None else THINKING_KINDS.get(request.thinking.type), effort=effort
@@ -208,7 +209,7 @@ def _thinking(request: Body) -> ThinkingWish:
 
 
 def _dropped_settings(request: Body) -> list[str]:
-    """Known settings that no engine has."""
+    """Known settings that engines do not have."""
     found: list[str] = []
     if request.thinking is not None:
         found += [name for name in ("budget_tokens", "display") if getattr(request.thinking, name) is not None]

@@ -1,11 +1,11 @@
 """Anthropic Messages: tools and tool choice -> canonical.
 
-Three kinds of tools: the client's own, with a schema; hosted ones, which the provider would run (left out, named);
-and client-run ones whose schema is inside the provider's models (refused: another model cannot know it).
+There are three kinds of tools: the client's own, with a schema; hosted ones, which the provider would run (omitted and
+reported); and client-run ones whose schema only the provider's models know (rejected).
 
-A tool with `defer_loading` is shown where the conversation first refers to it, as the provider does: the tools in front
-of the conversation stay the same, so every call continues the one before. Where only the provider could have searched
-for deferred tools, they are offered from the start.
+A tool with `defer_loading` is shown where the conversation first refers to it, as the provider does: the tools before
+the conversation stay the same, so every call continues the previous one. If deferred tools could only be found by the
+provider's search, they are offered from the start.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Toolbox(msgspec.Struct):
     """The tools that a request offers."""
 
     offered: tuple[ToolDefinition, ...]
-    """In front of the conversation."""
+    """The tools before the conversation."""
     known: dict[str, ToolDefinition]
-    """By name, deferred ones too."""
+    """All tools by name, including deferred ones."""
     dropped: tuple[str, ...]
     held_by_thread: bool = False
-    """The request goes on with a thread, whose tools are not known when it is read."""
+    """Whether the request continues a thread, whose tools are unknown when it is parsed."""
 
     def shown(self, names: Iterable[str]) -> str:
-        """Definitions inside the conversation, in the form that tools for searching promise to the model.
+        """Definitions for use inside the conversation, in the format that tool search promises to the model.
 
-        Raises: InvalidRequest for a name whose definition the request should have sent along.
+        Raises: InvalidRequest for a name without a definition in the request.
         """
         lines = [f"<function>{self._fields(name)}</function>" for name in names]
         return "\n".join(["<functions>", *lines, "</functions>"])
@@ -94,9 +94,9 @@ def tool_definition(param: ToolParam, where: str) -> ToolDefinition:
 
 
 def tool_choice(param: ToolChoiceParam | None, toolbox: Toolbox) -> tuple[ToolChoice | None, bool | None]:
-    """(choice, whether calls may be parallel). Of a thread that goes on, the tools are checked once they are known.
+    """(choice, whether calls may be parallel). For a continued thread the tools are checked later, once they are known.
 
-    Raises: InvalidRequest when it asks for a tool that is not there.
+    Raises: InvalidRequest if it names a missing tool.
     """
     if param is None:
         return None, None

@@ -1,5 +1,5 @@
-"""Anthropic Messages: the shapes of a request body. Unlisted fields are ignored where they are only hints
-(`cache_control`, citations), and named in `ModelCall.dropped` where they would change the reply.
+"""Anthropic Messages: the structure of a request body. Unlisted fields are ignored if they are only hints
+(`cache_control`, citations), and named in `ModelCall.dropped` if they would change the reply.
 
 Source: Anthropic API reference, messages; types of the Python SDK 2.12.
 """
@@ -89,7 +89,7 @@ class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
 
 
 Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
-"""Content that a user or a tool may show the model."""
+"""Content that a user or a tool can show to the model."""
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
@@ -142,7 +142,7 @@ class McpToolset(msgspec.Struct, tag="mcp_toolset_reference"):
 
 
 class ToolAdditionBlock(msgspec.Struct, tag="tool_addition"):
-    """In a system message: from here on the tool is there."""
+    """In a system message: adds the tool from here on."""
 
     tool: NamedTool | DefinedTool | McpTool | McpToolset
 
@@ -157,7 +157,7 @@ Spoken = Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 class MessageParam(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Spoken | ToolAdditionBlock | ToolRemovalBlock] | None = None
-    """None only of a system message that changes nothing but `output_config`."""
+    """None only for a system message that changes nothing but `output_config`."""
     output_config: Any = None
     clear_at: str | None = None
 
@@ -185,7 +185,7 @@ class OutputConfigParam(msgspec.Struct):
 
 
 class ThreadCreate(msgspec.Struct, tag="create"):
-    """The conversation may go on from this reply, by the reply's id."""
+    """Allows continuing the conversation from this reply, by the reply's id."""
 
 
 class ThreadContinue(msgspec.Struct, tag="continue"):
@@ -193,7 +193,7 @@ class ThreadContinue(msgspec.Struct, tag="continue"):
 
 
 class KeptTurns(msgspec.Struct):
-    """Those whose thinking stays: by the provider's default the last one."""
+    """Turns that keep their thinking; the provider's default is the last one."""
 
     type: Literal["all", "thinking_turns"] = "thinking_turns"
     value: Count = 1
@@ -223,7 +223,7 @@ class Body(msgspec.Struct):
     thinking: ThinkingParam | None = None
     output_config: OutputConfigParam | None = None
     output_format: FormatParam | None = None
-    """The beta's name of `output_config.format`."""
+    """Beta name of `output_config.format`."""
     thread: ThreadCreate | ThreadContinue | None = None
     cache_control: Any = None
     context_management: ContextManagement | None = None

@@ -29,7 +29,7 @@ class ChatDialect:
     )
 
     def speaks(self, request: RawRequest) -> bool:
-        """A plain bearer token: the other clients of `/v1/models` say more about themselves."""
+        """Only a plain bearer token: other clients of `/v1/models` send further headers."""
         others = ("x-api-key", "anthropic-version", "anthropic-beta", "x-goog-api-key")
         return "authorization" in request.headers and not any(name in request.headers for name in others)
 
@@ -63,6 +63,6 @@ class ChatDialect:
 
 
 def _card(model: str, max_context: int | None) -> dict[str, Any]:
-    """`max_model_len` is vLLM's addition; clients of local models size their prompts by it."""
+    """`max_model_len` is vLLM's addition, which clients of local models use to size their prompts."""
     card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
     return card if max_context is None else card | {"max_model_len": max_context}

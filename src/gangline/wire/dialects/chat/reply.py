@@ -1,9 +1,9 @@
 """OpenAI Chat: the reply -> one JSON body, or the chunks of its stream.
 
-A stream is: role delta, content / reasoning / tool_calls deltas, a finish chunk per choice, the usage chunk when asked
-for, `[DONE]`. A tool call's id, type and name are in its first delta only. Thoughts go out under both names in use,
-`reasoning_content` and `reasoning`. One field is ours: a choice has `parse_status`, `partial` or `failed`, where tool
-calls of the model could not be read and are part of the content.
+A stream is: role delta, content / reasoning / tool_calls deltas, a finish chunk per choice, the usage chunk if
+requested, `[DONE]`. A tool call's id, type and name are only in its first delta. Thinking is sent under both names in
+use, `reasoning_content` and `reasoning`. One field is an extension: a choice has `parse_status`, `partial` or `failed`,
+if tool calls of the model could not be parsed and are part of the content.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _message(message: Message, customs: frozenset[str]) -> dict[str, Any]:
 
 
 def _finish_reason(reason: str) -> str:
-    """Engines know reasons that clients' types do not; an `abort` is a reply that was cut short."""
+    """Engines have reasons that clients' types lack; `abort` means that the reply was cut short."""
     if reason in _FINISH_REASONS:
         return reason
     return "length" if reason == "abort" else "stop"
@@ -99,7 +99,7 @@ def _token_logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 class ChatEventWriter:
-    """One stream. Order is the caller's: deltas, then `finish` or `error`, once."""
+    """Writes one stream. Call deltas, then `finish` or `error`, once."""
 
     media_type = "text/event-stream"
 
@@ -110,10 +110,10 @@ class ChatEventWriter:
         self._begun: set[int] = set()
         self._customs = custom_names(call.tools)
         self._held: set[tuple[int, int]] = set()
-        """(choice, call) of custom calls: their text is known only when the call is whole."""
+        """(choice, call) of custom calls, whose text is known only when the call is complete."""
 
     def start(self, num_prompt_tokens: int) -> bytes:
-        """The role of the first choice; the others begin with their first delta."""
+        """The role of the first choice; other choices begin with their first delta."""
         return self._begin(0)
 
     def keep_alive(self) -> bytes:
@@ -163,7 +163,7 @@ class ChatEventWriter:
         return False
 
     def error(self, error: GanglineError) -> bytes:
-        """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole.
+        """`[DONE]` is not sent: a client that overlooks the error must not take the reply for complete.
 
         A stream has no status, and the SDKs pass on only the message, so it must contain the words on which an agent
         retries.
@@ -216,7 +216,7 @@ def _tool_call_delta(piece: ToolCallDelta) -> dict[str, Any]:
 
 def chat_error(error: GanglineError) -> ErrorAnswer:
     status, _, _ = _error_class(error)
-    # The SDKs retry 409 and every 5xx unless told; what will fail again is not worth their minutes.
+    # By default the SDKs retry 409 and every 5xx, which would waste minutes on a permanent error.
     headers = {} if error.retryable or (status < 500 and status != 409) else {"x-should-retry": "false"}
     return ErrorAnswer(status, msgspec.json.encode(_error_body(error, error.message)), headers)
 
@@ -242,7 +242,7 @@ def _error_class(error: GanglineError) -> tuple[int, str, str]:
         case ContextOverflow():
             return 400, "invalid_request_error", "context_length_exceeded"
         case EngineRefused():
-            # 4xx of the engine about the body is the caller's to mend; about us (401, 404 ...) it is ours.
+            # An engine's 4xx about the body is the caller's to fix; about us (401, 404 ...) it is ours.
             about_body = error.details.get("status") in (400, 413, 422)
             return (400, "invalid_request_error", error.code) if about_body else (502, "server_error", error.code)
         case _ if error.boundary == "caller":

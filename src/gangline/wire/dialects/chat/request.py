@@ -1,12 +1,12 @@
 """OpenAI Chat: the request body -> the canonical call.
 
-Strict about fields that would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about
-fields without meaning here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
+Fields that would change the meaning of the call (audio, legacy functions, biases) are rejected with 400. Fields without
+meaning here, and tools that run at the provider, are named in `ModelCall.dropped`.
 
-Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`;
-other providers' words for thinking.
+Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`; other providers'
+fields for thinking.
 
-OpenAI Chat: the parts of a message's content: text, refusals, images, files.
+Also parses the parts of a message's content: text, refusals, images, files.
 """
 
 from __future__ import annotations
@@ -169,17 +169,17 @@ class _Body(msgspec.Struct):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
-    """As Qwen's API has it."""
+    """In Qwen's API."""
     thinking: _Thinking | bool | None = None
-    """As DeepSeek's, GLM's and Kimi's APIs have it."""
+    """In DeepSeek's, GLM's and Kimi's APIs."""
     reasoning: _Reasoning | None = None
-    """As routers of many models have it."""
+    """In the APIs of model routers."""
     reasoning_effort: str | None = None
     metadata: dict[str, Any] | None = None
 
 
 class _KnownBody(_Body, forbid_unknown_fields=True):
-    """Nothing in it can be refused or dropped."""
+    """A body without fields to reject or drop."""
 
 
 _CACHING = "prefixes are cached by the engine itself"
@@ -246,11 +246,11 @@ _OF_TOKENIZE: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "return_token_strs": (None, False),
 }
-"""vLLM's fields -> the values at which they change nothing here."""
+"""vLLM's fields -> values that have no effect here."""
 
 
 def parse_tokenize(body: bytes) -> ModelCall:
-    """The conversation whose prompt is wanted, in the words of vLLM's `/tokenize`. Raises: InvalidRequest."""
+    """The conversation whose prompt is requested, in the form of vLLM's `/tokenize`. Raises: InvalidRequest."""
     fields: dict[str, Any] = decoded(body, dict[str, Any], _invalid)
     if "messages" not in fields:
         raise InvalidRequest(
@@ -265,7 +265,7 @@ def parse_tokenize(body: bytes) -> ModelCall:
 
 
 def _read(body: bytes) -> tuple[_Body, dict[str, msgspec.Raw]]:
-    """The body, and its fields that mean nothing here. Raises: InvalidRequest."""
+    """The body, and its fields without meaning here. Raises: InvalidRequest."""
     try:
         return msgspec.json.decode(body, type=_KnownBody), {}  # one pass, for nearly all there are
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""OpenAI Chat: tools and tool choice, and the calls of tools both ways.
+"""OpenAI Chat: tools, tool choice, and tool calls in both directions.
 
-Engines know functions only: a `custom` tool is a function of one string, `input`, with its grammar described in words,
-and its calls are converted back to the client's form. Tools that run at the provider are left out, by name.
+Engines only have functions: a `custom` tool becomes a function with one string, `input`, with its grammar described in
+the text, and its calls are converted back to the client's form. Tools that run at the provider are dropped by name.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _shim_schema(grammar: dict[str, Any] | None) -> dict[str, Any]:
 def read_allowed(
     choice: str | dict[str, Any] | None, tools: tuple[ToolDefinition, ...]
 ) -> tuple[tuple[ToolDefinition, ...], ToolChoice] | None:
-    """The tools that `allowed_tools` leaves, and the choice among them; None for any other choice.
+    """The tools left by `allowed_tools` and the choice among them; None for any other choice.
 
     Raises: InvalidRequest.
     """
@@ -112,7 +112,7 @@ def read_tool_choice(choice: str | dict[str, Any] | None, tools: tuple[ToolDefin
 
 
 def _offered(choice: ToolChoice, tools: tuple[ToolDefinition, ...]) -> ToolChoice:
-    """Raises: InvalidRequest for a forced choice that no tool can answer, as the provider refuses it."""
+    """Raises: InvalidRequest for a forced choice without tools, as the provider does."""
     if choice.mode in ("required", "named") and not tools:
         raise InvalidRequest(
             "'tool_choice' is only allowed when 'tools' are specified: functions or custom tools.", param="tool_choice"
@@ -123,7 +123,7 @@ def _offered(choice: ToolChoice, tools: tuple[ToolDefinition, ...]) -> ToolChoic
 
 
 def shimmed(text: str) -> str:
-    """The free text of a custom call -> the arguments of the function that stands for it."""
+    """The free text of a custom call -> arguments of the function that replaces it."""
     return msgspec.json.encode({"input": text}).decode()
 
 
@@ -142,7 +142,7 @@ def tool_call_fields(call: ToolCall, customs: frozenset[str]) -> dict[str, Any]:
 
 
 def _free_text(arguments: str) -> str:
-    """The text inside the shim; arguments in another form are themselves the text."""
+    """The text in the function's arguments; arguments in another form are returned unchanged."""
     try:
         return msgspec.json.decode(arguments, type=_Shim).input
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

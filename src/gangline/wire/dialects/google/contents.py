@@ -1,10 +1,10 @@
 """Google `contents` -> canonical messages.
 
 Laws
-- One turn of the model is one assistant message, however many `model` contents or parts it was echoed in (the SDKs keep
-  one per streamed chunk).
-- Each `functionResponse` is a tool message; the parts beside it in its content keep their place.
-- A `thoughtSignature` on a text or a call belongs to the thought before it; without one, to an empty thought.
+- One turn of the model is one assistant message, even if it is echoed in several `model` contents or parts (the SDKs
+  keep one per streamed chunk).
+- Each `functionResponse` is a tool message; other parts of its content keep their position.
+- A `thoughtSignature` on a text or a call belongs to the thought before it, or to an empty thought.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILES_API = "https://generativelanguage.googleapis.com/"
 
 
 class ContentReader:
-    """Call it with the contents in order; then read `messages`. Parts without meaning here are named in `dropped`."""
+    """Call it with the contents in order, then read `messages`. Parts without meaning here are named in `dropped`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -91,7 +91,7 @@ class ContentReader:
         return [part for entry, where in content.items("parts") for part in self._part(Fields(entry, where))]
 
     def _part(self, fields: Fields) -> list[Part]:
-        """The content of one part, behind an empty thought that carries its signature, if it has one."""
+        """The content of one part, preceded by an empty thought with its signature, if it has one."""
         given = [name for name in _DATA if fields.take(name) is not None]
         hosted = [name for name in _HOSTED if fields.take(name) is not None]
         if hosted:
@@ -159,7 +159,7 @@ def _web_url(fields: Fields) -> str:
 
 
 def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """One turn: neighbouring texts as one, neighbouring thoughts as one, each signature on the thought before it."""
+    """One turn: adjacent texts and adjacent thoughts are joined, and each signature is set on the thought before it."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

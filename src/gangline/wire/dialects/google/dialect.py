@@ -1,7 +1,8 @@
 """The Google generateContent dialect: `POST /v1beta/models/MODEL:generateContent`, `:streamGenerateContent`,
 `:countTokens`, `GET /v1beta/models[/MODEL]`; the same under `/v1`.
 
-A model's name may hold slashes. A stream is server-sent events with `?alt=sse`, else one JSON array, as Google's is.
+A model's name may contain slashes. A stream is server-sent events with `?alt=sse`, else one JSON array, as in Google's
+API.
 """
 
 from __future__ import annotations

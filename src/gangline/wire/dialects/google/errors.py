@@ -1,7 +1,7 @@
-"""Google: errors in the shape of `google.rpc.Status`.
+"""Google: errors in the form of `google.rpc.Status`.
 
-Google's clients know no `x-should-retry`: they go by the status alone, and Gemini CLI repeats 429, 499 and every 5xx up
-to ten times. So an engine that can never answer is a 4xx here.
+Google's clients ignore `x-should-retry` and look only at the status. Gemini CLI repeats 429, 499 and every 5xx up to
+ten times, so an engine that can never answer is a 4xx here.
 
 Source: Gemini API, error codes; google.rpc.Code, error_details.proto.
 """

@@ -1,7 +1,7 @@
-"""Reading a Google JSON body by hand: both spellings of a name, and errors that name the field as Google does.
+"""Reads a Google JSON body: both spellings of a name, and errors that name the field as Google does.
 
-Google's services read proto3 JSON: `generationConfig` and `generation_config` are one field, a single object stands for
-a list of one, numbers may come as strings, `null` means absent. Fields that were never read are known at the end.
+Google's services accept proto3 JSON: `generationConfig` and `generation_config` are one field, a single object stands
+for a list of one, numbers may be strings, `null` means absent. Fields that were never read are reported at the end.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _snake(name: str) -> str:
 
 
 class Fields:
-    """One JSON object of the body, at `where`. Each field is asked for by its camelCase name.
+    """One JSON object of the body, at `where`. Fields are read by their camelCase names.
 
-    Every reader answers None for a field that is absent or null. Raises: InvalidRequest, naming the field.
+    Every reader returns None for a field that is absent or null. Raises: InvalidRequest, naming the field.
     """
 
     def __init__(self, value: object, where: str = "") -> None:
@@ -86,11 +86,11 @@ class Fields:
         return None if value is None else Fields(value, self.at(name))
 
     def raw_object(self, name: str) -> dict[str, Any] | None:
-        """As it is: its names are data, not fields."""
+        """The unchanged object, whose keys are data, not fields."""
         return self._typed(name, "an object", _object)
 
     def items(self, name: str) -> list[tuple[Any, str]]:
-        """Each entry and where it is; none when the field is absent."""
+        """Each entry and its path; empty if the field is absent."""
         value = self.take(name)
         if value is None:
             return []
@@ -105,12 +105,12 @@ class Fields:
         return tuple(entry for entry, _ in entries)
 
     def left(self) -> list[str]:
-        """Where the fields are that were given and that nobody took."""
+        """Paths of the fields that were given but not read."""
         values = self._values.items()
         return [self.at(name) for name, value in values if name not in self._taken and value is not None]
 
     def unread(self, declared: DeclaredFields) -> dict[str, str]:
-        """Path -> JSON text of the fields that nobody took and that are not declared."""
+        """Path -> JSON text of the fields that were neither read nor declared."""
         dropped = {spelling for name in declared.dropped for spelling in (name, _snake(name))}
         left = {name: value for name, value in self._values.items() if name not in self._taken | dropped}
         return {self.at(name): msgspec.json.encode(value).decode() for name, value in left.items()}

@@ -1,16 +1,16 @@
 """Google: the reply -> one `GenerateContentResponse`, or the chunks of its stream.
 
 Laws of a stream
-- Chunks are whole responses of the same shape; `finishReason` and `usageMetadata` are on the last, and only there.
+- Chunks are complete responses of the same form; `finishReason` and `usageMetadata` are only on the last.
 - The last chunk is never empty: the newest piece of text is held back for it. Gemini CLI samples the whole turn again
-  when the last chunk says nothing.
-- Function calls go out whole, on the last chunk, as the finished reply has them. Their `args` are always an object.
-- The thought signature is on the first function call, else on the last part: clients keep it there even when they
-  drop thoughts.
-- There are no comments: Gemini CLI's reader ends at the first line that is not `data: `. It skips white space, and that
-  is the keep-alive.
-- No line of it holds U+2028, U+2029 or U+0085 unescaped: the JavaScript SDK's reader takes the first two for the end of
-  a line, some readers of Python the third.
+  if the last chunk has no content.
+- Function calls are sent whole, on the last chunk, as in the finished reply. Their `args` are always an object.
+- The thought signature is on the first function call, else on the last part: clients keep it there even if they drop
+  thoughts.
+- There are no comments: Gemini CLI's reader stops at the first line that is not `data: `. It skips white space, which
+  serves as the keep-alive.
+- No line contains U+2028, U+2029 or U+0085 unescaped: the JavaScript SDK's reader takes the first two for the end of
+  a line, some Python readers the third.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gangline.wire.dialects.google.tools import MALFORMED_ARGUMENTS
 
 __all__ = ["GoogleEventWriter", "google_reply_body"]
 
-# Engines know more reasons; an `abort` is a reply that was cut short.
+# Engines have further reasons; `abort` means that the reply was cut short.
 _FINISH_REASONS = {"length": "MAX_TOKENS", "abort": "MAX_TOKENS", "content_filter": "SAFETY"}
 
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
@@ -95,7 +95,7 @@ def _function_call(call: ToolCall) -> _Part:
 
 
 def _args(arguments: str) -> msgspec.Raw | dict[str, str]:
-    """The model's own JSON text, without white space that could hold a line end; wrapped when it is no object."""
+    """The model's own JSON text, without white space that could contain a line end; wrapped if it is not an object."""
     if not arguments.strip():
         return {}
     try:
@@ -119,7 +119,7 @@ def _token_logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """`candidatesTokenCount` leaves thoughts out, `promptTokenCount` has the cached ones in."""
+    """`candidatesTokenCount` excludes thoughts, `promptTokenCount` includes cached tokens."""
     fields: dict[str, Any] = {
         "promptTokenCount": usage.num_prompt_tokens,
         "candidatesTokenCount": max(usage.num_sampled_tokens - usage.num_thinking_tokens, 0),
@@ -134,7 +134,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class _Streamed:
-    """The sent and the withheld parts of one choice."""
+    """The sent and the held-back parts of one choice."""
 
     def __init__(self) -> None:
         self.thought = ""
@@ -146,7 +146,7 @@ class _Streamed:
     def feed(
         self, thought: str, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> tuple[list[_Part], list[TokenLogprob]]:
-        """The parts that may go out now: all but the newest. Log-probs go with the part that they came with."""
+        """The parts that can be sent now: all but the newest. Log-probs are sent with the part that they came with."""
         parts: list[_Part] = [{"text": thought, "thought": True}] if thought else []
         parts += [{"text": text}] if text else []
         self.thought, self.text = self.thought + thought, self.text + text
@@ -160,7 +160,7 @@ class _Streamed:
         return out, out_logprobs if out else []
 
     def rest(self, said: list[_Part]) -> list[_Part]:
-        """The withheld parts, and those of the finished reply beyond the deltas."""
+        """The held-back parts, and the parts of the finished reply beyond the deltas."""
         thought, text = said[0]["text"], said[1]["text"]
         rest = list(self.held)
         if len(thought) > len(self.thought) and thought.startswith(self.thought):
@@ -171,7 +171,7 @@ class _Streamed:
 
 
 class GoogleEventWriter:
-    """One stream: server-sent events, or, where the client did not ask for them, one JSON array."""
+    """Writes one stream: server-sent events, or one JSON array if the client did not ask for events."""
 
     def __init__(self, call: ModelCall, *, reply_id: str, model: str, created_at: int) -> None:
         self._call = call
@@ -213,8 +213,8 @@ class GoogleEventWriter:
     def error(self, error: GanglineError) -> bytes:
         """Not an event: both SDKs look for a line of bare JSON, and take an error event for an empty chunk.
 
-        The JavaScript SDK sees it only in a chunk of its own. Without an empty line behind it, the SDK reports an
-        incomplete stream where it came in one chunk with an event; otherwise it would take the stream for whole.
+        The JavaScript SDK only sees it in a separate chunk. Without an empty line after it, the SDK reports an
+        incomplete stream if it arrives in one chunk with an event; otherwise it would take the stream for complete.
         """
         body = google_error(error).body
         return self._separator() + body + b"]" if self._as_array else body + b"\n"

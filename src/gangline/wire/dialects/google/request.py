@@ -176,8 +176,9 @@ def _num_top_logprobs(config: Fields) -> int | None:
 
 
 def _thinking(config: Fields) -> tuple[bool, ThinkingWish, list[str]]:
-    """Whether the client is shown thoughts; its wish; the dropped fields. Of a budget only 0 and the rest differ: -1
-    lets the model decide how much it thinks."""
+    """Returns whether to show thoughts to the client, its thinking wish, and the dropped fields. For a budget only 0 is
+    distinguished: -1 lets the model decide how much it thinks.
+    """
     thinking = config.object("thinkingConfig")
     if thinking is None:
         return False, ThinkingWish(), []

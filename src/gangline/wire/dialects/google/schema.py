@@ -26,12 +26,12 @@ _RENAMED = {
 
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 
-# Of no meaning to a JSON schema.
+# Fields without meaning in a JSON schema.
 _LEFT_OUT = frozenset({"nullable", "propertyOrdering", "property_ordering"})
 
 
 def json_schema(schema: object, where: str) -> dict[str, Any]:
-    """JSON schema passes unchanged. Raises: InvalidRequest."""
+    """A JSON schema is returned unchanged. Raises: InvalidRequest."""
     if not isinstance(schema, dict):
         raise invalid(where, "Invalid value, expected a schema object.")
     given = cast("dict[str, Any]", schema)

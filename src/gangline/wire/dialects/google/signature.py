@@ -1,4 +1,4 @@
-"""`thoughtSignature`: the opaque field of a part that clients echo. Ours names the record that the part came from."""
+"""`thoughtSignature`: the opaque field of a part that clients echo. Ours identifies the record of the part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 
 __all__ = ["normal_signature", "reply_signature"]
 
-# What Gemini CLI and others put where they have lost, or never had, a signature.
+# Sent by Gemini CLI and others if they have lost, or never had, a signature.
 _SKIP = "skip_thought_signature_validator"
 _MADE_BY_CLIENTS = frozenset({_SKIP, base64.b64encode(_SKIP.encode()).decode(), "context_engineering_is_the_way_to_go"})
 
@@ -19,7 +19,7 @@ def reply_signature(reply_id: str) -> str:
 
 
 def normal_signature(signature: str | None) -> str | None:
-    """As it was sent out: the Python SDK echoes bytes in the URL-safe alphabet. None: no model's."""
+    """The signature as it was sent: the Python SDK echoes bytes in the URL-safe alphabet. None: not from a model."""
     if not signature or signature in _MADE_BY_CLIENTS:
         return None
     standard = signature.translate(_URL_SAFE)

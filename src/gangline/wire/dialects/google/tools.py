@@ -1,6 +1,6 @@
-"""Google's function declarations, the choice among them, calls and responses -> canonical tools, calls and results.
+"""Google's function declarations, tool choice, calls and responses -> canonical tools, calls and results.
 
-Law: a call without an id gets one, and so does the response that answers it: the first open call of its name.
+Law: a call without an id gets one, and so does the response that answers it: the first open call of the same name.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gangline.wire.dialects.google.schema import json_schema
 __all__ = ["MALFORMED_ARGUMENTS", "ToolCalls", "read_tool_choice", "read_tools"]
 
 MALFORMED_ARGUMENTS = "_malformed_arguments"
-"""The one argument under which arguments travel that were no JSON object: Google's `args` can hold nothing else."""
+"""The single argument that carries arguments that are not a JSON object: Google's `args` must be an object."""
 
 
 class ToolCalls:
     """Reads the function calls of a conversation and their responses, in order."""
 
     def __init__(self, dropped: list[str]) -> None:
-        """dropped: gets the names of fields without meaning here."""
+        """dropped: receives the names of fields without meaning here."""
         self._dropped = dropped
         self._open_calls: list[tuple[str, str]] = []
-        """(id, name) of calls that no response answered yet."""
+        """(id, name) of calls without a response so far."""
         self._num_unnamed = 0
 
     def call(self, fields: Fields) -> ToolCall:
@@ -66,12 +66,12 @@ def _name(fields: Fields) -> str:
 
 
 def _bare_id(call_id: str | None, name: str) -> str:
-    """Gemini CLI puts `NAME__` in front of every id that it is given."""
+    """Gemini CLI adds the prefix `NAME__` to every id that it receives."""
     return (call_id or "").removeprefix(f"{name.strip() or 'generic_tool'}__")
 
 
 def _arguments(args: dict[str, Any]) -> str:
-    """JSON text; for arguments that were no JSON object when they went out, the model's own text."""
+    """JSON text; if the arguments were not a JSON object when sent, the model's own text."""
     text = args.get(MALFORMED_ARGUMENTS)
     if len(args) == 1 and isinstance(text, str):
         return text
@@ -79,7 +79,9 @@ def _arguments(args: dict[str, Any]) -> str:
 
 
 def _result_texts(response: dict[str, Any]) -> tuple[Text, ...]:
-    """Google: `output` is the output and `error` the error; with neither, the whole response is the output."""
+    """As in Google's API: `output` is the output and `error` the error; with neither, the whole response is the
+    output.
+    """
     if not response:
         return ()
     value: Any = next(iter(response.values())) if len(response) == 1 else None
@@ -135,7 +137,7 @@ def read_tool_choice(
     allowed = tuple(tool for tool in tools if not names or tool.name in names)
     match mode:
         case "AUTO" | "MODE_UNSPECIFIED" | "VALIDATED":
-            # VALIDATED also constrains the arguments; that is the engine's to do, or not.
+            # VALIDATED also constrains the arguments, which only an engine could do.
             validated = [f"{calling.at('mode')}: VALIDATED"] if mode == "VALIDATED" else []
             return allowed, ToolChoice("auto"), dropped + validated
         case "NONE":

@@ -30,7 +30,7 @@ class ResponsesDialect:
     )
 
     def speaks(self, request: RawRequest) -> bool:
-        """Codex says who it is. Other clients look like those of OpenAI Chat, whose lists are the same."""
+        """Codex identifies itself. Other clients look like OpenAI Chat's, whose model lists are the same."""
         return request.headers.get("originator", "").startswith("codex")
 
     def key_of(self, request: RawRequest) -> str | None:
@@ -63,6 +63,6 @@ class ResponsesDialect:
 
 
 def _card(model: str, max_context: int | None) -> dict[str, Any]:
-    """`max_model_len` is vLLM's addition, by which clients of local models size their prompts."""
+    """`max_model_len` is vLLM's addition, which clients of local models use to size their prompts."""
     card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
     return card if max_context is None else card | {"max_model_len": max_context}

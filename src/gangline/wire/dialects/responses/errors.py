@@ -1,4 +1,4 @@
-"""OpenAI Responses: errors, as an answer with its status, and as the end of a stream that had begun."""
+"""OpenAI Responses: errors, as an answer with its status, or as the end of a stream that has begun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.wire.dialects.contract import ErrorAnswer
 __all__ = ["responses_error", "stream_error"]
 
 _CALLERS_FAULT = (400, 413, 422)
-"""Answers of an engine that are about the body; others (401, 404 ...) are about us."""
+"""An engine's statuses about the body; others (401, 404 ...) are about us."""
 
 
 def responses_error(error: GanglineError) -> ErrorAnswer:
@@ -34,7 +34,7 @@ def responses_error(error: GanglineError) -> ErrorAnswer:
 
 
 def stream_error(error: GanglineError) -> dict[str, Any]:
-    """The `error` of a response that failed. Codex tries again on most codes; `invalid_prompt` ends its turn."""
+    """The `error` of a failed response. Codex retries on most codes; `invalid_prompt` ends its turn."""
     if isinstance(error, ContextOverflow):
         return {"code": "context_length_exceeded", "message": error.message}
     return {"code": "server_error" if error.retryable else "invalid_prompt", "message": error.message}
@@ -42,7 +42,8 @@ def stream_error(error: GanglineError) -> dict[str, Any]:
 
 def _headers(error: GanglineError, status: int) -> dict[str, str]:
     """A 429 without Retry-After ends Codex at once. The SDKs retry 408, 409 and every 5xx unless a header forbids
-    it."""
+    it.
+    """
     after_s = error.details.get("retry_after_s")
     if status == 429 or isinstance(after_s, int | float):
         return {"Retry-After": str(math.ceil(after_s) if isinstance(after_s, int | float) else 1)}

@@ -61,7 +61,7 @@ def optional_record(fields: Fields, name: str, where: str = "") -> Fields | None
 
 
 def records(value: object, where: str) -> list[Fields]:
-    """Absent is empty."""
+    """Absent counts as empty."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -77,7 +77,7 @@ def string(fields: Fields, name: str, where: str = "") -> str | None:
 
 
 def text(fields: Fields, name: str, where: str = "") -> str:
-    """A string that must be there; it may be empty."""
+    """A required string; it may be empty."""
     value = string(fields, name, where)
     if value is None:
         raise invalid(_at(where, name), "missing required parameter.")

@@ -1,4 +1,4 @@
-"""OpenAI Responses: recorded messages -> the items that a client has of them."""
+"""OpenAI Responses: recorded messages -> the corresponding items of a client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["message_items"]
 
 
 def message_items(message: Message, reply_id: str = "") -> list[dict[str, Any]]:
-    """Items of one message. reply_id: of a reply, whose items are whole.
+    """Items of one message. reply_id: a reply's id; its items are complete.
 
     Raises: InvalidRequest for images and documents.
     """

@@ -1,4 +1,4 @@
-"""OpenAI Responses: input items -> messages. Consecutive items of the assistant are one turn, as they were sampled."""
+"""OpenAI Responses: input items -> messages. Consecutive items of the assistant form one turn, as they were sampled."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gangline.wire.dialects.responses.fields import Fields, invalid, records, st
 __all__ = ["MALFORMED", "flat_name", "read_input", "record_key"]
 
 MALFORMED = "malformed_arguments"
-"""The one key of the object in which arguments that are no JSON object go out; their echo is unwrapped again."""
+"""The only key of the object that carries arguments that are not a JSON object; it is removed again from their echo."""
 
-# Records of tools that ran at the provider: nothing of them can be shown to the model, and no reply of ours has any.
+# Records of tools that ran at the provider. They cannot be shown to the model, and replies here never contain them.
 _HOSTED_ITEMS = frozenset(
     {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "web_search_call"}
 )
@@ -38,7 +38,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
 def record_key(reply_id: str) -> str:
-    """The key in a thinking item, so that its echo leads back to the sampled tokens."""
+    """The key in a thinking item, which leads its echo back to the sampled tokens."""
     return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
 
 
@@ -59,7 +59,7 @@ def read_input(value: object) -> tuple[tuple[Message, ...], list[str]]:
 
 
 class _History:
-    """Messages so far; the last one is open while items of the assistant follow each other."""
+    """The messages so far. The last one is open while items of the assistant follow each other."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
@@ -70,7 +70,7 @@ class _History:
         self._turn = [*(self._turn or ()), *parts]
 
     def refer_to(self, key: Thinking) -> None:
-        """All items of one reply have one key; a turn of nothing else stands for the whole reply."""
+        """All items of a reply have the same key; a turn that consists of the key alone stands for the whole reply."""
         if self._turn is None or key not in self._turn:
             self.continue_turn(key)
 
@@ -125,14 +125,14 @@ def _read_message(item: Fields, where: str, history: _History) -> None:
 
 
 def _thought(item: Fields, where: str) -> str:
-    """The whole of it where the client has it, else the summary; ours are the same."""
+    """The full thought if the client has it, else the summary; ours are the same."""
     whole = records(item.get("content"), f"{where}.content")
     pieces, name = (whole, "content") if whole else (records(item.get("summary"), f"{where}.summary"), "summary")
     return "".join(text(piece, "text", f"{where}.{name}[{i}]") for i, piece in enumerate(pieces))
 
 
 def _reply_key(item: Fields, where: str) -> Thinking:
-    """Ours are `KIND_REPLYID` and two digits more."""
+    """Our ids are `KIND_REPLYID` plus two digits."""
     item_id = text(item, "id", where)
     found = _ITEM_ID.fullmatch(item_id)
     if found is None:

@@ -1,11 +1,11 @@
-"""OpenAI Responses: the visible parts of a reply -> output items, and the events of a stream that announce them.
+"""OpenAI Responses: the visible parts of a reply -> output items, and the stream events that announce them.
 
-One machine for whole replies and for streams, so that both have the same content. Items never overlap: thinking, text
-and tool calls close what was open before them. A tool call goes out when it is whole. Half of one cannot be taken back,
+The same code writes whole replies and streams, so both have the same content. Items never overlap: thinking, text and
+tool calls close the item that is open. A tool call is sent when it is complete. A partial call cannot be taken back,
 and clients run a call as soon as it looks finished: a truncated command must not look so.
 
-Thinking goes out as a summary, piece by piece, where the client asks for one, as OpenAI does it. Else it is the content
-of its finished item: clients that did not ask know no events for it.
+If the client asks for a summary, thinking is sent as one, piece by piece, as OpenAI does. Otherwise it is the content
+of its finished item: clients that did not ask for a summary handle no events for it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gangline.wire.dialects.responses.tools import tool_call_item
 __all__ = ["Event", "ItemStatus", "OutputItems"]
 
 Event = tuple[str, dict[str, Any]]
-"""(type, fields); without its sequence number."""
+"""(type, fields), without the sequence number."""
 
 ItemStatus = Literal["completed", "incomplete"]
 
 
 class OutputItems:
-    """Feed it in order; `close` at the end. Each call answers the events that it caused."""
+    """Feed it in order and call `close` at the end. Each call returns the resulting events."""
 
     def __init__(self, call: ModelCall, reply_id: str) -> None:
         self.items: list[dict[str, Any]] = []
-        """Those that are finished, in order."""
+        """The finished items, in order."""
         self._call = call
         self._reply_id = reply_id
         self._summarised = _wants_summary(call)
@@ -54,7 +54,7 @@ class OutputItems:
         return [*events, self._at("response.output_text.delta", content_index=0, delta=piece, logprobs=shown)]
 
     def note_logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Log-probs of all tokens, in order; those of a text are found by the text."""
+        """Log-probs of all tokens, in order. A text's log-probs are found by its text."""
         self._logprobs += logprobs
 
     def call_tool(self, call: ToolCall, status: ItemStatus = "completed") -> list[Event]:
@@ -72,7 +72,7 @@ class OutputItems:
         return [*events, self._finish(item | {"status": status})]
 
     def close(self, status: ItemStatus = "completed") -> list[Event]:
-        """End the item that is open, if any."""
+        """End the open item, if any."""
         if self._open is None:
             return []
         whole = "".join(self._pieces)
@@ -135,7 +135,7 @@ class OutputItems:
         return event
 
     def _at(self, kind: str, **fields: Any) -> Event:
-        """An event of the item that is open; `item_id=None` where the event has none."""
+        """An event of the open item; `item_id=None` if the event has no item id."""
         if "item_id" not in fields:
             fields["item_id"] = self._item_id()
         elif fields["item_id"] is None:
@@ -169,7 +169,7 @@ def _token(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _of_text(logprobs: list[TokenLogprob], text: str) -> tuple[TokenLogprob, ...]:
-    """The tokens that wrote `text`: thinking comes before it, calls after it. All, where they do not spell it."""
+    """The tokens of `text`: thinking comes before it, calls after it. All tokens if they do not spell the text."""
     start = "".join(entry.token for entry in logprobs).rfind(text) if text else -1
     if start < 0:
         return tuple(logprobs)

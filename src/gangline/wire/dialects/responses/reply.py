@@ -1,8 +1,8 @@
 """OpenAI Responses: the reply -> one response object, or the events of its stream.
 
-A stream is: created, in_progress, the items one after the other, then completed, incomplete or failed; sequence numbers
-grow by one. Clients need `response.created` first, so a sign of life before the reply is the beginning of the stream.
-Later ones are `response.in_progress` again: Codex counts parsed events; comments do not count.
+A stream is: created, in_progress, the items in sequence, then completed, incomplete or failed; sequence numbers grow by
+one. Clients need `response.created` first, so the first keep-alive before the reply starts the stream. Later
+keep-alives repeat `response.in_progress`: Codex only counts parsed events, not comments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gangline.wire.dialects.responses.request import RESPONSE_ID_PREFIX
 
 __all__ = ["ResponsesEventWriter", "responses_reply_body"]
 
-# Why a reply is incomplete; an `abort` is a reply that was cut short.
+# Why a reply is incomplete; `abort` means that it was cut short.
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "max_output_tokens", "content_filter": "content_filter"}
 
 _HELD_PIECES = 256
-"""Between two signs of life, while all that comes is held back: else the stream would seem dead to its client."""
+"""Pieces between two keep-alives while all output is held back: without them the client would think the stream dead."""
 
 _STATUS = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -36,7 +36,7 @@ def responses_reply_body(call: ModelCall, reply: Reply) -> bytes:
 
 
 class ResponsesEventWriter:
-    """One stream. Order is the caller's: `start`, deltas, then `finish` or `error`, once; `keep_alive` at any time."""
+    """Writes one stream. Call `start`, deltas, then `finish` or `error`, once; `keep_alive` at any time."""
 
     media_type = "text/event-stream"
 
@@ -50,7 +50,7 @@ class ResponsesEventWriter:
         self._num_held = 0
 
     def start(self, num_prompt_tokens: int) -> bytes:
-        """Usage comes only with the end, which reports the prompt's length."""
+        """Usage is sent only at the end, including the prompt's length."""
         return self._begin()
 
     def keep_alive(self) -> bytes:
@@ -58,7 +58,7 @@ class ResponsesEventWriter:
         return self._begin() or self._written([("response.in_progress", self._response("in_progress"))])
 
     def delta(self, delta: ReplyDelta) -> bytes:
-        """There is one choice in this API. Tool calls wait for `finish`."""
+        """This API has one choice. Tool calls wait for `finish`."""
         if delta.choice_index != 0:
             return b""
         shown = self._begin() + self._written(self._feed(delta))
@@ -77,7 +77,7 @@ class ResponsesEventWriter:
         return self._begin() + self._written([("response.failed", failed)])
 
     def last_events(self, reply: Reply) -> list[Event]:
-        """The rest of the reply: all of it, where no delta came before."""
+        """The rest of the reply: all of it if there were no deltas."""
         choice = reply.choices[0]
         reason = _INCOMPLETE.get(choice.finish_reason)
         status: ItemStatus = "completed" if reason is None else "incomplete"
@@ -99,7 +99,7 @@ class ResponsesEventWriter:
         return thinking + (self._output.say(delta.text, delta.logprobs) if delta.text else [])
 
     def _end_items(self, choice: ReplyChoice, status: ItemStatus) -> list[Event]:
-        """Only the last item can be incomplete. A reply of nothing is one empty text."""
+        """Only the last item can be incomplete. An empty reply is one empty text."""
         calls = [part for part in choice.message.parts if isinstance(part, ToolCall)]
         events = self._output.close("completed" if calls else status)
         for call in calls:

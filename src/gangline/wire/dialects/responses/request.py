@@ -1,10 +1,10 @@
 """OpenAI Responses: the request body -> the canonical call.
 
-Strict about fields that would change the meaning of the call (stored prompts, conversations, background runs: 400),
-forgiving about fields without meaning here: those are named in `ModelCall.dropped`.
+Fields that would change the meaning of the call (stored prompts, conversations, background runs) are rejected with 400.
+Fields without meaning here are named in `ModelCall.dropped`.
 
 Source: OpenAI API reference, responses; requests of Codex. `seed`, `stop`, `top_k` and the penalties are additions that
-engines' own Responses routes take.
+engines' own Responses routes accept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ECHOED = frozenset(
         "user",
     }
 )
-"""The reply repeats them."""
+"""Fields that the reply repeats."""
 
 _CACHING = "prefixes are cached by the engine itself"
 _ABOUT_THE_USER = "it names a user to the provider"
@@ -126,7 +126,7 @@ def parse_responses_call(body: bytes) -> ModelCall:
 
 
 def parse_responses_count(body: bytes) -> ModelCall:
-    """Only the prompt's length is asked for; `model` may be missing. Raises: InvalidRequest."""
+    """Only the prompt's length is requested; `model` may be missing. Raises: InvalidRequest."""
     return _call(body, counting=True)
 
 
@@ -189,7 +189,7 @@ def _messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
 
 
 def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
-    """As OpenAI Chat writes it; None for plain text."""
+    """In OpenAI Chat's form; None for plain text."""
     config = optional_record(fields, "text") or {}
     left_out = _others(fields, "text", "format")
     chosen = optional_record(config, "format", "text") or {"type": "text"}
@@ -205,7 +205,7 @@ def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
 
 
 def _others(fields: Fields, name: str, *carried: str) -> list[str]:
-    """The fields of the settings object `name` beside `carried`."""
+    """The fields of the settings object `name` except `carried`."""
     settings = optional_record(fields, name) or {}
     return [f"{name}.{key}" for key, value in settings.items() if key not in carried and value is not None]
 
@@ -222,7 +222,7 @@ def _json_schema(chosen: Fields) -> Fields:
 
 
 def _includes(fields: Fields) -> tuple[int | None, list[str]]:
-    """(log-probs asked for, names of the dropped fields). Thinking's encrypted content always goes out."""
+    """(log-probs requested, names of the dropped fields). Thinking's encrypted content is always sent."""
     wanted = fields.get("include")
     if wanted is not None and not isinstance(wanted, list):
         raise invalid("include", "expected an array of strings.")
@@ -259,7 +259,7 @@ def _stop(value: object) -> tuple[str, ...]:
 
 
 def _echo(fields: Fields, tools_left_out: list[str]) -> Fields:
-    """Tools as they are in force: those that were left out are not among them."""
+    """The request's fields for the reply. Tools are those in effect, without the omitted ones."""
     if string(fields, "truncation") not in (None, "auto", "disabled"):
         raise invalid("truncation", "expected one of auto, disabled.")
     flag(fields, "store")

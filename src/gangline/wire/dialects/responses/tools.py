@@ -1,7 +1,8 @@
-"""OpenAI Responses: tools and tool choice -> canonical, and a sampled call -> the item that the client knows.
+"""OpenAI Responses: tools and tool choice -> canonical, and a sampled call -> the client's item.
 
-Engines know functions only. So a `custom` tool is a function of one string, `input`, with its grammar described in
-words; a namespace's tools are functions named `NAMESPACE__NAME`. Tools that run at the provider are left out, by name.
+Engines only have functions. So a `custom` tool becomes a function with one string, `input`, with its grammar described
+in the text; a namespace's tools are functions named `NAMESPACE__NAME`. Tools that run at the provider are dropped by
+name.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def _check_names(tools: list[ToolDefinition]) -> None:
 def read_allowed(
     value: object, tools: tuple[ToolDefinition, ...]
 ) -> tuple[tuple[ToolDefinition, ...], ToolChoice] | None:
-    """The tools that `allowed_tools` leaves, and the choice among them; None for any other choice.
+    """The tools left by `allowed_tools` and the choice among them; None for any other choice.
 
-    Hosted tools among them are left out, as they are from `tools`. Raises: InvalidRequest.
+    Hosted tools are dropped here as in `tools`. Raises: InvalidRequest.
     """
     if not isinstance(value, dict) or cast("Fields", value).get("type") != "allowed_tools":
         return None
@@ -125,7 +126,7 @@ def read_tool_choice(value: object, tools: tuple[ToolDefinition, ...]) -> ToolCh
 
 
 def _chosen(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolDefinition:
-    """By the engine's name, or by the client's where only one tool has it."""
+    """Found by the engine's name, or by the client's name if it is unique."""
     name = text(fields, "name", "tool_choice")
     flat = flat_name(string(fields, "namespace", "tool_choice"), name)
     found = [tool for tool in tools if tool.name == flat] or [tool for tool in tools if tool.local_name == name]
@@ -146,15 +147,16 @@ def tool_call_item(call: ToolCall, tools: tuple[ToolDefinition, ...], item_key: 
 
 
 def _free_text(arguments: str) -> str:
-    """The text inside the shim; arguments in another form are themselves the text."""
+    """The text in the function's arguments; arguments in another form are returned unchanged."""
     fields = _decoded(arguments)
     value: object = fields.get("input") if fields is not None else None
     return value if isinstance(value, str) else arguments
 
 
 def _json_object(arguments: str) -> str:
-    """Clients parse it. Arguments that they could not parse are wrapped: the tool rejects them, and the model sees the
-    error."""
+    """Clients parse the result. Arguments that they could not parse are wrapped: the tool rejects them, and the model
+    sees the error.
+    """
     if not arguments.strip():
         return "{}"
     return arguments if _decoded(arguments) is not None else msgspec.json.encode({MALFORMED: arguments}).decode()
