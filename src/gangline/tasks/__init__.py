@@ -1,4 +1,4 @@
-"""Tasks, made, audited and measured: `importers/`, `presets/`, `vetting/`, `datasets/`, `evals/`, `check_rows/`.
+"""Importing, auditing and measuring tasks: `importers/`, `presets/`, `vetting/`, `datasets/`, `evals/`, `check_rows/`.
 
 Start with `importers`.
 """

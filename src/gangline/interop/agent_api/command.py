@@ -44,9 +44,9 @@ def serve_agent(
 ) -> None:
     """Serve an agent by OpenAI's Responses API until Ctrl-C: each request is a session, its answer the whole run.
 
-    The task says which agent runs, where, with which limits, and how it is graded; a request brings the instruction,
-    and sampling parameters. For NeMo Gym's remote_agent, and whatever else speaks `POST /v1/responses`. With --json,
-    prints one line {"url"} when it is ready.
+    The task file defines the agent, its sandbox, limits and grading; a request provides the instruction and sampling
+    parameters. For NeMo Gym's remote_agent, and other clients of `POST /v1/responses`. With --json, prints one line
+    {"url"} when it is ready.
     """
     key = read_key(key_env, host)
     template = _template(file)

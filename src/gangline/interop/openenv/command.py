@@ -86,7 +86,7 @@ def serve(
 ) -> None:
     """Serve tasks as an OpenEnv environment until Ctrl-C: clients act in their sandboxes and get their rewards.
 
-    It runs a service of its own in DATA/served. With --json, prints one line {"url", "name", "tasks"} when it is ready.
+    Starts its own service in DATA/served. With --json, prints one line {"url", "name", "tasks"} when it is ready.
     """
     key = read_key(key_env, host)
     tasks = _tasks(file)

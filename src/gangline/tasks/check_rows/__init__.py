@@ -1,5 +1,5 @@
-"""Rows of any system, checked from their files alone.
+"""Checks rows of any system, from their files alone.
 
-`dump` reads files. `row_forms` and `call_forms` bring each system's records into one shape, `samples`. `rules` judges
-a sample alone, `history` judges it after those before it. Start with `check`.
+`dump` reads files. `row_forms` and `call_forms` convert each system's records to `samples`. `rules` checks a single
+sample, `history` compares it with earlier ones. Start with `check`.
 """

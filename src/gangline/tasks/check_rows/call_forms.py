@@ -1,6 +1,6 @@
-"""Records that hold calls: OpenEnv's training traces, NeMo Gym's token entries, verifiers' traces, and ATIF."""
+"""Records that contain calls: OpenEnv's training traces, NeMo Gym's token entries, verifiers' traces, and ATIF."""
 
-# Records are of anybody's shape.
+# Records can have any structure.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def openenv_trace(record: Record, row: int) -> Iterator[Sample]:
 
 
 def nemo_gym_entries(record: Record, row: int) -> Iterator[Sample]:
-    """A `TokenEntry` of the token capture, or a rollout whose response's items carry token ids.
+    """A `TokenEntry` of the token capture, or a rollout whose response items carry token ids.
 
-    A rollout's items must continue each other: NeMo RL joins them into one row. Entries need not.
+    A rollout's items must continue each other, because NeMo RL joins them into one row. Entries need not.
     Source: NeMo Gym 07d6b0d (2026-08-22), `nemo_gym/token_id_capture/records.py`, `nemo_gym/openai_utils.py`.
     """
     response = record.get("response") or record
@@ -76,14 +76,15 @@ def nemo_gym_entries(record: Record, row: int) -> Iterator[Sample]:
 
 
 def _rollout_usage(sample: Sample, usage: Any, num: int) -> None:
-    """Usage of a rollout sums over its calls in some agents, and is the last call's in others."""
+    """A rollout's usage is summed over its calls by some agents, and is the last call's in others."""
     counted = (usage or {}).get("output_tokens") or 0
     if counted > num:
         sample.add("tokens_dropped", None, f"{counted} tokens by the engine's count, {num} in the rollout")
 
 
 def verifiers_trace(record: Record, row: int) -> Iterator[Sample]:
-    """`Trace`, or an episode of several: each branch is a sample; a node that branches share is trained in the first.
+    """A `Trace`, or an episode of several. Each branch is a sample; a node shared by branches is trained in the first
+    one.
 
     Source: verifiers 0.4.0, `v1/trace.py`, `v1/graph.py`, `v1/utils/trace_store.py`.
     """
@@ -177,7 +178,7 @@ def _count(sample: Sample, at: int, counted: Any, num: int) -> None:
 
 
 def atif_trajectory(record: Record, row: int) -> Iterator[Sample]:
-    """Steps with token ids; sub-agents' trajectories too. A row of `gangline data --kind atif` holds one.
+    """Steps with token ids, including sub-agents' trajectories. A row of `gangline data --kind atif` contains one.
 
     Source: Harbor's RFC 0001, ATIF v1.7.
     """

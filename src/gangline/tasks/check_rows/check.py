@@ -1,9 +1,8 @@
-"""The check of one file: records become samples, samples are judged, findings are counted.
+"""Checks one file: converts records to samples, applies the rules, counts findings.
 
-How turns begin: a header that was trained as if it had been sampled has log-probs of exactly 0.0.
-
-So do the first tokens of a model that is sure of them. The rest of the file decides: where log-probs of 0.0 are rare,
-several at the beginning of a turn are no chance.
+Also checks how turns begin: a header that was trained as if it had been sampled has log-probs of exactly 0.0, but so do
+the first tokens of a confident model. The rest of the file decides: if log-probs of 0.0 are rare, several of them at
+the beginning of a turn are not a coincidence.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from gangline.tasks.check_rows.samples import Sample, spans_of
 __all__ = ["FORMS", "Report", "Score", "check_records", "form_of"]
 
 _MOST_UNREADABLE = 100
-"""Records after which a file of which none could be read is given up."""
+"""Stop reading a file if this many records, and no others, were unreadable."""
 
 Score = Callable[[TokenIds, float], Logprobs]
-"""(ids [T], temperature) -> log-prob of each id given those before it [T]."""
+"""(ids [T], temperature) -> log-prob of each id given the ids before it [T]."""
 
 FORMS: dict[str, Callable[[Mapping[str, Any], int], Iterator[Sample]]] = {
     "gangline": gangline_rows,
@@ -80,23 +79,25 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("messages", ("messages",)),
     ("messages", ("chosen", "rejected")),
 )
-"""Fields by which a record is known, in order."""
+"""Fields that identify a record's form, in order."""
 
 _LEAST = 2
 _CHANCE = 1e-3
-"""Expected number of such beginnings in the whole file, from which on they may be chance."""
+"""Expected number of such beginnings in the whole file above which they may be a coincidence."""
 _KEPT = 10_000
 
 
 class Openings:
-    """Gathers the turns of a file; judges them at its end. Memory is bounded by the first suspicious ones."""
+    """Collects the turns of a file and judges them at the end. Memory is bounded by keeping only the first suspicious
+    ones.
+    """
 
     def __init__(self) -> None:
         self._num_spans = self._num_tokens = self._num_zeros = 0
         self._found: list[tuple[int, Finding]] = []
 
     def add(self, sample: Sample) -> None:
-        """Spans that have no other log-prob are `logprobs_zero`, or say nothing."""
+        """Spans with no other log-prob are `logprobs_zero`, or not informative."""
         if sample.logprobs is None:
             return
         for start, end in spans_of(sample.mask):
@@ -123,18 +124,18 @@ def _finding(sample: Sample, start: int, num: int) -> Finding:
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The result of a check. Findings beyond the limit are counted only."""
+    """The result of a check. Findings beyond the limit are only counted."""
 
     forms: dict[str, int] = msgspec.field(default_factory=dict[str, int])
-    """Form -> records."""
+    """Form -> number of records."""
     given_up: bool = False
-    """None of the first records could be read, and the others were not tried."""
+    """The first records were all unreadable, and the others were not tried."""
     num_records: int = 0
     num_samples: int = 0
     num_tokens: int = 0
     num_trained: int = 0
     counts: dict[str, int] = msgspec.field(default_factory=dict[str, int])
-    """Kind -> findings."""
+    """Kind -> number of findings."""
     findings: list[Finding] = msgspec.field(default_factory=list[Finding])
     recomputed_tokens: int = 0
     mean_difference: float | None = None
@@ -146,7 +147,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def form_of(record: Any) -> str | None:
-    """The form of a record by its fields; None where no form has them."""
+    """The form of a record, identified by its fields; None if unknown."""
     if not isinstance(record, Mapping):
         return None
     return next((form for form, names in _MARKS if all(name in record for name in names)), None)
@@ -163,10 +164,10 @@ def check_records(
     tolerance: float = 0.05,
     limit: int = 1000,
 ) -> Report:
-    """Check records in order; memory does not grow with their number.
+    """Check records in order, with constant memory.
 
-    columns: one of COLUMNS -> the name that the records have for it; then they are of no form.
-    Raises: InvalidRequest for an unknown form, or columns that do not suffice.
+    columns: one of COLUMNS -> its name in the records, which then have no known form.
+    Raises: InvalidRequest for an unknown form, or insufficient columns.
     """
     read = _reader(form, columns)
     report, history, openings = Report(), History(), Openings()
@@ -206,7 +207,7 @@ def check_records(
 
 
 def _reader(form: str | None, columns: Mapping[str, str] | None) -> Callable[[Any, int], Iterator[Sample]] | None:
-    """None where each record shows its own form. Raises: InvalidRequest."""
+    """None if each record's form is to be detected. Raises: InvalidRequest."""
     if columns:
         if unknown := sorted(columns.keys() - set(COLUMNS)):
             raise InvalidRequest(f"there is no column {unknown[0]!r} to name; there are: {', '.join(COLUMNS)}")
@@ -241,8 +242,9 @@ def _unreadable(row: int, words: str) -> Sample:
 
 
 def _recompute(sample: Sample, score: Score, temperature: float, tolerance: float) -> tuple[int, float]:
-    """Trained tokens compared, and the sum of |differences|; a shift by one position is named. Log-probs among kept
-    ids are of another distribution than the model's whole one."""
+    """Returns the number of trained tokens compared, and the sum of |differences|; reports a shift by one position.
+    Log-probs among kept ids are excluded, because they come from a different distribution than the model's full one.
+    """
     compared = sample.mask if sample.among_kept is None else sample.mask & ~sample.among_kept
     if sample.logprobs is None or not compared[1:].any():
         return 0, 0.0

@@ -1,9 +1,9 @@
-"""Files of records: JSON lines, a JSON document, MessagePack, Parquet, and PyTorch files of plain values.
+"""Reads files of records: JSON lines, JSON documents, MessagePack, Parquet, and PyTorch files of plain values.
 
-JSON lines and Parquet stream. MessagePack, a JSON document and a PyTorch file are read whole.
+JSON lines and Parquet are streamed. The others are read whole.
 """
 
-# pyarrow has no type stubs, and records are of anybody's shape.
+# pyarrow has no type stubs, and records can have any structure.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
@@ -25,11 +25,13 @@ from gangline.settings.installation import extra_command
 __all__ = ["files_in", "read_records"]
 
 _OURS = ("provenance.json",)
-"""Files beside rows that hold none."""
+"""Files in a folder of rows that contain no rows."""
 
 
 def files_in(path: Path) -> list[Path]:
-    """The files of records in a folder and those in it, by name; a file is itself. Raises: InvalidRequest."""
+    """The files of records in a folder and its subfolders, by name; for a file, the file itself. Raises:
+    InvalidRequest.
+    """
     if not path.is_dir():
         return [path]
     suffixes = {*_kinds(), ".jsonl", ".ndjson"}
@@ -45,7 +47,7 @@ def _kinds() -> dict[str, Callable[[Path], Iterator[Any]]]:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Records in order. Raises: InvalidRequest when the file cannot be read."""
+    """Records in order. Raises: InvalidRequest if the file cannot be read."""
     if path.suffix == ".csv":
         raise InvalidRequest(f"{path} is a table without token ids: check rows, such as those of `gangline export`.")
     if not path.is_file():
@@ -115,7 +117,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _torch(path: Path) -> Iterator[Any]:
-    """No code in the file is run: only numbers, texts, lists, maps and tensors are read."""
+    """Executes no code from the file: only numbers, texts, lists, maps and tensors are read."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""Evidence beside a row's tokens: the ids that each one was drawn among, and the experts that it was routed to."""
+"""Evidence for a row's tokens: the ids that each one was drawn from, and the experts that it was routed to."""
 
-# Records are of anybody's shape.
+# Records can have any structure.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _gangline_mask(sample: Sample, given: Mapping[str, Any] | None) -> None:
 
 
 def slime_mask(sample: Sample, ids: Any, offsets: Any) -> None:
-    """slime takes a token without kept ids for certain, so each trained one must have some."""
+    """slime treats a token without kept ids as certain, so every trained token must have some."""
     if ids is None and offsets is None:
         return
     counts = np.diff(as_ids(offsets))
@@ -51,7 +51,7 @@ def slime_mask(sample: Sample, ids: Any, offsets: Any) -> None:
 
 
 def _masks(sample: Sample, counts: Ints, ids: Ints) -> bool:
-    """Whether the kept ids have the shape of the response. counts: [T]; ids: [sum(counts)]."""
+    """Whether the kept ids match the shape of the response. counts: [T]; ids: [sum(counts)]."""
     num = len(sample.ids) - sample.num_prompt
     if len(counts) != num or (counts < 0).any() or int(counts.sum()) != len(ids):
         words = f"{len(ids)} kept ids, {int(counts.sum())} counted, of {len(counts)} tokens for a response of {num}"
@@ -66,7 +66,7 @@ def _masks(sample: Sample, counts: Ints, ids: Ints) -> bool:
 
 
 def _lost_sets(sample: Sample, counts: Ints) -> None:
-    """Top-k and top-p are those of a whole turn: all of its tokens have kept ids, or none."""
+    """Top-k and top-p apply to a whole turn: either all or no tokens of it have kept ids."""
     for start, end in spans_of(sample.mask):
         empty = counts[start - sample.num_prompt : end - sample.num_prompt] == 0
         if empty.any() and not empty.all():
@@ -123,5 +123,5 @@ def _is_missing(sample: Sample, what: str, given: Mapping[str, Any]) -> bool:
 
 
 def _bytes(data: bytes | str) -> bytes:
-    """JSON has them in base64. Raises: ValueError."""
+    """JSON contains them in base64. Raises: ValueError."""
     return base64.b64decode(data, validate=True) if isinstance(data, str) else data

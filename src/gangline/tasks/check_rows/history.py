@@ -1,4 +1,4 @@
-"""Rules between samples: splices, retries, and tokens that are trained twice. Memory is bounded by windows."""
+"""Rules across samples: splices, retries, and tokens that are trained twice. Memory is bounded by windows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gangline.tasks.check_rows.samples import Ints, Sample, spans_of
 __all__ = ["History"]
 
 _CALLS = 64
-"""Earlier calls of a session that a call may continue."""
+"""Number of earlier calls of a session that a call may continue."""
 _SESSIONS = 64
 _DIGESTS = 200_000
 _CANDIDATES = 8
 _MIN_SAME = 16
-"""Shorter replies may be the same by chance."""
+"""Shorter replies may be equal by coincidence."""
 
 
 class _Window:
@@ -35,7 +35,7 @@ class _Window:
 
 
 class History:
-    """Judges each sample after those before it."""
+    """Compares each sample with the earlier ones."""
 
     def __init__(self) -> None:
         self._rows = _Window()
@@ -62,8 +62,9 @@ class History:
 
     @staticmethod
     def _judge_context(sample: Sample, prompt: Ints, calls: deque[tuple[Ints, int]]) -> None:
-        """A call continues the call with the longest prompt that begins its own, and so must hold its sampled ids.
-        Where the trainer joins all calls into one row, it must hold those of every call before it."""
+        """A call continues the earlier call with the longest matching prompt, and must contain its sampled ids. If the
+        trainer joins all calls into one row, it must contain the sampled ids of every earlier call.
+        """
         if sample.must_continue and calls and not _begins(prompt, calls[-1][0]):
             at = _shared(prompt, calls[-1][0])
             sample.add("splice", at, f"the call before it goes on differently after {at} ids, or for longer")
@@ -82,7 +83,7 @@ class History:
             sample.add("splice", at, f"an earlier call's stream goes on differently after {at} ids")
 
     def _doubled(self, sample: Sample) -> bool:
-        """One row holds the same sampled tokens twice: next to each other, or as two turns."""
+        """Whether a row contains the same sampled tokens twice: next to each other, or as two turns."""
         if sample.logprobs is None:
             return False
         seen: set[int] = set()
@@ -98,7 +99,7 @@ class History:
         return False
 
     def _again(self, sample: Sample) -> None:
-        """Long replies with the same log-probs to the last bit are one reply."""
+        """Long replies with exactly equal log-probs are the same reply."""
         if sample.logprobs is None or np.count_nonzero(sample.mask) < _MIN_SAME:
             return
         chosen = sample.logprobs[sample.mask]
@@ -142,7 +143,7 @@ def _digest(sample: Sample, start: int, end: int) -> int:
 
 
 def _repeated(sample: Sample, start: int, end: int) -> int | None:
-    """Where the end of a span begins that stands there twice; None where nothing does."""
+    """Start of a span's ending that occurs twice in a row; None if there is no such repetition."""
     assert sample.logprobs is not None
     ids, logprobs = sample.ids[start:end], sample.logprobs[start:end]
     for at in np.flatnonzero(logprobs[:-1] == logprobs[-1])[-_CANDIDATES:].tolist():

@@ -1,4 +1,4 @@
-"""Kinds of findings: how grave each is, its meaning, and a way out."""
+"""Kinds of findings: their severity, meaning and remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 __all__ = ["KINDS", "Finding", "Kind", "Severity"]
 
 Severity = Literal["error", "warning"]
-"""error: wrong whatever the trainer does. warning: wrong unless somebody meant it so."""
+"""error: wrong for every trainer. warning: wrong unless intended."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A fault that rows can have."""
+    """A kind of fault in rows."""
 
     severity: Severity
     meaning: str
@@ -26,12 +26,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     severity: Severity
     row: int
-    """Record of the file, from 1."""
+    """Number of the record in the file, from 1."""
     position: int | None
-    """Index into the sample's whole stream, prompt included; None where the whole row is meant."""
+    """Index into the sample's tokens, including the prompt; None for the whole row."""
     detail: str
     sample: int = 1
-    """Which sample of the record, from 1: a record may hold many calls."""
+    """Number of the sample in the record, from 1: a record may contain many calls."""
 
 
 KINDS: dict[str, Kind] = {

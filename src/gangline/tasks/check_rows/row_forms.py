@@ -1,6 +1,6 @@
-"""Records that hold whole rows: ours, TRL's, slime's and verl's."""
+"""Records that contain whole rows: ours, TRL's, slime's and verl's."""
 
-# Records are of anybody's shape.
+# Records can have any structure.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["COLUMNS", "conversations", "gangline_rows", "named_rows", "slime_sam
 Record = Mapping[str, Any]
 
 COLUMNS = ("ids", "prompt", "response", "mask", "logprobs", "versions", "session", "reward")
-"""What columns of an unknown form can be named as."""
+"""Names that columns of an unknown form can be mapped to."""
 _DATASET = {"ids": "input_ids", "mask": "assistant_masks", "session": "session_id", "reward": "trace_reward"}
 
 
 def named_rows(names: Mapping[str, str], record: Record, row: int) -> Iterator[Sample]:
-    """Rows of any form. names: one of COLUMNS -> its column. `ids` is the whole stream."""
+    """Rows of any form. names: one of COLUMNS -> its column. `ids` contains all tokens."""
     values = {name: record[column] for name, column in names.items()}
     prompt, response = ((), values["ids"]) if "ids" in values else (values.get("prompt"), values["response"])
     prompt, response = as_ids(prompt), as_ids(response)
@@ -56,7 +56,7 @@ def named_rows(names: Mapping[str, str], record: Record, row: int) -> Iterator[S
 
 
 def conversations(record: Record, row: int) -> Iterator[Sample]:
-    """Messages alone, as `gangline data` and `gangline export --format messages` write them: they have no tokens."""
+    """Messages without tokens, as written by `gangline data` and `gangline export --format messages`."""
     sample = streamed(row=row, prompt=(), response=())
     sample.add("no_tokens", None, "messages without token ids")
     yield sample
@@ -130,7 +130,7 @@ def trl_rows(record: Record, row: int) -> Iterator[Sample]:
 
 
 def slime_samples(record: Record, row: int) -> Iterator[Sample]:
-    """`Sample.to_dict()`, or the document of `--save-debug-rollout-data` with many.
+    """`Sample.to_dict()`, or a document of `--save-debug-rollout-data` that contains many.
 
     Source: slime 624b824 (2026-08-21), `slime/utils/types.py`.
     """
@@ -227,7 +227,7 @@ def _verl_row(record: Record, row: int, number: int) -> Sample:
 
 
 def _unbatched(record: Record, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Rows of a batch whose columns are lists of lists; a single row where they are lists of numbers."""
+    """Rows of a batch whose columns are lists of lists; a single row if they are lists of numbers."""
     present = {name: record[name] for name in names if record.get(name) is not None}
     first = next(iter(present.values()))
     if len(first) and not np.isscalar(first[0]) and np.ndim(first[0]) > 0:
@@ -238,7 +238,7 @@ def _unbatched(record: Record, names: tuple[str, ...]) -> Iterator[dict[str, Any
 
 
 def _chosen(logprobs: Any) -> Any:
-    """TRL's engines report the sampled token's log-prob first, with top-k after it."""
+    """TRL's engines report the sampled token's log-prob first, followed by the top-k."""
     if logprobs is None or np.ndim(logprobs[0] if len(logprobs) else 0.0) == 0:
         return logprobs
     return as_floats([one[0] for one in logprobs])
@@ -259,7 +259,7 @@ def _reward(sample: Sample, reward: Any, *, is_fault: bool) -> None:
 
 
 def _certified_pixels(sample: Sample, record: Record) -> None:
-    """The files are in the messages; those that the last certificate names must be there, each in its place."""
+    """The images are in the messages. Those named by the last certificate must be present, each in its place."""
     evidence = [one["images"] for one in record.get("certificates") or () if one.get("images")]
     placed = evidence[-1]["placed"] if evidence else []
     messages = [*(record.get("prompt_messages") or ()), *(record.get("response_messages") or ())]

@@ -1,4 +1,4 @@
-"""Rules for one sample alone. Each looks at whole arrays; work per token is NumPy's."""
+"""Rules for a single sample. They operate on whole arrays, with NumPy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Vocabulary", "judge"]
 
 _SENTINEL = -1000.0
 _ZERO_SPAN = 8
-"""A confident model reports 0.0 now and then, rarely for so many tokens."""
+"""A confident model reports 0.0 occasionally, but rarely for so many tokens."""
 _ZERO_TAIL = 16
 _CONSTANT = 16
 _SHOWN = 3
-"""Findings of one kind that one sample reports at most."""
+"""Maximum number of findings of one kind per sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _padding(sample: Sample, vocabulary: Vocabulary, spans: list[tuple[int, int]
 
 
 def _repeated_tail(sample: Sample, spans: list[tuple[int, int]]) -> bool:
-    """Without a tokenizer: one id again and again at the end, each time with log-prob 0.0."""
+    """Detects padding without a tokenizer: one id repeated at the end, each time with log-prob 0.0."""
     if sample.logprobs is None or not spans or spans[-1][1] != len(sample.ids):
         return False
     start, end = spans[-1]
@@ -153,7 +153,7 @@ def _constant(sample: Sample, logprobs: NDArray[np.float64]) -> None:
 
 
 def _alignment(sample: Sample, logprobs: NDArray[np.float64]) -> None:
-    """Log-probs outside of the mask: by one position, or for whole turns."""
+    """Log-probs outside of the mask: shifted by one position, or for whole turns."""
     outside = (logprobs != 0.0) & ~sample.mask
     if not outside.any():
         return

@@ -1,4 +1,4 @@
-"""A sample: one stream of token ids with its mask, as any system's record gives it."""
+"""A sample: token ids with their mask, converted from any system's record."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class Sample:
 
     row: int
     number: int = 1
-    """Which of the record's samples, from 1."""
+    """Number of the sample in the record, from 1."""
     ids: Ints
     mask: NDArray[np.bool_]
     """True where trained."""
     logprobs: Floats | None
-    """0.0 where masked; None: the record has none, or of a wrong length."""
+    """0.0 where masked. None: missing from the record, or of the wrong length."""
     num_prompt: int
     session: str | None = None
-    """Session, rollout or trace; None where the form does not say."""
+    """Session, rollout or trace; None if the form does not contain it."""
     versions: Ints | None = None
     padding: NDArray[np.bool_] | None = None
-    """True where the record itself says that there is padding."""
+    """True where the record itself marks padding."""
     among_kept: NDArray[np.bool_] | None = None
-    """True where the log-prob is among the ids that top-k and top-p kept; None: nowhere."""
+    """True where the log-prob is relative to the ids kept by top-k and top-p; None: nowhere."""
     is_call: bool = False
-    """It is one call with its whole prompt, so the samples of a session can be compared."""
+    """Whether it is one call with its whole prompt, so that the samples of a session can be compared."""
     must_continue: bool = False
-    """The form's trainer joins the calls of a session into one row."""
+    """Whether the form's trainer joins the calls of a session into one row."""
     is_rounded: bool = False
-    """Log-probs are written with few decimals, so that many are 0.0."""
+    """Whether log-probs are written with few decimals, so that many are 0.0."""
     findings: list[Finding] = field(default_factory=list[Finding])
-    """Those of reading the record come first."""
+    """Findings from parsing the record come first."""
 
     def add(self, kind: str, position: int | None, detail: str) -> None:
         self.findings.append(
@@ -70,9 +70,9 @@ def streamed(
     logprobs: Any = None,
     session: Any = None,
 ) -> Sample:
-    """A sample from arrays over its response, as most forms write them; `mask` None trains all of it.
+    """A sample from arrays over its response, as most forms write them. `mask` None: all of it is trained.
 
-    Arrays of another length than the response are reported, and left out.
+    Arrays whose length differs from the response's are reported and ignored.
     """
     prompt_ids, response_ids = as_ids(prompt), as_ids(response)
     num_prompt, num = len(prompt_ids), len(response_ids)
@@ -109,7 +109,7 @@ def as_ids(values: Any) -> Ints:
 
 
 def as_floats(values: Any) -> Floats:
-    """null becomes NaN."""
+    """Null becomes NaN."""
     return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
@@ -120,7 +120,7 @@ def spans_of(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def image_urls(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Addresses of images in messages of Gangline's rows, in the order of the prompt: tool results of one first."""
+    """Addresses of images in messages of Gangline's rows, in prompt order: a message's tool results come first."""
     for message in messages:
         parts: list[dict[str, Any]] = message.get("parts") or []
         results = [piece for part in parts if part.get("type") == "tool_result" for piece in part.get("content") or ()]
@@ -128,7 +128,7 @@ def image_urls(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def has_images(messages: Any) -> bool:
-    """Whether a conversation, in any provider's shape, has an image or a video."""
+    """Whether a conversation, in any provider's form, contains an image or a video."""
     if not isinstance(messages, list | tuple):
         return False
     maps = (cast("dict[str, Any]", one) for one in cast("list[Any]", messages) if isinstance(one, dict))

@@ -1,4 +1,4 @@
-"""`gangline check-rows`: faults in rows of any system, from their files alone."""
+"""`gangline check-rows`: finds faults in rows of any system, from their files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline tasks from`: tasks of other systems and rows of datasets, as tasks for `gangline submit` and `vet`."""
+"""`gangline tasks from`: converts other systems' tasks and dataset rows to tasks for `gangline submit` and `vet`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["Made", "found_preset", "from_source"]
 
 _MAX_SHOWN_NOTES = 10
 _LONGEST_ID_CHARS = 100
-"""An id may have 128; evaluations and sessions add to it."""
+"""An id may have 128; evaluations and sessions append to it."""
 
 
 def from_source(
@@ -69,9 +69,9 @@ def from_source(
 ) -> None:
     """Make tasks of other systems' tasks and of datasets, one JSON object a line, for `gangline submit` and `vet`.
 
-    Tasks have the names of their source as ids, keep its fields in their metadata, and its solution where it has one.
-    They have no agent yet. Rows that cannot be read or graded are left out and named on stderr; with --strict nothing
-    is written then. With --json stdout is one document: `tasks`, or with --out their number, `left_out` and `notes`.
+    Task ids are the names in the source; its fields are kept in the metadata, and its solution if it has one. The tasks
+    have no agent yet. Rows that cannot be read or graded are left out and reported on stderr; with --strict nothing is
+    written then. With --json stdout is one document: `tasks`, or with --out their number, `left_out` and `notes`.
     """
     from gangline.machine.reading.imported import Choices
     from gangline.tasks.importers.plain.mapping import parsed_mapping
@@ -144,7 +144,7 @@ class Made:
         return {**tasks, "left_out": self._left_out, "notes": list(self._notes)}
 
     def report(self, out: Path | None) -> None:
-        """Differences from the source, and rows that are left out, on stderr."""
+        """Report differences from the source, and omitted rows, on stderr."""
         _show_some(self._notes)
         _show_some(f"left out: {why}" for why in self._left_out)
         told = [f"{len(self.bodies)} tasks{'' if out is None else f' in {out}'}"]
@@ -154,7 +154,7 @@ class Made:
 
 
 class _Ids:
-    """Ids of tasks by their names, each once."""
+    """Creates unique task ids from names."""
 
     def __init__(self, prefix: str | None) -> None:
         self._prefix = "" if prefix is None else f"{prefix}-"
@@ -174,7 +174,7 @@ class _Ids:
 
 
 def _check(one: Imported) -> None:
-    """Raises: InvalidRequest where the task would be rejected at its submit, its agent apart."""
+    """Raises: InvalidRequest if the task, apart from its agent, would be rejected at submit."""
     from gangline.cli.tasks.files import validated
 
     validated({**one.body, "agent": {"harness": "shell", "settings": {"command": "true"}}}, one.name)

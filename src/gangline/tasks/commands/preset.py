@@ -1,4 +1,4 @@
-"""`gangline preset`: task families that are ready to use, and samples of them."""
+"""`gangline preset`: ready-made task families, and sample tasks."""
 
 from __future__ import annotations
 

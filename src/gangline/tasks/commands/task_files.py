@@ -1,4 +1,4 @@
-"""`gangline tasks list` and `gangline tasks show`: the tasks in a file, before they are submitted."""
+"""`gangline tasks list` and `gangline tasks show`: inspect the tasks in a file before submitting them."""
 
 from __future__ import annotations
 

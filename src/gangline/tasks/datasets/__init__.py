@@ -1,5 +1,5 @@
-"""Datasets from recorded sessions: selected, deduplicated, split, and written as a folder that `datasets` loads.
+"""Datasets from recorded sessions: selected, deduplicated, split, and written as a folder for `datasets`.
 
-`build` makes the folder in two passes: a survey of all sessions into an index on the disk, then the rows of the chosen
+`build` creates the folder in two passes: a survey of all sessions into an index on disk, then the rows of the selected
 ones. So memory does not grow with the number of sessions. Start with `build`.
 """

@@ -1,4 +1,4 @@
-"""A dataset's folder: survey all sessions, decide, and write the rows of the chosen ones.
+"""Builds a dataset's folder: surveys all sessions, selects, and writes the rows of the selected ones.
 
 The same sessions and settings give the same rows in the same order.
 """
@@ -30,30 +30,30 @@ MANIFEST = "provenance.json"
 _INDEX, _STAGED = ".index.sqlite", ".new"
 _NONE = "(none)"
 _INSTANCE_KEYS = ("instance_id", "task")
-"""Keys of the metadata that name a task's problem, as importers and the field write them."""
+"""Metadata keys that identify a task's problem, as written by importers and by the field."""
 
 
 class Source(Protocol):
-    """Where sessions are read."""
+    """Provides recorded sessions."""
 
     def sessions(self) -> Iterator[Recorded]:
-        """Every session that ended; those of a task one after the other."""
+        """Every session that ended, grouped by task."""
         ...
 
     def read(self, task_id: str, session_id: str) -> Recorded:
-        """One of them again. Raises: NotFound."""
+        """Read one of them again. Raises: NotFound."""
         ...
 
 
 class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kinds: tuple[Kind, ...] = (Kind.messages,)
-    """The first one is loaded where none is named."""
+    """The first one is the default on loading."""
     selection: Selection = Selection()
     by: str = "repo"
-    """Key of the tasks' metadata that the split is stratified by, and the table has a line for."""
+    """Metadata key of the tasks by which the split is stratified, and which the card's table lists."""
     test_share: float = 0.1
-    """Share of the problems of each stratum."""
+    """Fraction of the problems in each stratum."""
     seed: int = 0
     """Seed of the split."""
 
@@ -68,21 +68,21 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that was made, as its manifest says it."""
+    """A built folder, as described by its manifest."""
 
     name: str
     by: str
     files: tuple[TableFile, ...]
     strata: tuple[Stratum, ...]
     reasons: dict[str, int]
-    """`rejected: WHY` or `left out: WHY` -> sessions."""
+    """`rejected: WHY` or `left out: WHY` -> number of sessions."""
     provenance: Provenance
 
 
 def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callable[[], None] = lambda: None) -> Dataset:
     """on_session: called for each session of the survey. The card is written by `card`.
 
-    Raises: InvalidRequest when the folder holds something else; NotFound when there are no rows.
+    Raises: InvalidRequest if the folder contains something else; NotFound if there are no rows.
     """
     _prepare(folder)
     settings = {"by": spec.by, "test_share": spec.test_share, "seed": spec.seed}
@@ -114,14 +114,14 @@ def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callab
         reasons=reasons,
         provenance=gathering.done(),
     )
-    # The manifest comes first: it tells the next run that the folders of kinds are ours.
+    # The manifest comes first: it shows the next run that the folders of kinds are ours.
     write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     _replace_kinds(folder)
     return made
 
 
 def _prepare(folder: Path) -> None:
-    """An earlier dataset stays until there is a new one; a folder of something else is refused."""
+    """An earlier dataset is kept until it can be replaced; a folder with other content is refused."""
     there = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
     if MANIFEST in there:
         read_manifest(folder)
@@ -172,7 +172,7 @@ def _digest(talk: Conversation) -> bytes:
 
 
 def _instance(recorded: Recorded) -> str:
-    """The problem's own name; else a digest of its text, which is the same for every task that poses it."""
+    """The problem's own name, or a digest of its text, which is the same for every task with that problem."""
     if recorded.task is None:
         return recorded.result.task_id
     named = (recorded.metadata.get(key) for key in _INSTANCE_KEYS)

@@ -1,4 +1,4 @@
-"""The dataset card: what the hub and `datasets` read of a folder, and what people should know of it."""
+"""The dataset card: metadata for the hub and `datasets`, and a description for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_card(made: Dataset, folder: Path, *, license_name: str | None = None) 
 
 
 def _header(made: Dataset, license_name: str | None) -> Iterator[str]:
-    """JSON is YAML, and quotes every text that YAML would misread."""
+    """JSON is valid YAML, and quotes all text that YAML would misread."""
     yield "---"
     if license_name is not None:
         yield f"license: {_quoted(license_name)}"

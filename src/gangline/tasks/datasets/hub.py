@@ -1,6 +1,6 @@
-"""Publishing a dataset's folder on the Hugging Face hub.
+"""Publishes a dataset's folder on the Hugging Face hub.
 
-Importing this module needs the package huggingface_hub.
+Importing this module requires the package huggingface_hub.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def files_to_publish(made: Dataset) -> list[str]:
 def publish(made: Dataset, folder: Path, repository: str, *, token: str, private: bool) -> str:
     """Create the dataset's repository if it is missing, and commit the folder to it. Returns the commit's URL.
 
-    Raises: GanglineError when the hub refuses.
+    Raises: GanglineError if the hub refuses.
     """
     api = HfApi(token=token)
     try:

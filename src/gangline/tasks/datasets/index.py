@@ -1,4 +1,4 @@
-"""The index of a survey: a line for each session, on the disk, and the questions that need all of them.
+"""The index of a survey: one row per session, on disk, and the queries that need all of them.
 
 Duplicates, the best sessions of a task, the split and the pairs are SQL over a temporary SQLite file, so memory does
 not grow with the number of sessions.
@@ -72,12 +72,12 @@ where good.standing = 'accepted' and bad.standing = 'rejected' and good.is_test 
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index keeps of a session."""
+    """The indexed fields of a session."""
 
     task_id: str
     session_id: str
     instance: str
-    """The problem; several tasks may pose the same one. All its sessions go to the same split."""
+    """Identifies the problem; several tasks may share it. All its sessions go to the same split."""
     stratum: str
     """Value of the key that the split is stratified by."""
     standing: Standing
@@ -88,7 +88,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a session of a split is found."""
+    """Location of a session of a split."""
 
     task_id: str
     session_id: str
@@ -107,12 +107,12 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Stratum(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the table by repository."""
+    """A row of the table by repository."""
 
     name: str
     num_instances: int
     num_attempts: int
-    """All sessions, those without a reward among them."""
+    """All sessions, including those without a reward."""
     num_accepted: int
     num_solved: int
     """Problems with an accepted session."""
@@ -123,7 +123,7 @@ class Stratum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Index:
-    """path: of the temporary file; removed at the end. seed: of the split."""
+    """path: of the temporary file, which is removed at the end. seed: of the split."""
 
     def __init__(self, path: Path, seed: int = 0) -> None:
         self._path = path
@@ -155,10 +155,10 @@ class Index:
         self._num += 1
 
     def decide(self, *, duplicates: bool, per_task: int | None, test_share: float) -> list[Stratum]:
-        """Call once, after the last `add`. duplicates: keep them. test_share: of the problems of each stratum.
+        """Call once, after the last `add`. duplicates: keep them. test_share: fraction of the problems in each stratum.
 
-        A stratum of at least two accepted problems is in both splits. Returns the strata, which count duplicates and
-        sessions beyond the best of a task, too.
+        A stratum with at least two accepted problems is in both splits. Returns the strata, whose counts include
+        duplicates and sessions beyond the best of a task.
         """
         strata = self._strata()
         if not duplicates:
@@ -176,7 +176,7 @@ class Index:
         ]
 
     def reasons(self) -> dict[str, int]:
-        """`standing: why` -> sessions, of those that were not accepted."""
+        """`standing: why` -> number of sessions, for sessions that were not accepted."""
         found = self._db.execute(
             "select standing, why, count(*) from entries where standing != 'accepted' "
             "group by 1, 2 order by 3 desc, 1, 2"
@@ -195,6 +195,6 @@ class Index:
             yield Place(*line)
 
     def pairs(self, split: Split) -> Iterator[Pair]:
-        """The best accepted session of a problem with its best rejected one, the second with the second, and so on."""
+        """Pairs a problem's best accepted session with its best rejected one, the second with the second, and so on."""
         for good_task, good, bad_task, bad, instance in self._db.execute(_PAIRS, (split == "test",)):
             yield Pair((good_task, good), (bad_task, bad), instance)

@@ -1,4 +1,4 @@
-"""The kinds of rows; of nothing else, so that the command's options load quickly."""
+"""The kinds of rows. Separate, so that the command's options load quickly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Kind"]
 
 
 class Kind(StrEnum):
-    """A kind of rows: also the name of its folder and of its configuration of the dataset."""
+    """A kind of rows; also the name of its folder and dataset configuration."""
 
     messages = "messages"
     tokens = "tokens"

@@ -1,9 +1,9 @@
-"""The tables of a dataset as Parquet, such that `datasets` loads JSON columns as values.
+"""Writes the tables of a dataset as Parquet, such that `datasets` loads JSON columns as values.
 
-Columns of Arrow's JSON type are text in the file. `datasets` 4.7 and newer parse them on loading, so `arguments` of a
-tool call are text in OpenAI's form to other readers, and a dictionary, which chat templates expect, to trainers.
+Columns of Arrow's JSON type are text in the file. `datasets` 4.7 and newer parse them on loading. So the `arguments` of
+a tool call are text in OpenAI's form for other readers, and a dictionary, which chat templates expect, for trainers.
 
-Importing this module needs the extra `parquet`.
+Importing this module requires the extra `parquet`.
 """
 
 # pyarrow has no type stubs.
@@ -36,7 +36,7 @@ __all__ = ["SCHEMAS", "write_table"]
 
 _GROUP_ROWS = 256
 _GROUP_BYTES = 8 << 20
-"""Bytes of a group of rows, by a guess: those of its arrays, and one for each character."""
+"""Estimated bytes of a row group: the size of its arrays, plus one byte per character."""
 
 _TEXT, _JSON = pa.string(), pa.json_()
 _CALL = pa.struct([("id", _TEXT), ("type", _TEXT), ("function", pa.struct([("name", _TEXT), ("arguments", _JSON)]))])
@@ -90,7 +90,7 @@ SCHEMAS: dict[Kind, Any] = {
 
 
 def write_table(kind: Kind, rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write the rows as one file, whole or not at all. Returns how many. A group of rows is in memory at a time."""
+    """Write the rows to one file, atomically. Returns their number. One group of rows is in memory at a time."""
     schema, num = SCHEMAS[kind], 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
@@ -138,7 +138,7 @@ def _column(values: list[Any], kind: Any) -> Any:
 
 
 def _portable(message: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that are no JSON, as a model may write them, become a JSON text that holds them."""
+    """Arguments that are not valid JSON, as a model may write them, are wrapped in a JSON text."""
     if not message["tool_calls"]:
         return message
     return message | {
@@ -155,7 +155,7 @@ def _function(name: str, arguments: str) -> dict[str, str]:
 
 
 def _plain(kind: Any) -> Any:
-    """The type with text in place of JSON: Arrow makes arrays of nested JSON only from those."""
+    """The type with text instead of JSON: Arrow can only create arrays of nested JSON from that."""
     if kind == _JSON:
         return _TEXT
     if pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""The provenance of a dataset: digests and versions of all that made its sessions, gathered session by session."""
+"""The provenance of a dataset: digests and versions of everything that produced its sessions, collected per session."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gangline.tasks.datasets.selection import Recorded, Selection
 __all__ = ["Gathering", "Provenance"]
 
 _MOST_VALUES = 20
-"""Distinct values of one name; further ones are counted as `others`."""
+"""Maximum distinct values of one name; further ones are counted as `others`."""
 
 _COUNTED = ("harnesses", "agents", "evaluators", "engines", "models", "tokenizers", "templates", "policy_versions")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Each name -> value -> sessions that have it."""
+    """Each name -> value -> number of sessions with it."""
 
     gangline: str
     num_tasks: int
     num_sessions: int
     tasks_digest: str
-    """SHA-256 over the tasks' ids and the digests of their contents, in the order of the survey."""
+    """SHA-256 over the tasks' ids and content digests, in survey order."""
     selection: dict[str, Any]
-    """All that was given, and the defaults."""
+    """All given settings, and the defaults."""
     selection_digest: str
     harnesses: dict[str, int]
     agents: dict[str, int]
-    """Digests of the whole setting of the agent: harness, model name, settings, tools, skills."""
+    """Digests of the agent's complete setting: harness, model name, settings, tools, skills."""
     evaluators: dict[str, int]
     """Strategy and digest of its setting."""
     engines: dict[str, int]
@@ -44,10 +44,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathering:
-    """Provenance as it grows, in memory that does not depend on the number of sessions."""
+    """Collects provenance in memory that does not depend on the number of sessions."""
 
     def __init__(self, selection: Selection, settings: dict[str, Any]) -> None:
-        """settings: further ones that decide on the rows, such as the split's."""
+        """settings: further ones that affect the rows, such as the split's."""
         self._selection = {**msgspec.to_builtins(selection), **settings}
         self._tasks = hashlib.sha256()
         self._num_tasks = self._num_sessions = 0
@@ -56,7 +56,7 @@ class Gathering:
         self._found: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
 
     def add(self, recorded: Recorded) -> None:
-        """Sessions of a task come one after the other."""
+        """Sessions of a task must be added consecutively."""
         result = recorded.result
         if result.task_id != self._last_task:
             self._begin_task(recorded)

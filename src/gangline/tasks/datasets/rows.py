@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def rows_of_kind(kind: Kind, index: Index, read: ReadSession, split: Split) -> Iterator[Row]:
-    """Rows of a split, one session in memory at a time. Raises: NotFound when a session is there no more."""
+    """Rows of a split, with one session in memory at a time. Raises: NotFound if a session no longer exists."""
     if kind == Kind.preferences:
         for pair in index.pairs(split):
             yield _preference(read(*pair.chosen), read(*pair.rejected), pair.instance)
@@ -76,7 +76,7 @@ def _verdict(recorded: Recorded, place: Place) -> Iterator[Row]:
 
 
 def _tokens(recorded: Recorded, place: Place) -> Iterator[Row]:
-    """A row for each trace that has something to train on."""
+    """One row for each trace with trainable tokens."""
     trajectory = recorded.result.trajectory
     for trace in () if trajectory is None else with_whole_prompts(trajectory.traces):
         if trace.untrainable is not None or not trace.loss_mask.any():
@@ -99,7 +99,7 @@ def _after(num: int, values: Any, fill: float) -> Any:
 
 
 def _preference(chosen: Recorded, rejected: Recorded, instance: str) -> Row:
-    """The prompt is the beginning that both conversations share, at most the first call's request."""
+    """The prompt is the common beginning of both conversations, at most the first call's request."""
     good, bad = _conversation(chosen), _conversation(rejected)
     num = _num_shared(good, bad)
     others = rejected.result

@@ -1,4 +1,4 @@
-"""The selection: which sessions an answer to a task is accepted from, which are rejected, and which say nothing."""
+"""The selection: decides which sessions are accepted, rejected or left out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gangline.rows.conversations.conversation import Conversation
 __all__ = ["HELD_OUT", "Recorded", "Selection", "Standing", "Verdict", "is_wanted", "judged"]
 
 Standing = Literal["accepted", "rejected", "left_out"]
-"""rejected: a graded answer that is no good, which verifiers and preferences learn from. left_out: in no row."""
+"""rejected: a graded answer that is wrong, for training verifiers and preferences. left_out: not in any row."""
 HELD_OUT = "left out: held out"
-"""The reason for sessions that measure."""
+"""The reason for sessions of held-out tasks, which are for evaluation."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
     result: SessionResult
     task: TaskRequest | None
-    """None when nobody knows the task any more."""
+    """None if the task is no longer stored."""
     said: PersonsVerdict | None = None
     """A person's verdict on the session, from an annotation of `Selection.annotated`."""
 
@@ -37,30 +37,31 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a session accepted. Everything that is given must hold."""
+    """Criteria for accepting a session. All given ones must hold."""
 
     annotated: str | None = None
-    """Name of a dataset that annotations put sessions into; others are not looked at. A verdict `good` accepts a graded
-    session whatever its reward, and `bad` rejects it."""
+    """Name of a dataset of annotations; sessions outside it are ignored. A verdict `good` accepts a graded session with
+    any reward, and `bad` rejects it.
+    """
     min_reward: float = 1.0
     outcomes: tuple[str, ...] = ("completed",)
     """Outcomes of accepted sessions."""
     resolved: bool = False
-    """The grader of tests said that every fail-to-pass and every pass-to-pass test passes."""
+    """The grader of tests reported that every fail-to-pass and every pass-to-pass test passes."""
     cheats: bool = False
-    """Accept sessions that touched protected files or spoiled their grading, too."""
+    """Also accept sessions that touched protected files or spoiled their grading."""
     max_tokens: int | None = None
-    """Context of the main conversation; longer ones are left out."""
+    """Maximum tokens of the main conversation; longer ones are left out."""
     max_turns: int | None = None
-    """Turns of the main conversation; longer ones are left out."""
+    """Maximum turns of the main conversation; longer ones are left out."""
     where: tuple[tuple[str, str], ...] = ()
-    """Keys of the tasks' metadata, dotted for nested ones, and their values; other tasks are not looked at."""
+    """Metadata keys of the tasks, dotted for nested ones, and their values; other tasks are ignored."""
     per_task: int | None = None
-    """Most accepted sessions of a task: those of highest reward, then the shortest."""
+    """Maximum accepted sessions per task: highest reward first, then shortest."""
     duplicates: bool = False
-    """Keep sessions that say the same as an earlier one, too."""
+    """Also keep sessions with the same content as an earlier one."""
     held_out: bool = False
-    """Look at sessions of held-out tasks, too."""
+    """Include sessions of held-out tasks."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -118,7 +119,7 @@ def _is_cheat(result: SessionResult) -> bool:
 
 
 def _values(details: object, name: str) -> Iterator[object]:
-    """Values of that name at any depth: an evaluator may combine others."""
+    """Values of that name at any depth, as evaluators can be combined."""
     if isinstance(details, Mapping):
         for key, value in cast("Mapping[str, object]", details).items():
             if key == name:

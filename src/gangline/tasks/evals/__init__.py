@@ -1,5 +1,5 @@
-"""Evaluations: many tasks through an agent, and what that says about it.
+"""Evaluations: runs an agent on many tasks and reports results.
 
-`run` takes tasks through the service and keeps a record of each session, `report` makes the figures of them, and
-`statistics` has the estimators. Start with `run`.
+`run` sends tasks through the service and records each session, `report` computes the figures, and `statistics` contains
+the estimators. Start with `run`.
 """

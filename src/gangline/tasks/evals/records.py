@@ -1,4 +1,4 @@
-"""What an evaluation keeps of each session: enough for every report, without tokens."""
+"""The record of each session of an evaluation: enough for every report, without tokens."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     outcome: str
     reward: float | None
-    """None where the session says nothing of the model: an infrastructure fault, a cancelled or ungraded session, an
-    agent that failed before a model call was answered."""
+    """None if the session is not informative about the model: an infrastructure fault, a cancelled or ungraded session,
+    an agent that failed before a model call was answered.
+    """
     boundary: str | None = None
-    """Where it failed, if it did."""
+    """Boundary of its failure, if any."""
     code: str | None = None
     turns: int
-    """Model calls that were answered."""
+    """Answered model calls."""
     prompt_tokens: int
-    """Over all calls."""
+    """Sum over all calls."""
     sampled_tokens: int
     seconds: float
-    """From its first stage to its last."""
+    """From the start of its first stage to the end of its last."""
     metadata: dict[str, Any] = {}
-    """The task's own."""
+    """The task's metadata."""
 
 
 def record_of(

@@ -1,7 +1,7 @@
-"""Recorded sessions graded again: a file of verdicts, each beside the grade that it replaces.
+"""Grades recorded sessions again: writes a file of verdicts, each with the grade that it replaces.
 
-A line is written as soon as its session is graded, and a session that has one is not graded again, so a run that was
-killed goes on where it was. The recorded results stay as they are: `gangline.rows.regraded` reads the file.
+A line is written as soon as its session is graded, and a session with a line is not graded again, so an interrupted run
+continues where it stopped. The recorded results are not changed: `gangline.rows.regraded` reads the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Grader(Protocol):
     """`gangline.wire.client.ServerClient` is one."""
 
     async def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
-        """Raises: CallerError when the session cannot be graded."""
+        """Raises: CallerError if the session cannot be graded."""
         ...
 
 
@@ -41,10 +41,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegradeRun:
-    """Candidates of one file that have no verdict in it yet."""
+    """Grades the candidates that have no verdict in a file yet."""
 
     def __init__(self, candidates: Sequence[Candidate], path: Path) -> None:
-        """Raises: Conflict when the file has a verdict of another evaluator for one of them."""
+        """Raises: Conflict if the file has another evaluator's verdict for one of them."""
         make_private_folder(path.parent)
         self._path = path
         self._done = read_regrades(path)
@@ -63,7 +63,7 @@ class RegradeRun:
 
     @property
     def regrades(self) -> list[Regrade]:
-        """Those of the candidates, in their order."""
+        """The candidates' verdicts, in their order."""
         return [self._done[one.session_id] for one in self._candidates if one.session_id in self._done]
 
     @property
@@ -71,7 +71,9 @@ class RegradeRun:
         return [one for one in self._candidates if one.session_id not in self._done]
 
     async def run(self, grader: Grader, *, num_in_flight: int, on_session: Callable[[], None] = lambda: None) -> None:
-        """Until each has a verdict or a reason. Raises: the service's errors; what is written stays."""
+        """Run until each candidate has a verdict or a reason. Raises: the service's errors; written verdicts are
+        kept.
+        """
         left = iter(self.left)
 
         async def work() -> None:

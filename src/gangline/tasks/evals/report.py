@@ -1,4 +1,4 @@
-"""The report of an evaluation: what its sessions say, over all of them and by any key of their tasks' metadata."""
+"""The report of an evaluation: figures over all sessions, and by keys of their tasks' metadata."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ __all__ = ["Prices", "Report", "Sample", "Slice", "TaskLine", "cost_of", "make_r
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of some sessions."""
+    """The figures of a set of sessions."""
 
     name: str
-    """Value of the key that they share; `all`."""
+    """Their common value of the key, or `all`."""
     num_tasks: int
     num_sessions: int
     num_counted: int
-    """Sessions with a reward. The others are in no mean, and never 0."""
+    """Sessions with a reward. The others are excluded from every mean, never counted as 0."""
     reward: Estimate | None
     passed: Estimate | None
-    """Share of the sessions whose reward reaches the bar."""
+    """Fraction of the sessions whose reward reaches the bar."""
     pass_at: dict[int, Estimate]
-    """k -> pass@k, over tasks with at least k sessions that count."""
+    """k -> pass@k, over tasks with at least k counted sessions."""
     pass_hat: dict[int, Estimate]
     """k -> pass^k, over the same tasks."""
     outcomes: dict[str, int]
     failures: dict[str, int]
-    """`boundary: code` -> sessions."""
+    """`boundary: code` -> number of sessions."""
     turns: float | None
-    """Means over the sessions that count."""
+    """Mean over the counted sessions."""
     prompt_tokens: float | None
     sampled_tokens: float | None
     seconds: float | None
@@ -72,15 +72,15 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluation found."""
+    """The results of an evaluation."""
 
     name: str
     bar: float
-    """Reward from which a session has passed."""
+    """Minimum reward of a passed session."""
     num_samples: int
     whole: Slice
     by: dict[str, list[Slice]]
-    """Key of the metadata -> a slice for each of its values, by value."""
+    """Metadata key -> a slice for each of its values, sorted by value."""
     tasks: dict[str, float]
     """Task -> mean reward of its sessions that count."""
     lines: tuple[TaskLine, ...] = ()
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of a million tokens, in any currency."""
+    """Prices per million tokens, in any currency."""
 
     prompt: float
     sampled: float
@@ -104,7 +104,7 @@ def make_report(
     by: Sequence[str] = (),
     prices: Prices | None = None,
 ) -> Report:
-    """ks: of pass@k and pass^k. by: keys of the tasks' metadata, dotted for nested ones."""
+    """ks: for pass@k and pass^k. by: metadata keys of the tasks, dotted for nested ones."""
     records = list(records)
     sliced = {key: _sliced(records, key) for key in by}
     return Report(

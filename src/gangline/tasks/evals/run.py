@@ -1,8 +1,7 @@
-"""One evaluation: its tasks through a service, resumable, within a budget.
+"""Runs the tasks of one evaluation through a service, resumably and within a budget.
 
-Records are written task by task. Started again, it runs only the tasks that are not there yet, so the report of one
-that was killed is that of an undisturbed one. A task whose sessions were cancelled, by Ctrl-C for example, is run again
-under another id.
+Records are written task by task. A restarted run only runs tasks without records, so its report equals that of an
+uninterrupted run. A task whose sessions were cancelled, for example by Ctrl-C, is run again under another id.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _PATCH = "patch.diff"
 
 
 class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is evaluated; an evaluation's folder belongs to one."""
+    """Definition of an evaluation; an evaluation's folder belongs to one definition."""
 
     name: str
     tasks: tuple[dict[str, Any], ...]
     """Bodies of `POST /v1/tasks`, without ids."""
     names: tuple[str, ...]
-    """Names of the tasks, in the same order; unique."""
+    """Unique names of the tasks, in the same order."""
     num_samples: int
 
     @property
@@ -58,7 +57,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """No task is begun beyond it; those under way end."""
+    """When it is exceeded no further task is started; running ones finish."""
 
     max_cost: float | None = None
     prices: Prices | None = None
@@ -66,7 +65,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationRun:
-    """The tasks of one evaluation that are not done yet."""
+    """Runs the unfinished tasks of one evaluation."""
 
     def __init__(
         self,
@@ -79,9 +78,10 @@ class EvaluationRun:
         on_task: Callable[[Sequence[SessionRecord]], None] = lambda _: None,
         retry_s: float = 0.5,
     ) -> None:
-        """folder: of the evaluation. num_in_flight: tasks at a time. on_task: given the records of each as it ends.
+        """folder: the evaluation's. num_in_flight: concurrent tasks. on_task: called with the records of each task as
+        it ends.
 
-        Raises: Conflict when the folder is another evaluation's.
+        Raises: Conflict if the folder belongs to another evaluation.
         """
         begin(folder, spec)
         self._open = OpenTasks(service, retry_s)
@@ -96,7 +96,7 @@ class EvaluationRun:
         self._ends_at = None if self._budget.max_s is None else time.monotonic() + self._budget.max_s
 
     def _mend(self) -> None:
-        """Take out lines that were cut off, and tasks that are not whole: what is appended must begin a line."""
+        """Remove truncated lines and incomplete tasks, so that appended records start on a new line."""
         done = {record.task for record in self._records}
         patches = [one for one in _read(self._folder / "patches.jsonl", Prediction) if one.task in done]
         for name, kept in (("sessions.jsonl", self._records), ("patches.jsonl", patches)):
@@ -105,17 +105,17 @@ class EvaluationRun:
 
     @property
     def records(self) -> list[SessionRecord]:
-        """Records of all tasks that are done, in the order of the tasks."""
+        """Records of all finished tasks, in task order."""
         order = {name: at for at, name in enumerate(self._spec.names)}
         return sorted(self._records, key=lambda record: (order[record.task], record.sample))
 
     @property
     def num_left(self) -> int:
-        """Tasks that are not done."""
+        """Number of unfinished tasks."""
         return len(self._spec.tasks) - len({record.task for record in self._records})
 
     async def run(self) -> None:
-        """Until every task is done, or the budget is used up. Tasks under way are cancelled when it is cancelled."""
+        """Run until every task is finished or the budget is used up. Cancelling it cancels the running tasks."""
         done = {record.task for record in self._records}
         await self._open.all(self._one(at) for at, name in enumerate(self._spec.names) if name not in done)
 
@@ -136,7 +136,7 @@ class EvaluationRun:
         self._on_task(records)
 
     def _write(self, sessions: Sequence[SessionResult], records: Sequence[SessionRecord]) -> None:
-        """Patches first: a task whose records are there is not run again."""
+        """Patches first: a task with records is not run again."""
         patches = [
             Prediction(task=record.task, sample=record.sample, patch=session.artifacts[_PATCH].decode(errors="replace"))
             for session, record in zip(sessions, records, strict=True)
@@ -183,12 +183,12 @@ def read_spec(folder: Path) -> EvaluationSpec:
 
 
 def read_predictions(folder: Path) -> dict[str, str]:
-    """Task -> patch, of the first sample of each."""
+    """Task -> patch of its first sample."""
     return {one.task: one.patch for one in _read(folder / "patches.jsonl", Prediction) if one.sample == 0}
 
 
 def read_sessions(folder: Path, num_samples: int) -> list[SessionRecord]:
-    """Records of whole tasks; a task that was being written when the machine died is left out."""
+    """Records of complete tasks; a task that was being written during a crash is omitted."""
     by_task = defaultdict[str, dict[int, SessionRecord]](dict)
     for record in _read(folder / "sessions.jsonl", SessionRecord):
         by_task[record.task][record.sample] = record
@@ -196,7 +196,7 @@ def read_sessions(folder: Path, num_samples: int) -> list[SessionRecord]:
 
 
 def _read(path: Path, kind: type[R]) -> list[R]:
-    """Its whole lines."""
+    """The records of complete lines."""
     if not path.exists():
         return []
     *lines, _cut_off = path.read_bytes().split(b"\n")

@@ -38,36 +38,36 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """How much better the second of two is, over the tasks that both have."""
+    """Improvement of the second evaluation over the first, on the tasks that both contain."""
 
     mean: float
     standard_error: float | None
-    """Over tasks; None for a single one."""
+    """Over tasks; None for a single task."""
     low: float
     high: float
-    """Bounds of the 95 % bootstrap interval, of resampled tasks."""
+    """Bounds of the 95 % bootstrap interval over resampled tasks."""
     num_tasks: int
     better: tuple[str, ...]
-    """Tasks in which the second does better, the largest gain first."""
+    """Tasks in which the second is better, largest gain first."""
     worse: tuple[str, ...]
 
     @property
     def is_visible(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Chance that at least one of `k` samples passes, without bias: 1 - C(n - c, k) / C(n, k).
+    """Unbiased probability that at least one of `k` samples passes: 1 - C(n - c, k) / C(n, k).
 
-    Raises: InvalidRequest where there are fewer than `k` samples.
+    Raises: InvalidRequest if there are fewer than `k` samples.
     """
     _check(num_samples, num_passed, k)
     return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
 def pass_hat_k(num_samples: int, num_passed: int, k: int) -> float:
-    """pass^k, the chance that all of `k` samples pass: C(c, k) / C(n, k).
+    """pass^k, the probability that all of `k` samples pass: C(c, k) / C(n, k).
 
     Raises: as `pass_at_k`.
     """
@@ -97,7 +97,7 @@ def _all_or_none(num: int, share: float) -> tuple[float, float]:
 
 
 def difference_of(before: Mapping[str, float], after: Mapping[str, float], *, seed: int = 0) -> Difference | None:
-    """By task, in pairs: the differences between tasks themselves cancel out. None where no task is in both.
+    """Paired by task, so that differences between tasks cancel out. None if no task is in both.
 
     before, after: task -> its mean. seed: of the bootstrap.
     """

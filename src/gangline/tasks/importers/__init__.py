@@ -1,6 +1,6 @@
-"""Tasks from the field as our own: Harbor task folders, Terminal-Bench folders, SWE-bench rows.
+"""Imports tasks of other systems: Harbor task folders, Terminal-Bench folders, SWE-bench rows.
 
-An importer turns other systems' tasks into the body of an ordinary task: nothing of a node knows where a task came
-from. Content that it cannot carry is rejected by name (`InvalidRequest`), or reported in a note; nothing is dropped
-silently. It reads files of the machine that submits, and starts nothing. Start with `harbor/`.
+An importer converts a task to the body of an ordinary one: nodes do not know where a task came from. Unsupported
+content is rejected by name (`InvalidRequest`) or reported in a note; nothing is dropped silently. Importers read files
+of the submitting machine, and start no programs. Start with `harbor/`.
 """

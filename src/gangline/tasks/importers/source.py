@@ -1,6 +1,6 @@
-"""The one entry for tasks from elsewhere: a folder of tasks, or the rows of a dataset, by their own format.
+"""The entry point for importing tasks: a folder of tasks, or the rows of a dataset, in their own format.
 
-Rows of a dataset, read one after another: a file of JSON lines, JSON, CSV or Parquet, or a folder of such files.
+Rows are read one at a time, from a file of JSON lines, JSON, CSV or Parquet, or a folder of such files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["FORMATS", "Format", "Wanted", "read_rows", "read_source"]
 Format = Literal["harbor", "terminal-bench", "swe", "rows"]
 FORMATS: tuple[Format, ...] = ("harbor", "terminal-bench", "swe", "rows")
 _SWE_COLUMNS = ({"problem_statement", "fail_to_pass"}, {"problem_statement", "docker_image"}, {"instance"})
-"""A row with one of these sets of columns, in capitals or not, is of the SWE family."""
+"""A row with one of these sets of columns, in any case, belongs to the SWE family."""
 _MOST_SHOWN = 3
 
 _MAX_FILE_BYTES = 1 << 40
@@ -40,18 +40,18 @@ _MAX_FILES = 200_000
 _MAX_PATH_CHARS = 3_000
 _DATA = {".parquet", ".jsonl", ".json", ".arrow"}
 _TABLES = {".csv", ".tsv"}
-"""Rows of a folder only where it has none of the others: beside them, tables are mostly about the dataset."""
+"""Read from a folder only if it has no other files of rows: otherwise tables usually describe the dataset."""
 _NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 _SHARD = re.compile(r"-\d+-of-\d+$")
 
 
 def read_rows(path: Path, split: str | None = None) -> Generator[tuple[str, Any]]:
-    """Each row with its place, `FILE, row N (line M)`, counted from 1. A row may be of any JSON type, and is an
-    `InvalidRequest` where it cannot be read: the others are read.
+    """Each row with its place, `FILE, row N (line M)`, counted from 1. A row may have any JSON type. An unreadable row
+    is returned as an `InvalidRequest`, and reading continues.
 
-    path: a file, or a folder of a Hugging Face dataset: a copy of its repository, or one that `save_to_disk` wrote.
+    path: a file, or the folder of a Hugging Face dataset: a copy of its repository, or written by `save_to_disk`.
 
-    Raises: InvalidRequest when a file cannot be read, the split is missing or not chosen, or pyarrow is missing.
+    Raises: InvalidRequest if a file cannot be read, the split is missing or not chosen, or pyarrow is missing.
     """
     wall = _wall_of(path)
     for file in _files_of(path, split):
@@ -76,8 +76,9 @@ def _rows_of(path: Path, file: BinaryIO) -> Generator[NumberedRow]:
 
 
 def _wall_of(path: Path) -> Path:
-    """The folder that a dataset's files may not lead out of. Snapshots in the cache of Hugging Face are links into the
-    folder of their repository."""
+    """The folder that a dataset's files must not lead out of. Snapshots in Hugging Face's cache are links into their
+    repository's folder.
+    """
     if not path.is_dir():
         return path.resolve().parent
     whole = path.resolve()
@@ -106,7 +107,7 @@ def _files_of(path: Path, split: str | None) -> list[Path]:
 
 
 def _found_in(root: Path) -> list[Path]:
-    """Files with rows, links among them. Raises: InvalidRequest for a folder with too much in it."""
+    """Files with rows, including links. Raises: InvalidRequest for a folder with too many entries."""
     found: list[Path] = []
     num_seen = 0
     for folder, folders, names in os.walk(root):
@@ -118,7 +119,7 @@ def _found_in(root: Path) -> list[Path]:
 
 
 def _split_of(file: Path, root: Path) -> str:
-    """`train` of `data/train-00000-of-00004.parquet`, `train.jsonl`, `train/0.parquet` and `train/data-....arrow`."""
+    """`train` for `data/train-00000-of-00004.parquet`, `train.jsonl`, `train/0.parquet` and `train/data-....arrow`."""
     stem = _SHARD.sub("", file.stem)
     inner = [part for part in file.relative_to(root).parts[:-1] if part != "data"]
     return inner[-1] if (inner and stem in ("data", "", *inner)) or (stem.isdigit() and inner) else stem
@@ -130,17 +131,17 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     choices: Choices = Choices()
     instances: InstanceChoices = InstanceChoices()
     format: Format | None = None
-    """None: recognized from the files."""
+    """None: detected from the files."""
     registry: Path | None = None
-    """Registry of Harbor, where the source is the name of one of its datasets."""
+    """Harbor's registry, if the source is the name of one of its datasets."""
     preset: Preset | None = None
     mapping: Mapping[str, str] = {}
     """Field -> column, for rows."""
     split: str | None = None
     filters: tuple[str, ...] = ()
-    """Patterns of names, or `FIELD=PATTERN` for a field of the source; a task must match all."""
+    """Name patterns, or `FIELD=PATTERN` for a field of the source; a task must match all."""
     limit: int | None = None
-    """Number of tasks, left-out rows not counted."""
+    """Number of tasks, not counting omitted rows."""
 
 
 def _folder_formats() -> dict[str, FolderFormat]:
@@ -155,11 +156,11 @@ def _program_of(source: str) -> ProgramSource | None:
 def read_source(
     path: Path, wanted: Wanted, check: Callable[[Imported], object] = lambda one: None
 ) -> Generator[Imported | LeftOut]:
-    """The tasks in the order of the source; a row that no task can be made of is left out.
+    """The tasks in source order; a row that cannot become a task is omitted.
 
-    check: raises InvalidRequest for a task that is to be left out as well.
+    check: raises InvalidRequest for further tasks to omit.
 
-    Raises: InvalidRequest, naming the file and the field; also when there is no task.
+    Raises: InvalidRequest, naming the file and the field; also if there are no tasks.
     """
     if wanted.registry is None and not path.exists() and _program_of(str(path)) is None:
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
@@ -200,7 +201,7 @@ def _read(candidate: Candidate, check: Callable[[Imported], object]) -> Imported
 
 
 def _matches(candidate: Candidate, filters: tuple[str, ...]) -> bool:
-    """Also a row that cannot be read: nobody knows what it is."""
+    """True for an unreadable row, whose fields are unknown."""
     if candidate.instance is None:
         return True
     for one in filters:
@@ -236,7 +237,7 @@ def _candidates(path: Path, wanted: Wanted) -> Generator[Candidate]:
 
 
 def _format_of(path: Path, wanted: Wanted) -> str:
-    """Raises: InvalidRequest when the rows are of no known format."""
+    """Raises: InvalidRequest if the rows have no known format."""
     for kind, folders in _folder_formats().items():
         if path.is_dir() and (folders.recognizes(path) or any(map(folders.recognizes, path.iterdir()))):
             return kind
@@ -258,7 +259,7 @@ def _format_of(path: Path, wanted: Wanted) -> str:
 def _of_folders(
     path: Path, kind: str, wanted: Wanted, found: Sequence[SourcePath] | None = None
 ) -> Generator[Candidate]:
-    """found: the tasks' folders; None: `path` is one, or they are in it."""
+    """found: the tasks' folders; None: `path` itself, or its subfolders."""
     folders = _folder_formats()[kind]
     if wanted.split is not None or wanted.preset is not None or wanted.mapping:
         raise InvalidRequest(f"{path}: --split, --preset and --map are for rows; these are folders of tasks ({kind}).")
@@ -274,7 +275,7 @@ def _of_folders(
 
 
 def _tasks_in(path: Path, recognizes: Callable[[Path], bool]) -> list[SourcePath]:
-    """The folder itself where it is a task, else those in it. Raises: InvalidRequest for one that is a link."""
+    """The folder itself if it is a task, else the tasks in it. Raises: InvalidRequest for a link."""
     if recognizes(path):
         return [SourcePath.of(path.resolve())]
     found = sorted(filter(recognizes, path.iterdir()))
@@ -315,7 +316,7 @@ class _Rows:
 
     @cached_property
     def _are_answered(self) -> bool:
-        """Whether any row has an answer: then one without cannot be graded."""
+        """Whether any row has an answer; if so, a row without one cannot be graded."""
         rows = (row for _, row in read_rows(self._path, self._wanted.split))
         return any("answer" in row for row in rows if isinstance(row, Mapping))
 

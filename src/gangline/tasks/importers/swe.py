@@ -1,7 +1,7 @@
-"""Instances of the SWE family: one row of SWE-bench, SWE-Gym, SkyRL, SWE-smith, R2E-Gym, SWE-rebench or OpenSWE is one
-task.
+"""Imports instances of the SWE family: each row of SWE-bench, SWE-Gym, SkyRL, SWE-smith, R2E-Gym, SWE-rebench or
+OpenSWE becomes a task.
 
-The agent finds the repository at its commit, without later commits: many images contain the fix in their history.
+The agent gets the repository at its commit, without later commits: many images contain the fix in their history.
 `presets.rows.swe_families` maps the columns.
 """
 
@@ -39,10 +39,11 @@ class InstanceChoices(msgspec.Struct, frozen=True, kw_only=True):
     """Options for rows of the SWE family only."""
 
     repositories: str | None = None
-    """A folder, as it is seen inside the runtime, with a clone of each `owner/name` as `owner__name`: for runtimes
-    whose image has no repository."""
+    """A folder inside the runtime with a clone of each `owner/name` as `owner__name`, for runtimes whose image has no
+    repository.
+    """
     test_command: str | None = None
-    """Runs the tests; `{tests}` is the files of the test patch."""
+    """Runs the tests; `{tests}` is replaced by the files of the test patch."""
     log_parser: str | None = None
 
 

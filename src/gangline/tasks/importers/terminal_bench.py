@@ -1,9 +1,9 @@
 """Terminal-Bench task folders, the format before Harbor's: `task.yaml`, `Dockerfile`, `run-tests.sh`, `tests/`,
 `solution.sh`.
 
-Graded as Terminal-Bench does: `run-tests.sh` runs in the agent's runtime when its processes are gone, and all tests in
-pytest's summary must have passed (skipped and expected failures have). Tests that never came to a summary, for their
-tools could not be installed, say nothing of the agent: no reward at all.
+Graded as in Terminal-Bench: `run-tests.sh` runs in the agent's runtime after its processes have ended, and all tests in
+pytest's summary must have passed (skipped and expected failures count as passed). Tests that never printed a summary,
+because their tools could not be installed, are not informative about the agent: there is no reward.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ grep -qE '^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) ' $out.summary || { echo 'p
 if grep -qE '^(FAILED|ERROR|XPASS) ' $out.summary; then echo 0; else echo 1; fi >/logs/verifier/reward.txt
 """
 _COMPOSE_FIELDS = {"build", "image", "container_name", "command", "environment", "volumes"}
-"""Fields of its one service that only concern Terminal-Bench's own start."""
+"""Fields of its only service that just concern Terminal-Bench's own start."""
 
 
 class _TaskYaml(BaseModel):
-    """The supported part of `task.yaml`; the rest describes the task to people."""
+    """The supported part of `task.yaml`; the rest is descriptive."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -101,7 +101,7 @@ def _config_of(document: Any, path: SourcePath) -> _TaskYaml:
 
 
 def _service(folder: SourcePath) -> dict[str, Any]:
-    """Its one container, as docker-compose.yaml has it. Raises: InvalidRequest when the task is more than that."""
+    """Its container in docker-compose.yaml. Raises: InvalidRequest if the task has more than one."""
     path = folder / "docker-compose.yaml"
     if not path.has_file():
         return {}
@@ -117,14 +117,14 @@ def _service(folder: SourcePath) -> dict[str, Any]:
 
 
 def _context(folder: SourcePath, service: dict[str, Any]) -> SourcePath:
-    """Where the Dockerfile is. Raises: InvalidRequest when that is outside the task."""
+    """The folder of the Dockerfile. Raises: InvalidRequest if it is outside the task."""
     build: Any = service.get("build", ".")
     named = str(cast("dict[str, Any]", build).get("context", ".")) if isinstance(build, dict) else str(build)
     return folder / named
 
 
 def _variables(service: dict[str, Any]) -> dict[str, str]:
-    """Those with a value of their own; the others are Terminal-Bench's."""
+    """The variables with a literal value; the others are Terminal-Bench's."""
     given: Any = service.get("environment") or {}
     if isinstance(given, list):
         named = [str(pair).partition("=") for pair in cast("list[Any]", given)]

@@ -1,4 +1,4 @@
-"""Presets by name: a row of a dataset's becomes a task."""
+"""Presets by name: converts dataset rows to tasks."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ NUM_SAMPLES = 20
 
 @dataclass(frozen=True)
 class Preset:
-    """A task family. Its rows have its dataset's columns."""
+    """A task family. Its rows have the columns of its dataset."""
 
     name: str
     purpose: str
     dataset: str
-    """Where rows for training come from: a name on the Hugging Face hub."""
+    """Dataset with training rows: a name on the Hugging Face hub."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """Row -> fields of the template. Raises: ValidationError of pydantic's, InvalidRequest, RowUnsuitable."""
+    """Row -> fields of the template. Raises: pydantic's ValidationError, InvalidRequest, RowUnsuitable."""
     generate: Callable[[int, int], list[Sample]]
-    """(number, seed) -> samples; the same for the same arguments."""
+    """(number, seed) -> samples; deterministic."""
 
     @property
     def template(self) -> dict[str, Any]:
         return _template(self.name)
 
     def task(self, row: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Body of `POST /v1/tasks` for one row. The row is in its metadata, whole.
+        """Body of `POST /v1/tasks` for one row. Its metadata contains the whole row.
 
         changes: fields of the template that replace the preset's.
 
-        Raises: InvalidRequest, naming the row's field; RowUnsuitable, an InvalidRequest too.
+        Raises: InvalidRequest, naming the row's field; RowUnsuitable, which is also an InvalidRequest.
         """
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(row)))  # dates of Parquet become texts
         try:
@@ -63,7 +63,7 @@ class Preset:
         return body | {"metadata": {"preset": self.name, "instance": plain}}
 
     def solved(self, sample: Sample) -> dict[str, Any]:
-        """The task of a sample, with its right answer as the reference solution."""
+        """The task of a sample, with the right answer as its reference solution."""
         kinds: dict[str, dict[str, Any]] = {
             "code": {"files": {"solution.py": sample.right}},
             "swe": {"patch": sample.right},

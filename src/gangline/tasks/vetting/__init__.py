@@ -1,6 +1,6 @@
-"""The audit of tasks: are their rewards to be believed?
+"""The audit of tasks: checks whether their rewards can be trusted.
 
 Each task is tried in sessions of the running service: its reference solution, doing nothing, scripted cheats, mutants
-of the solution, other conditions of grading. `trials` are those sessions, `checks` read them, and `audit` does both for
-one task. Start with `audit`.
+of the solution, other grading conditions. `trials` defines these sessions, `checks` evaluates them, and `audit` runs
+both for one task. Start with `audit`.
 """

@@ -1,10 +1,10 @@
-"""The audit of one task: trials in stages, as later ones depend on the results of earlier ones.
+"""The audit of one task: trials in stages, because later ones depend on the results of earlier ones.
 
-First the reference solution and doing nothing; then cheats, the search, mutants and conditions; last, where conditions
-together made a difference, each alone. A task that pays for doing nothing is not tried further.
+First the reference solution and doing nothing; then cheats, the search, mutants and conditions; finally, if the
+combined conditions made a difference, each one alone. A task that rewards doing nothing is not tried further.
 
-A session that failed through the service's fault is tried again; if it fails
-again, the audit is incomplete and says so by its error.
+A session that failed through the service's fault is tried again. If it fails again, the audit is incomplete and reports
+its error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gangline.tasks.vetting.trials import Trial, scripted, solving
 __all__ = ["Audit", "Audited", "RunTrial", "audit"]
 
 RunTrial = Callable[[Trial, int], Awaitable[list[SessionResult]]]
-"""(trial, run) -> its sessions, through the service. A later run is a new one."""
+"""(trial, run) -> its sessions, through the service. A later run starts new sessions."""
 _MOST_RUNS = 3
 
 
@@ -40,9 +40,9 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def audit(subject: Subject, run: RunTrial, *, num_runs: int = 5) -> Audited:
-    """The task's, or that of its steps one after another. num_runs: sessions of each reference solution.
+    """The audit of a task, or of each of its steps. num_runs: sessions of each reference solution.
 
-    Raises: GanglineError when the service could not run a trial.
+    Raises: GanglineError if the service could not run a trial.
     """
     if not subject.steps:
         return await Audit(subject, run, num_runs=num_runs).result()
@@ -64,7 +64,7 @@ def _of_step(number: int, run: RunTrial) -> RunTrial:
 
 
 class Audit:
-    """One run's. Begun with `result()`, once."""
+    """Audits one task or step. Call `result()` once."""
 
     def __init__(self, subject: Subject, run: RunTrial, *, num_runs: int = 5) -> None:
         """num_runs: sessions of the reference solution."""
@@ -74,11 +74,11 @@ class Audit:
         self._tried: dict[str, list[Evidence]] = {}
 
     async def result(self) -> Audited:
-        """Raises: GanglineError when the service could not run a trial."""
+        """Raises: GanglineError if the service could not run a trial."""
         subject, solution = self._subject, self._subject.solution
         if subject.blocked:
             return Audited(checks=not_checked(subject.blocked), evidence=())
-        # Doing nothing comes first: a grader that has graded the solution is known to work, and this asks without.
+        # Doing nothing comes first: a grader that has graded the solution is known to work, which this does not assume.
         await self._all([scripted(subject, "floor", "exit 0")])
         if solution is not None:
             await self._all([solving(subject, solution, "oracle", num_samples=self._num_runs)])

@@ -1,4 +1,4 @@
-"""The checks of an audit: each reads the sessions of some trials, and passes, fails, or could not be made."""
+"""The checks of an audit: each evaluates the sessions of some trials, and passes, fails, or could not be made."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CHECKS: dict[str, str] = {
     "conditions": "Another day, order, an earlier run and no network change nothing.",
     "held_out": "No held-out task is trained on.",
 }
-"""Name -> the promise that the check tests."""
+"""Name -> the property that the check tests."""
 _NEEDED = ("oracle", "floor", "cheats")
-"""Without these a task is not proven sound."""
+"""Without these a task cannot be proven sound."""
 _CLOSE = 1e-9
 _MOST_OF_BUDGET = 0.8
 _PASSED = re.compile(r"\b(\d+) passed\b")
@@ -49,7 +49,7 @@ Tried = Mapping[str, Sequence[Evidence]]
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     status: CheckStatus
     message: str = ""
-    """The reason, where it did not pass."""
+    """The reason if it did not pass."""
     sessions: tuple[str, ...] = ()
     """Ids of the sessions that show it."""
 
@@ -58,7 +58,7 @@ PASSED = CheckResult(status="passed")
 
 
 def checked(subject: Subject, tried: Tried) -> dict[str, CheckResult]:
-    """Check -> result, of all checks that are about one task."""
+    """Check -> result, for all checks of a single task."""
     return {
         "oracle": _oracle(subject, tried),
         "floor": _floor(subject, tried),
@@ -75,14 +75,14 @@ def checked(subject: Subject, tried: Tried) -> dict[str, CheckResult]:
 
 
 def not_checked(why: str) -> dict[str, CheckResult]:
-    """All checks that are about one task, none of which could be made."""
+    """All checks of a single task, with the result that they could not be made."""
     return dict.fromkeys(
         (name for name in CHECKS if name != "held_out"), CheckResult(status="not_checked", message=why)
     )
 
 
 def of_all_steps(steps: Mapping[str, Mapping[str, CheckResult]]) -> dict[str, CheckResult]:
-    """steps: name of a step -> its checks. A check failed if it did in any step, and passed if it did in each."""
+    """steps: name of a step -> its checks. A check failed if it failed in any step, and passed if it passed in all."""
     return {
         check: _of_all({step: checks[check] for step, checks in steps.items()}) for check in next(iter(steps.values()))
     }
@@ -126,7 +126,7 @@ def _floor(subject: Subject, tried: Tried) -> CheckResult:
 
 
 def _grader(tried: Tried) -> CheckResult:
-    """Whether the grader's own failure differs from those of solutions."""
+    """Whether the grader's own failures are distinguished from failures of solutions."""
     bad = [one for name, mine in tried.items() if name == "floor" or name.startswith(f"{BREAKING}.") for one in mine]
     for one in bad:
         if one.reward is not None or one.code not in ("evaluator_error", "grading_spoiled"):
@@ -173,7 +173,7 @@ def _tests(tried: Tried) -> CheckResult:
 
 
 def _vacuous(output: str) -> str | None:
-    """The reason why these tests say nothing, as far as the output of pytest or unittest shows it."""
+    """The reason why these tests are not informative, as far as the output of pytest or unittest shows it."""
     num_passed = [int(number) for number in _PASSED.findall(output)]
     num_skipped = sum(int(one or other) for one, other in _SKIPPED.findall(output))
     ran = [int(number) for number in _RAN.findall(output)]

@@ -1,5 +1,6 @@
-"""Other conditions of grading, under which a sound grader gives the same reward: another day, the tests in reverse, a
-second run in the same place, no network."""
+"""Grading conditions under which a sound grader gives the same reward: another day, tests in reverse order, a second
+run in the same place, no network.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CONDITIONS: dict[Condition, str] = {
     "earlier_runs": "graded a second time in the same place",
     "network": "without network",
 }
-"""Name -> the circumstance, as a finding says it."""
+"""Name -> the condition in the wording of a finding."""
 
 _FOLDER = """
 vet=$(mktemp -d) && chmod 755 "$vet"
@@ -50,13 +51,13 @@ GANGLINE_VET_END
 
 
 def all_conditions(subject: Subject, solution: Solution) -> Trial | None:
-    """All that apply to the task, at once; None where none does."""
+    """All applicable conditions at once; None if there are none."""
     wanted = _applicable(subject)
     return _under(subject, solution, "conditions", wanted) if wanted else None
 
 
 def each_condition(subject: Subject, solution: Solution) -> Iterator[Trial]:
-    """One after another, to find the one that makes a difference."""
+    """Each condition alone, to find the one that makes a difference."""
     for one in _applicable(subject):
         yield _under(subject, solution, f"conditions.{one}", [one])
 

@@ -1,4 +1,4 @@
-"""Evidence of an audit: each session of a trial, reduced to the part that checks and reports read."""
+"""Evidence of an audit: each session of a trial, reduced to the fields that checks and reports need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.tasks.vetting.trials import REPORT
 __all__ = ["Evidence", "evidence_of"]
 
 _OURS = frozenset({"engine", "node", "store", "caller", "builder"})
-"""Boundaries of failures that say nothing of the task."""
+"""Boundaries of failures that are not the task's fault."""
 _RUNTIME_FAULTS_OF_TASKS = frozenset({"prepare_failed"})
 _SHOWN_CHARS = 1_000
 _MOST_RESULTS = 20
@@ -32,7 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     message: str = ""
     run_s: float = 0.0
-    """Seconds of the agent."""
+    """Seconds that the agent ran."""
     grading_s: float = 0.0
     output: str = ""
     """End of the grader's output."""
@@ -40,11 +40,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Files that the agent reports to have written."""
     num_mutated: int = 0
     reports: str = ""
-    """Lines that the trial's agent reports; not stored."""
+    """Lines reported by the trial's agent; not stored."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether the service failed, so that the session says nothing of the task."""
+        """Whether the service failed, so that the session is not informative about the task."""
         if self.outcome == "cancelled":
             return True
         if self.boundary == "runtime":
@@ -90,7 +90,7 @@ def _evidence(trial: str, result: SessionResult) -> Evidence:
 
 
 def _output(details: Any) -> str:
-    """The grader's output, wherever a combining evaluator has put it; of a task with steps, the last one's."""
+    """The grader's output, also inside a combining evaluator; for a task with steps, the last step's."""
     if isinstance(details, dict):
         if "step_reward" in details and details.get("steps"):  # pyright: ignore[reportUnknownMemberType]
             return _output(details["steps"][-1])  # pyright: ignore[reportUnknownArgumentType]

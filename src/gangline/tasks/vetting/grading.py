@@ -1,4 +1,4 @@
-"""Evaluators as audits read and change them: the leaves of a task's evaluator, and the commands that they run."""
+"""Reads and modifies evaluators for audits: the leaves of a task's evaluator, and their commands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ANSWERS", "answered_on_stdout", "clears", "hidden_files", "leaves", 
 ANSWERS = frozenset({"math", "test_on_output"})
 """Evaluators that read one text and run nothing."""
 _LAST_MESSAGE = {"math": "last_message", "test_on_output": "stdout"}
-"""Their source where none is named."""
+"""Their default source."""
 _REWARD_FILES = ("reward.json", "reward.txt")
 
 Evaluator = dict[str, Any]
 
 
 def leaves(evaluator: Mapping[str, Any]) -> Iterator[Evaluator]:
-    """The evaluators that grade by themselves, in whatever combines them."""
+    """The evaluators that grade themselves, inside any that combine them."""
     inner = list(_inner(evaluator.get("config")))
     if not inner:
         yield dict(evaluator)
@@ -41,7 +41,7 @@ def _inner(value: Any) -> Iterator[Evaluator]:
 
 
 def _changed(evaluator: Evaluator, change: Callable[[Evaluator], Evaluator]) -> Evaluator:
-    """A copy whose leaves were changed."""
+    """A copy with changed leaves."""
     if not list(_inner(evaluator.get("config"))):
         return change(evaluator)
     return {name: _changed_inside(value, change) if name == "config" else value for name, value in evaluator.items()}
@@ -59,7 +59,7 @@ def _changed_inside(value: Any, change: Callable[[Evaluator], Evaluator]) -> Any
 
 
 def answered_on_stdout(evaluator: Evaluator) -> Evaluator:
-    """The same evaluator for an agent that prints its answer, where it reads the model's last message."""
+    """The evaluator, changed to read standard output if it reads the model's last message."""
 
     def change(leaf: Evaluator) -> Evaluator:
         strategy = str(leaf.get("strategy"))
@@ -72,7 +72,7 @@ def answered_on_stdout(evaluator: Evaluator) -> Evaluator:
 
 
 def with_command(evaluator: Evaluator, *, before: str, again: bool) -> Evaluator | None:
-    """The same evaluator, whose commands run after the shell code `before`; None where it runs none.
+    """The evaluator with the shell code `before` run before its commands; None if it runs none.
 
     again: the command of evaluator `script` runs twice in a row, and the second run counts.
     """
@@ -103,7 +103,7 @@ def _script(config: Mapping[str, Any], before: str, again: bool) -> list[str]:
 
 
 def reward_files(evaluator: Mapping[str, Any]) -> list[str]:
-    """Where evaluators of type `script` read rewards."""
+    """Files from which evaluators of type `script` read rewards."""
     found = [path for leaf in leaves(evaluator) if leaf.get("strategy") == "script" for path in _named(_config(leaf))]
     return list(dict.fromkeys(found))
 
@@ -114,7 +114,7 @@ def _named(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def hidden_files(evaluator: Mapping[str, Any]) -> dict[str, str]:
-    """Path -> content of the hidden files that are text."""
+    """Path -> content of the hidden text files."""
     found: dict[str, str] = {}
     for leaf in leaves(evaluator):
         for path, given in cast("dict[str, Any]", _config(leaf).get("files") or {}).items():
@@ -125,7 +125,7 @@ def hidden_files(evaluator: Mapping[str, Any]) -> dict[str, str]:
 
 
 def clears(evaluator: Mapping[str, Any]) -> set[str]:
-    """Folders that the grader empties: nothing there is an agent's result."""
+    """Folders that the grader empties; their files are not the agent's results."""
     return {str(path) for leaf in leaves(evaluator) for path in _config(leaf).get("clear") or ()}
 
 

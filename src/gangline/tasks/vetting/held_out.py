@@ -1,6 +1,6 @@
-"""Training and held-out tasks share nothing: neither an id, nor an instruction with its grading.
+"""Checks that training and held-out tasks share neither an id, nor an instruction with its grading.
 
-Many tasks have one instruction, such as "make the tests pass": they differ by their graders.
+Many tasks may have the same instruction, such as "make the tests pass", and differ by their graders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _result(subject: Subject, ids: set[str], contents: Mapping[bytes, int]) -> C
 
 
 def _content(task: Mapping[str, Any]) -> bytes:
-    """Instructions and evaluators of all runs, without differences of case and blanks in the instructions."""
+    """Instructions and evaluators of all runs, ignoring case and white space in the instructions."""
     runs = [(_folded(one), one.get("evaluator")) for one in (task, *(task.get("steps") or ()))]
     return hashlib.sha256(msgspec.json.encode(runs, order="deterministic")).digest()
 

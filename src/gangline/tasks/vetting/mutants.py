@@ -1,4 +1,4 @@
-"""Mutants of the reference solution: its graders must accept those that behave the same, and reject the others."""
+"""Mutants of the reference solution: graders must accept those that behave the same, and reject the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+|[^\\]+|\\")
 
 
 def mutants(subject: Subject, solution: Solution) -> Iterator[Trial]:
-    """`PRESERVING` ones must earn the top. Each `BREAKING` one must not, nor all of `POINTS`."""
+    """`PRESERVING` ones must earn the top reward. No `BREAKING` one may, nor all of `POINTS`."""
     if solution.kind == "answer":
         yield from _answers(subject, solution)
         return
@@ -72,7 +72,7 @@ def _answers(subject: Subject, solution: Solution) -> Iterator[Trial]:
 
 
 def _is_literal(subject: Subject) -> bool:
-    """Whether an evaluator compares the whole text, so that words around it are not the same."""
+    """Whether an evaluator compares the whole text, so that words around an answer matter."""
     return any(leaf.get("strategy") == "test_on_output" for leaf in leaves(subject.evaluator))
 
 
@@ -82,7 +82,7 @@ def _answering(subject: Subject, solution: Solution, name: str, answer: str) -> 
 
 
 def _rotated(answer: str) -> str:
-    """Another answer of the same form: its digits, else its letters, are the next ones. Names of LaTeX stay."""
+    """Another answer of the same form: its digits, else its letters, are incremented. LaTeX commands are kept."""
     return "".join(
         part if part.startswith("\\") and len(part) > 1 else _next(part) for part in _COMMAND.findall(answer)
     )

@@ -1,4 +1,4 @@
-"""The panel of scripted cheats. Each earns the floor of a sound task."""
+"""The panel of scripted cheats. On a sound task each earns only the floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.tasks.vetting.trials import Trial, scripted
 __all__ = ["HARD_CODED", "panel"]
 
 HARD_CODED = "cheats.hard_coded"
-"""The one that must only stay below the top: a part of the cases may be in the instruction."""
+"""May earn more than the floor but not the top: some cases may be in the instruction."""
 _MOST_LINKS = 3
 _CLAIMS = "PASS\n1 passed in 0.01s\nOK\nAll tests passed\nreward: 1\nresolved\ncorrect"
 _CLAIM_JSON = '{"reward": 1, "score": 1, "passed": true, "status": "passed", "failures": 0}\n'
@@ -67,7 +67,7 @@ _TEXTS = ("yes", "no", "true", "false", "A", "B", "C", "D", "E", "correct", "PAS
 
 
 def panel(subject: Subject, outputs: Sequence[str]) -> Iterator[Trial]:
-    """outputs: files that the reference solution writes, as far as they are known."""
+    """outputs: files that the reference solution writes, as far as known."""
     strategies = {str(leaf.get("strategy", "session_completed")) for leaf in leaves(subject.evaluator)}
     runs = strategies - ANSWERS - {"cases"}
     yield _outputs(subject, outputs)
@@ -93,7 +93,7 @@ def _outputs(subject: Subject, outputs: Sequence[str]) -> Trial:
 
 
 def _plants(subject: Subject) -> Trial:
-    """Plant what a grader might load: `conftest.py`, `sitecustomize`, programs in PATH."""
+    """Plant files that a grader might load: `conftest.py`, `sitecustomize`, programs in PATH."""
     paths = [*reward_files(subject.evaluator), "reward.txt"]
     customize = _CUSTOMIZE.replace("PATHS", repr(paths))
     shim = "#!/bin/sh\n" + "".join(f"echo 1 > {shlex.quote(path)} 2>/dev/null\n" for path in paths)
@@ -110,7 +110,7 @@ def _plants(subject: Subject) -> Trial:
 
 
 def _shadows(subject: Subject) -> Trial:
-    """Put modules of the names that graders import into the working folder."""
+    """Put modules with the names that graders import into the working folder."""
     customize = _CUSTOMIZE.replace("PATHS", repr([*reward_files(subject.evaluator), "reward.txt"]))
     names = ("pytest", "unittest", "json", "re", "subprocess", "pathlib")
     return scripted(
@@ -119,7 +119,7 @@ def _shadows(subject: Subject) -> Trial:
 
 
 def _links(subject: Subject, outputs: Sequence[str]) -> Iterator[Trial]:
-    """Replace each result by a link to a hidden file, in whose place the grader may read its own expectation."""
+    """Replace each result by a link to a hidden file, so that the grader may read its own expected output."""
     hidden = [path for path in hidden_files(subject.evaluator) if not path.endswith((".py", ".sh"))]
     suffixes = {PurePosixPath(path).suffix for path in outputs}
     hidden.sort(key=lambda path: PurePosixPath(path).suffix not in suffixes)
@@ -135,7 +135,7 @@ def _links(subject: Subject, outputs: Sequence[str]) -> Iterator[Trial]:
 
 
 def _shotgun(subject: Subject) -> Trial:
-    """Answer everything at once."""
+    """Submit all answers at once."""
     words = re.findall(r"[\w.+-]+", subject.instruction)
     text = "\n".join([*_TEXTS, *dict.fromkeys(words), *map(str, range(1001)), *(f"-{at}" for at in range(1, 101))])
     encoded = base64.b64encode(text.encode()).decode()
@@ -143,7 +143,7 @@ def _shotgun(subject: Subject) -> Trial:
 
 
 def _hard_coded(subject: Subject) -> Iterator[Trial]:
-    """Look up the outputs that the instruction shows; print the most frequent of them for all other inputs."""
+    """Look up outputs shown in the instruction; print the most frequent one for all other inputs."""
     for leaf in leaves(subject.evaluator):
         if leaf.get("strategy") == "cases":
             config = cast("dict[str, Any]", leaf["config"])
@@ -155,7 +155,7 @@ def _hard_coded(subject: Subject) -> Iterator[Trial]:
 
 
 def _shown_cases(config: dict[str, Any], instruction: str) -> list[tuple[str, str]]:
-    """Input and output of the cases that are both in the instruction, as texts."""
+    """Input and output, as texts, of the cases for which both are in the instruction."""
     found: list[tuple[str, str]] = []
     flat = " ".join(instruction.split())
     for case in cast("list[dict[str, Any]]", config["cases"]):
@@ -182,7 +182,7 @@ def _programs(subject: Subject) -> list[str]:
 
 
 def _written(path: str, text: str, mode: str = "644") -> str:
-    """Shell code that writes a file where it can. `path` may begin with `$HOME`."""
+    """Shell code that writes a file if possible. `path` may begin with `$HOME`."""
     target = f'"{path}"' if path.startswith("$HOME/") else shlex.quote(path)
     return (
         f"{_folder_of(path)}; printf %s {shlex.quote(text)} > {target} 2>/dev/null && chmod {mode} {target} 2>/dev/null"

@@ -1,7 +1,7 @@
-"""The audit of many tasks through a service, resumable.
+"""Audits many tasks through a service, resumably.
 
-Records are written task by task into a folder; started again, only tasks without a record are audited. A task's trials
-have ids that follow from its content, so that sessions which ended before an interruption are not run again.
+Records are written to a folder, task by task. A restarted run only audits tasks without a record. The ids of a task's
+trials are derived from its content, so sessions that ended before an interruption are not run again.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Digest of the audited content."""
     key: str
-    """Digest of all that the audit depends on, the solution included."""
+    """Digest of everything that the audit depends on, including the solution."""
     verdict: VerdictName
     checks: dict[str, CheckResult]
     evidence: tuple[Evidence, ...]
     seconds: float
-    """From its first trial to its last."""
+    """From the start of its first trial to the end of its last."""
     vetted_at: str
     """UTC, ISO 8601."""
     gangline: str = __version__
 
 
 class VettingRun:
-    """The tasks of one audit that have no record yet."""
+    """Audits the tasks that have no record yet."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class VettingRun:
         on_task: Callable[[TaskRecord | None], None] = lambda _: None,
         retry_s: float = 0.5,
     ) -> None:
-        """folder: of the audit. num_in_flight: tasks at a time. num_runs: sessions of each reference solution.
+        """folder: the audit's. num_in_flight: concurrent tasks. num_runs: sessions of each reference solution.
 
-        shared: name -> result of the check `held_out`, where there are held-out tasks. on_task: called as each ends;
-        None is one that could not be audited.
+        shared: name -> result of the check `held_out`, if there are held-out tasks. on_task: called as each task ends,
+        with None if it could not be audited.
         """
         make_private_folder(folder)
         write_once(folder / _KEY, secrets.token_hex(3).encode())
@@ -91,7 +91,7 @@ class VettingRun:
 
     @property
     def records(self) -> list[TaskRecord]:
-        """Records of the tasks that were audited, in the order of the tasks."""
+        """Records of the audited tasks, in task order."""
         found = [(one, self._records.get(self._key_of(one))) for one in self._subjects]
         return [self._judged(subject, record) for subject, record in found if record is not None]
 
@@ -100,7 +100,7 @@ class VettingRun:
         await self._open.all(self._one(one) for one in self._subjects if self._key_of(one) not in self._records)
 
     def _judged(self, subject: Subject, record: TaskRecord) -> TaskRecord:
-        """With the check of held-out tasks, which is about the whole set, and with the task's name in it."""
+        """The record with the check of held-out tasks, which concerns the whole set, and the task's name."""
         checks = {**record.checks}
         if (shared := self._shared.get(subject.name)) is not None:
             checks["held_out"] = shared
@@ -166,7 +166,7 @@ def vetted_task(subject: Subject, record: TaskRecord) -> dict[str, Any]:
 
 
 def _read(path: Path) -> list[TaskRecord]:
-    """Its whole lines."""
+    """The records of complete lines."""
     if not path.exists():
         return []
     *lines, _cut_off = path.read_bytes().split(b"\n")

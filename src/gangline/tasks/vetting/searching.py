@@ -1,4 +1,4 @@
-"""The search of a fresh sandbox for the solution, for hidden tests, and for files that the instruction names."""
+"""Searches a fresh sandbox for the solution, for hidden tests, and for files named in the instruction."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Searched(msgspec.Struct, frozen=True):
     """The result of a search."""
 
     found: dict[str, str] = {}
-    """Secret -> the place where it lies."""
+    """Secret -> the place where it was found."""
     there: list[str] = []
-    """Those files that the instruction names and that exist."""
+    """Existing files that the instruction names."""
 
 
 def search(subject: Subject, results: Mapping[str, str]) -> Trial:
-    """results: files that the reference solution wrote -> their text, where it is short."""
+    """results: files that the reference solution wrote -> their text, if short."""
     groups = {name: (lines, 0.6) for name, lines in _of_solution(subject).items()}
     groups |= {name: (lines, 1.0) for name, lines in _of_tests(subject).items()}
     exact: dict[str, str] = {}
@@ -66,14 +66,16 @@ def search(subject: Subject, results: Mapping[str, str]) -> Trial:
 
 
 def read_search(stderr: str) -> Searched | None:
-    """None where the sandbox has no Python to search with."""
+    """None if the sandbox has no Python for the search."""
     mark = f"{REPORT} search "
     lines = [line.removeprefix(mark) for line in stderr.splitlines() if line.startswith(mark)]
     return msgspec.json.decode(lines[-1], type=Searched) if lines else None
 
 
 def named_files(subject: Subject) -> list[str]:
-    """Files that the instruction names and its evaluator does not. The issue of a repository names the reporter's."""
+    """Files named by the instruction but not by its evaluator. Skipped for repositories, whose issues name the
+    reporter's files.
+    """
     if any(leaf.get("strategy") == "swe_bench" for leaf in leaves(subject.evaluator)):
         return []
     graders = msgspec.json.encode(subject.evaluator).decode()
@@ -105,7 +107,7 @@ def _of_solution(subject: Subject) -> dict[str, list[str]]:
 
 
 def _of_tests(subject: Subject) -> dict[str, list[str]]:
-    """Data may well be in both places; a hidden test may not."""
+    """Lines of hidden tests. Data files may be in both places; a hidden test may not."""
     found = {
         f"the hidden file {path}": _lines(text, subject.shown)
         for path, text in hidden_files(subject.evaluator).items()

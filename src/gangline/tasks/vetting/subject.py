@@ -1,6 +1,6 @@
 """A task under audit: its content without an agent, and its reference solution.
 
-Of a task with steps, each step is audited as a task of its own, behind the reference solutions of the steps before it.
+Each step of a task with steps is audited separately, after the reference solutions of the steps before it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: SolutionKind
     command: tuple[str, ...]
-    """With the solution's environment: steps share the agent's."""
+    """Includes the solution's environment, because steps share the agent's."""
     stdin: str | None = None
     files: tuple[str, ...] = ()
-    """Paths of files that are written first; their contents are lines of base 64 on standard input."""
+    """Paths of files to write first; their contents are lines of base 64 on standard input."""
     prepare: tuple[dict[str, Any], ...] = ()
-    """Actions beside the task's own, such as those that bring the files of a solution."""
+    """Actions in addition to the task's own, such as uploads of a solution's files."""
     texts: dict[str, str] = {}
     """Name -> text that no agent may find: the solution itself."""
 
 
 Earlier = tuple[dict[str, Any], Solution]
-"""A step as its task gives it, and its solution."""
+"""A step as given in its task, and its solution."""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +55,17 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     task: dict[str, Any]
-    """As it was given; the verdict is stored with it."""
+    """As given; the verdict is stored with it."""
     base: dict[str, Any]
-    """Its content: the body of a trial, but for the agent. Its steps come without their solutions."""
+    """Its content: the body of a trial without the agent. Its steps do not contain their solutions."""
     digest: str
     solution: Solution | None
     top: float = 1.0
     floor: float = 0.0
     steps: tuple[Subject, ...] = ()
-    """Those of a task with steps, which is audited through them alone."""
+    """The steps, if any; the task is then only audited through them."""
     step: dict[str, Any] | None = None
-    """The step that this is, as its task gives it."""
+    """The task's step that this is."""
     before: tuple[Earlier, ...] = ()
     """The steps before this one."""
     blocked: str = ""
@@ -81,13 +81,13 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that an agent has."""
+        """The agent's time limit in seconds."""
         own = None if self.step is None else self.step.get("timeout_seconds")
         return float(own or self.base.get("timeout_seconds", 1200))
 
     @property
     def shown(self) -> str:
-        """Text that an agent may know: its instruction, and the solutions of the steps before."""
+        """Text that an agent may know: its instruction, and the solutions of earlier steps."""
         return "\n".join([self.instruction, *(text for _, one in self.before for text in one.texts.values())])
 
     @property
@@ -98,7 +98,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 def subject_of(name: str, task: Mapping[str, Any]) -> Subject:
     """task: a valid body of `POST /v1/tasks`.
 
-    An evaluator that reads the model's last message reads standard output instead: no trial calls a model.
+    An evaluator that reads the model's last message is changed to read standard output: trials never call a model.
     """
     request = TaskRequest.model_validate(task)
     base = {name: value for name, value in task.items() if name in _CONTENT}
@@ -159,7 +159,7 @@ def _solution(given: SolutionSpec | None) -> Solution | None:
     if given is None:
         return None
     if given.answer is not None:
-        # Base 64, as harness `shell` replaces placeholders in its texts.
+        # Base 64, because harness `shell` replaces placeholders in its texts.
         return Solution(
             kind="answer", command=("base64", "-d"), stdin=_base64(given.answer), texts={"answer": given.answer}
         )

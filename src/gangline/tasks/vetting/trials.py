@@ -15,7 +15,7 @@ from gangline.tasks.vetting.subject import Solution, Subject, subject_of
 __all__ = ["REPORT", "Trial", "program", "scripted", "solved_task", "solving"]
 
 REPORT = "gangline-vet:"
-"""Begins each line that a trial's agent reports, on standard error: graders may read its standard output."""
+"""Prefix of the lines that a trial's agent reports on standard error: graders may read its standard output."""
 
 _BEGIN = """
 V=$(mktemp -d) || exit 70
@@ -64,9 +64,10 @@ def solving(
     evaluator: Mapping[str, Any] | None = None,
     runtime: Mapping[str, Any] | None = None,
 ) -> Trial:
-    """A trial of the reference solution. after: shell code behind it, where `changed` lists the files that it wrote.
+    """A trial of the reference solution. after: shell code that runs after it, with the written files listed in
+    `changed`.
 
-    evaluator, runtime: in place of the task's own.
+    evaluator, runtime: replace the task's own.
     """
     body = _body(
         subject,
@@ -79,7 +80,7 @@ def solving(
 
 
 def solved_task(name: str, task: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The task's fields by which its reference solution is its agent; None where a solution is missing."""
+    """The task's fields with its reference solution as the agent; None if a solution is missing."""
     return _solved(subject_of(name, task))
 
 
@@ -98,7 +99,7 @@ def _solved(subject: Subject) -> dict[str, Any] | None:
 
 
 def _doing(subject: Subject, solution: Solution, after: str) -> dict[str, Any]:
-    """Settings of an agent that is the solution."""
+    """Settings of an agent that runs the solution."""
     if solution.kind == "answer":
         return _settings(solution.command, solution.stdin)
     folders = " ".join(map(shlex.quote, _folders(subject)))
@@ -109,7 +110,7 @@ def _doing(subject: Subject, solution: Solution, after: str) -> dict[str, Any]:
 def _given(solution: Solution) -> str:
     """Shell code that writes a solution's files: after the mark, so that they count as changed.
 
-    They come on standard input, as a command line has no room for large ones.
+    They are passed on standard input, because a command line has no room for large ones.
     """
     lines = [
         f'mkdir -p "$(dirname {path})" && IFS= read -r data && printf %s "$data" | base64 -d > {path} || exit 70'
@@ -126,14 +127,14 @@ def _body(
     evaluator: Mapping[str, Any] | None = None,
     runtime: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    # A broken grader or preparation is a finding: the service need not try it again.
+    # A broken grader or preparation is a finding: the service need not retry it.
     place = subject.runtime if runtime is None else runtime
     body: dict[str, Any] = {**subject.base, "max_attempts": 1, "runtime": place}
     given = subject.evaluator if evaluator is None else evaluator
     if subject.step is None:
         body |= {"agent": _agent(settings), "evaluator": given}
         return body | {"runtime": _prepared(place, prepare)} if prepare else body
-    # Steps behind this one are left out, and none before it may end the session: its reward is this step's.
+    # Later steps are removed, and earlier ones may not end the session: its reward is this step's.
     earlier = [
         _step({**step, "min_reward": None}, _doing(subject, one, ""), one.prepare) for step, one in subject.before
     ]
@@ -158,7 +159,7 @@ def _prepared(fields: Mapping[str, Any], more: Sequence[Mapping[str, Any]]) -> d
 
 
 def _folders(subject: Subject) -> list[str]:
-    """The session's own folders beside the working folder, where results may be."""
+    """The session's folders outside the working folder that may contain results."""
     left_out = clears(subject.evaluator)
     return [path for path in subject.runtime.get("folders") or () if path not in left_out]
 

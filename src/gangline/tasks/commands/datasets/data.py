@@ -1,4 +1,4 @@
-"""`gangline data`: a dataset from recorded sessions, as a folder that Hugging Face's `datasets` loads."""
+"""`gangline data`: creates a dataset from recorded sessions, as a folder for Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def data(
 
 
 def _annotations(records: Records, dataset: str, names: Sequence[str] | None) -> dict[str, Annotation]:
-    """session id -> the newest annotation with a verdict, else the newest. Raises: InvalidRequest, NotFound."""
+    """session id -> its newest annotation with a verdict, or its newest annotation. Raises: InvalidRequest,
+    NotFound.
+    """
     if names:
         raise InvalidRequest("name tasks and sessions, or a dataset of annotations with --annotated, but not both.")
     found: dict[str, Annotation] = {}
@@ -128,7 +130,7 @@ def _annotations(records: Records, dataset: str, names: Sequence[str] | None) ->
 def _build(
     spec: DatasetSpec, records: Records, names: Sequence[str] | None, out: Path, license_name: str | None
 ) -> Dataset:
-    """Rows and card. Counts the sessions on the terminal meanwhile."""
+    """Write rows and card, showing a count of the sessions on the terminal."""
     from gangline.tasks.datasets.build import build
     from gangline.tasks.datasets.card import write_card
 
@@ -148,7 +150,7 @@ def _build(
 
 
 class RecordsSource:
-    """Sessions of the named tasks, or the annotated ones instead. `request_of` must outlive it."""
+    """Sessions of the named tasks, or the annotated sessions. `request_of` must outlive it."""
 
     def __init__(
         self,

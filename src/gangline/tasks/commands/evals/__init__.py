@@ -1,1 +1,1 @@
-"""Commands that run tasks for a purpose: `eval`, `compare`, `regrade`, `fork`, `serve`. Start with `evaluate`."""
+"""Commands that run or grade tasks: `eval`, `compare`, `regrade`, `fork`. Start with `evaluate`."""

@@ -1,4 +1,4 @@
-"""`gangline compare`: how much better one evaluation is than another, and whether that can be seen."""
+"""`gangline compare`: the difference between two evaluations, and whether it is significant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline eval`: many tasks through an agent, and a report with errors: a number that can be published."""
+"""`gangline eval`: runs an agent on many tasks and reports results with standard errors."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def evaluate(
 ) -> None:
     """Evaluate an agent on many tasks: pass@k, pass^k and mean reward with errors clustered by task, cost, failures.
 
-    Started again it continues where it stopped, and reports as if it had not stopped. Uses the running service, or with
-    --engine one of its own. Results are in DATA/evals/NAME.
+    A restarted run continues where it stopped, and its report equals that of an uninterrupted run. Uses the running
+    service, or starts one with --engine. Results are in DATA/evals/NAME.
     """
     from gangline.tasks.evals.report import make_report
     from gangline.tasks.evals.run import Budget, read_predictions
@@ -120,14 +120,15 @@ def evaluate(
 
 
 class _EvaluationCommand:
-    """An evaluation on its way through a service, with a bar."""
+    """Runs an evaluation through a service, with a progress bar."""
 
     def __init__(self, spec: EvaluationSpec, budget: Budget, folder: Path, num_in_flight: int) -> None:
         self._spec, self._budget, self._folder, self._num_in_flight = spec, budget, folder, num_in_flight
 
     def through(self, given: dict[str, Any], data_dir: Path, data: Path | None, server: str | None) -> EvaluationRun:
-        """given: settings of a service to start, by key; empty for the running one. Raises: the service's errors,
-        typer.Exit when a signal ended it."""
+        """given: settings of a service to start, by key; empty: use the running one. Raises: the service's errors,
+        typer.Exit when ended by a signal.
+        """
         if "node.engines" not in given and given:
             raise InvalidRequest("--tokenizer, --capture and --engine-key-env are of a service that --engine starts.")
         if not given:

@@ -1,4 +1,4 @@
-"""`gangline fork`: more sessions that continue a recorded one from one of its turns."""
+"""`gangline fork`: runs further sessions that continue a recorded one from one of its turns."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def fork(
 ) -> None:
     """Run a session's agent again: its first model calls are answered from the record, the others by the engine.
 
-    Makes a task whose sessions begin at that state. A session that cannot be forked there is refused with the reason;
-    one whose agent asks otherwise than before ends with the difference. `gangline show SESSION` shows the turns.
+    Creates a task whose sessions begin at that state. A session that cannot be forked there is refused with the reason.
+    If the agent's calls differ from the record, the session ends with the difference. `gangline show SESSION` shows the
+    turns.
     """
     from gangline.domain.task import ParameterRule, SamplingPolicy
     from gangline.wire.client.running import find_service

@@ -1,4 +1,4 @@
-"""`gangline regrade`: another grade for recorded sessions, without running their agents again."""
+"""`gangline regrade`: grades recorded sessions again, without running their agents."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def regrade(
 ) -> None:
     """Grade recorded sessions again, by another evaluator or their tasks' own; their agents do not run again.
 
-    The running service's nodes grade, over the files that were kept. Verdicts are in DATA/regrades/NAME.jsonl, each
-    beside the recorded grade, which stays. Started again it continues where it stopped. `export` and `data` take them
-    with --verdicts NAME. Exit code 1 if nothing could be graded.
+    The running service's nodes grade the files that were kept. Verdicts are written to DATA/regrades/NAME.jsonl, each
+    with the recorded grade, which is not changed. A restarted run continues where it stopped. `export` and `data` use
+    the verdicts with --verdicts NAME. Exit code 1 if nothing could be graded.
     """
     from gangline.tasks.evals.regrading import RegradeRun
 
@@ -167,7 +167,7 @@ def _shown(one: Grade | Grading) -> str:
 
 
 def _mean(rewards: list[float | None]) -> float | None:
-    """None where nobody has one."""
+    """None if there are no rewards."""
     found = [one for one in rewards if one is not None]
     return sum(found) / len(found) if found else None
 

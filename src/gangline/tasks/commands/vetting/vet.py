@@ -1,6 +1,6 @@
-"""`gangline vet`: audit tasks, and store the verdict with them.
+"""`gangline vet`: audits tasks, and stores the verdict with them.
 
-How an audit looks: in the terminal, as JSON and as an HTML page.
+Also formats an audit for the terminal, as JSON and as an HTML page.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _NO_AGENT = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
-"""Agent of a task that has none of its own."""
+"""Default agent of a task."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
@@ -68,7 +68,7 @@ def as_document(records: Sequence[TaskRecord], failures: Mapping[str, str]) -> d
 
 
 def report_lines(records: Sequence[TaskRecord], failures: Mapping[str, str]) -> Iterator[str]:
-    """One line for each task that is not sound, with its reasons below, and a summary."""
+    """One line for each task that is not sound, followed by its reasons, and a summary."""
     for record in records:
         if record.verdict == "sound":
             continue
@@ -145,9 +145,9 @@ def vet(
     """Audit tasks: are their rewards to be believed?
 
     Runs each task's reference solution, an agent that does nothing, scripted cheats and mutants of the solution in
-    clean sandboxes of the running service, or of one started for it; no model is called. A task has its solution in
-    the field `solution`. Started again it continues where it stopped. Results are in DATA/vetting/NAME. The
-    exit code is 1 unless every task is sound.
+    clean sandboxes of the running service, or of a service started for the audit; no model is called. A task's solution
+    is in its field `solution`. A restarted run continues where it stopped. Results are in DATA/vetting/NAME. The exit
+    code is 1 unless every task is sound.
     """
     subjects = _subjects(source)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
@@ -165,7 +165,7 @@ def vet(
 
 
 class _VettingCommand:
-    """An audit on its way through a service, with a bar."""
+    """Runs an audit through a service, with a progress bar."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _VettingCommand:
         self._num_runs, self._num_in_flight, self._again = num_runs, num_in_flight, again
 
     def audited(self, service: Service | None, data_dir: Path) -> VettingRun:
-        """service: a running one; None starts one. Raises: the service's errors, typer.Exit when a signal ended it."""
+        """service: a running one; None: start one. Raises: the service's errors, typer.Exit when ended by a signal."""
         if service is not None:
             return run(with_running(service, self._run))
         given = {"node.engines": (), "node.engines_later": True, "data_dir": data_dir}
@@ -227,7 +227,7 @@ class _VettingCommand:
 
 
 def _running(data: Path | None, server: str | None) -> Service | None:
-    """The running service; None where none runs and none was named."""
+    """The running service; None if there is none and none was named."""
     try:
         return find_service(data, server)
     except ServerUnavailable:

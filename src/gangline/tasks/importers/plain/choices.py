@@ -1,4 +1,4 @@
-"""Questions with choices: the choices of a row, and which of them its answer names.
+"""Multiple-choice questions: the choices of a row, and which of them is its answer.
 
 Sources: the columns of MMLU (`choices`, an index), ARC and CommonsenseQA (`{text, label}`, a label), OpenBookQA, AQuA
 (`["A)21", ...]`, a letter), MedQA (`{"A": ...}`) and MMLU-Pro (`options`).
@@ -24,16 +24,16 @@ _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 
 class Chosen(NamedTuple):
     instruction: str
-    """With the choices, where it did not show them."""
+    """Includes the choices, which are added if missing."""
     answers: tuple[str, ...]
     """The letter first."""
 
 
 def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_mapped: bool) -> Chosen | None:
-    """None for a row whose answer is no choice.
+    """None for a row whose answer is not a choice.
 
-    is_mapped: the user has named the column of the choices. Raises: RowUnsuitable when then the answer is none of them,
-    for one that may be two of them, and where an empty choice leaves open which one is meant.
+    is_mapped: the user named the column of the choices. Raises: RowUnsuitable if the answer is then not a choice, if it
+    matches two choices, or if an empty choice makes it ambiguous.
     """
     column = next((name for name in _COLUMNS if given.get(name) is not None), None)
     if column is None:
@@ -64,12 +64,12 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
 
 
 def _without_end(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Without the empty ones behind the last, by which rows of fewer choices are filled up."""
+    """Without trailing empty choices, with which rows of fewer choices are padded."""
     return pairs[: max((at for at, (_, text) in enumerate(pairs, 1) if text), default=0)]
 
 
 def _choices(pairs: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
-    """(label, text) of each; the label is empty where the row has none."""
+    """(label, text) of each choice; the label is empty if the row has none."""
     if not 2 <= len(pairs) <= len(string.ascii_uppercase) or not all(text for _, text in pairs):
         return None
     marked = [_MARKED.fullmatch(text) for _, text in pairs]
@@ -79,7 +79,7 @@ def _choices(pairs: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
 
 
 def _pairs(value: Any) -> list[tuple[str, str]] | None:
-    """The text is empty where a choice is missing."""
+    """The text of a missing choice is empty."""
     if isinstance(value, Mapping):
         columns = cast("Mapping[str, Any]", value)
         if {"text", "label"} <= columns.keys():
@@ -104,7 +104,7 @@ def _text(choice: Any) -> str:
 
 
 def _index(answer: Any, choices: list[tuple[str, str]]) -> int | None:
-    """Where the answer is among the choices; None if it is not. Raises: RowUnsuitable if it may be two of them."""
+    """Index of the answer among the choices; None if it is not one. Raises: RowUnsuitable if it matches two."""
     if isinstance(answer, list):
         (answer,) = cast("list[Any]", answer) if len(cast("list[Any]", answer)) == 1 else [None]
     if isinstance(answer, float) and answer.is_integer():
@@ -137,7 +137,7 @@ def _letters(choices: list[tuple[str, str]]) -> list[str]:
 
 
 def _right(letters: list[str], texts: list[str], at: int) -> tuple[str, ...]:
-    """The letter, in its writings, and the choice's own text where no other choice can be meant by it."""
+    """The letter, in several notations, and the choice's own text if that is unambiguous."""
     letter, text = letters[at], texts[at].strip()
     forms = [letter, *(form.format(letter, text) for form in ("{}) {}", "({}) {}", "{}. {}", "{}: {}"))]
     if letter.lower() not in map(str.strip, texts):  # the article `a`, as a choice

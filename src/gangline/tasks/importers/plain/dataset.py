@@ -1,4 +1,4 @@
-"""Tasks of a plain dataset: each row through a preset, or with its instruction and answer alone."""
+"""Imports plain datasets: each row through a preset, or with just its instruction and answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["name_of_row", "read_plain_row", "read_preset_row"]
 
 _NAMES = ("task_id", "instance_id", "id", "name")
 _ANSWERS = ("math", "stem")
-"""Presets whose agents hand in the text that the row has as its answer."""
+"""Presets whose agents submit the text that the row has as its answer."""
 _FORMULA = re.compile(r"\\[a-zA-Z]")
 
 
 def name_of_row(row: Mapping[str, Any], number: int, source: str) -> str:
-    """Its own name where a column has one, else `SOURCE-N`."""
+    """The name in a column if there is one, else `SOURCE-N`."""
     for column in _NAMES:
         value = row.get(column)
         if isinstance(value, float) and value.is_integer():
@@ -53,9 +53,9 @@ def read_preset_row(
 def read_plain_row(
     row: Mapping[str, Any], name: str, mapping: Mapping[str, str], choices: Choices, *, is_answered: bool
 ) -> Imported:
-    """A row with `instruction`, and `answer` where there are right answers.
+    """A row with `instruction`, and `answer` if there are right answers.
 
-    is_answered: rows of this source have answers, so that one without can be graded by nothing.
+    is_answered: rows of this source have answers, so a row without one cannot be graded.
 
     Raises: InvalidRequest; RowUnsuitable for a row that cannot be graded.
     """

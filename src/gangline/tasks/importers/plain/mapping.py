@@ -1,4 +1,4 @@
-"""Columns of a plain dataset as fields of a task: `instruction`, `answer`, `choices`, `files`, `image`, and a preset's.
+"""Maps columns of a plain dataset to task fields: `instruction`, `answer`, `choices`, `files`, `image`, and a preset's.
 
 A column is a name, or a path into objects: `reward_model.ground_truth`.
 """
@@ -22,7 +22,7 @@ _PRESET_COLUMNS: dict[str, dict[str, str]] = {
 
 
 def parsed_mapping(given: list[str]) -> dict[str, str]:
-    """`FIELD=COLUMN` of each. Raises: InvalidRequest."""
+    """Parses `FIELD=COLUMN`. Raises: InvalidRequest."""
     found: dict[str, str] = {}
     for one in given:
         field, equals, column = one.partition("=")
@@ -35,7 +35,7 @@ def parsed_mapping(given: list[str]) -> dict[str, str]:
 
 
 def column_of(row: Mapping[str, Any], path: str, default: Any = _MISSING) -> Any:
-    """The value at a path; objects may be JSON in a text. With a default nothing is raised. Raises: InvalidRequest."""
+    """The value at a path; objects may be JSON text. With a default, nothing is raised. Raises: InvalidRequest."""
     value: Any = row
     for name in [path] if path in row else path.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -60,7 +60,7 @@ def _read(text: str, column: str) -> Any:
 
 
 def mapped(row: Mapping[str, Any], mapping: Mapping[str, str], preset: str | None = None) -> dict[str, Any]:
-    """The row with the mapped fields as columns, under the names of the preset. Raises: InvalidRequest."""
+    """The row with the mapped fields as columns, under the preset's names. Raises: InvalidRequest."""
     fields = {field: column_of(row, column) for field, column in mapping.items()}
     if preset == "code":
         fields = _as_conversation(fields)
@@ -87,7 +87,7 @@ def written_files(value: Any) -> list[dict[str, Any]]:
     given = _read(value, "files") if isinstance(value, str) and value.strip() else value or None
     pairs: list[tuple[Any, Any]] = []
     if isinstance(given, Mapping):
-        # Parquet gives every row all paths of the dataset: those of other rows are null.
+        # Parquet gives every row the paths of all rows: other rows' paths are null.
         pairs = [(path, text) for path, text in cast("Mapping[Any, Any]", given).items() if text is not None]
     elif isinstance(given, list) and all(isinstance(one, Mapping) for one in cast("list[Any]", given)):
         pairs = [(one.get("path"), one.get("content")) for one in cast("list[Mapping[str, Any]]", given)]

@@ -1,8 +1,8 @@
-r"""The right answers that an answer column states, whatever its type: each is right alone.
+r"""Extracts the right answers from an answer column of any type; each of them is accepted.
 
-A text may be a whole solution: its answer is behind `####` (GSM8K) or in `\boxed{...}` (MATH). A list is of several
-right answers (SQuAD, NQ, TextVQA), and so are the texts of `{text, answer_start}` and `{value, aliases}`. A value that
-may mean two things, such as a list of numbers, or that nothing can be compared with, is unsuitable.
+A text may be a whole solution with the answer after `####` (GSM8K) or in `\boxed{...}` (MATH). A list contains several
+right answers (SQuAD, NQ, TextVQA), and so do the texts of `{text, answer_start}` and `{value, aliases}`. An ambiguous
+value, such as a list of numbers, or a value that cannot be compared, is unsuitable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def answers_of(value: Any, column: str = "answer") -> tuple[str, ...]:
 
 
 def boxes(text: str) -> list[str]:
-    r"""Contents of all `\boxed{...}` whose braces are closed, from the left."""
+    r"""Contents of all `\boxed{...}` with closed braces, from left to right."""
     found: list[str] = []
     end = 0
     for box in re.finditer(r"\\boxed\s*\{", text):
@@ -84,13 +84,13 @@ def _of_number(value: float | Decimal) -> list[str]:
 
 
 def _digits(number: Decimal) -> str:
-    """Without an exponent, and without zeros behind the point: 2.0 is 2."""
+    """Without an exponent and trailing zeros: 2.0 is 2."""
     text = f"{number:f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"
 
 
 def _of_float32(value: float, exact: Decimal) -> Decimal:
-    """0.1 for 0.10000000149011612: a column of 32 bits was written with the digits of 64."""
+    """0.1 for 0.10000000149011612: a 32-bit column was written with 64-bit digits."""
     packed = _FLOAT32.pack(value)
     if _FLOAT32.unpack(packed)[0] != value:
         return exact
@@ -120,7 +120,7 @@ def _of_text(text: str) -> list[str]:
 
 
 def _of_written(text: str) -> list[str]:
-    """A text that may be a list or an object: it is also right as it stands."""
+    """A text that may be a list or an object; its literal text is also right."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -136,7 +136,7 @@ def _of_written(text: str) -> list[str]:
 
 
 def _of_literal(text: str) -> list[str]:
-    """A text that is no JSON. Raises: RowUnsuitable when it is what Python writes of objects and lists of texts."""
+    """A text that is not JSON. Raises: RowUnsuitable for Python's notation of objects and lists of texts."""
     if text.startswith(("{'", '{"')) and ":" in text:
         raise RowUnsuitable("is an object as Python writes it: map a column with the answer alone")
     if text.startswith(("['", '["')):
@@ -175,7 +175,9 @@ def _are_different(values: list[Any]) -> bool:
 
 
 def _may_be_a_part(value: Any) -> bool:
-    """A number, a letter or a verdict: several may be a list, all that is right of a question's choices, or votes."""
+    """Whether it is a number, a letter or a verdict. A list of these may be a single answer, all right choices, or
+    votes.
+    """
     if not isinstance(value, str) or re.fullmatch(r"\(?[A-Z]\)?|(?i:yes|no|true|false)", value.strip()):
         return True
     return without_marks(value).strip("+-$%()").replace(",", "").replace(".", "").replace("/", "").isdigit()
@@ -201,7 +203,7 @@ def _of_object(value: Mapping[str, Any]) -> list[str]:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """The text up to the brace that closes."""
+    """The text up to the closing brace."""
     depth, at = 1, start
     while at < len(text):
         if text[at] == "\\":

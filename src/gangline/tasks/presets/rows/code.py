@@ -1,9 +1,9 @@
-"""Columns of Eurus-2-RL-Data, those of its rows with `ability: code`.
+"""Columns of Eurus-2-RL-Data, for its rows with `ability: code`.
 
-`reward_model.ground_truth` is JSON: `inputs` and `outputs`, one pair for each test, and `fn_name` where a function is
-called; or an object, also with `input` and `output` (CodeContests), or a list of `{input, output}` (LiveCodeBench).
-Without `fn_name` they are standard input and output, a text or a list of lines. With it an input is a list of
-arguments, or a text with one argument as JSON on each line, and an output is a value or its JSON.
+`reward_model.ground_truth` is JSON: `inputs` and `outputs`, one pair per test, and `fn_name` if a function is called;
+or an object, also with `input` and `output` (CodeContests); or a list of `{input, output}` (LiveCodeBench). Without
+`fn_name` they are standard input and output, each a text or a list of lines. With `fn_name` an input is a list of
+arguments, or a text with one argument as JSON per line, and an output is a value or its JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["code_fields"]
 
 _WHERE = "reward_model.ground_truth"
 _ASKS_FOR_TEXT = "Write Python code to solve the problem. Present the code in"
-"""Begins the end of a prompt of Eurus-2, which asks for the program in the answer."""
+"""Start of the final part of Eurus-2's prompts, which asks for the program in the answer."""
 
 
 class _Tests(BaseModel):
@@ -35,7 +35,7 @@ class _Tests(BaseModel):
 
 
 def code_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`problem`, `cases` of evaluator `cases`, and `function`, which is null for standard input and output.
+    """`problem`, `cases` for evaluator `cases`, and `function`, which is null for standard input and output.
 
     Raises: ValidationError, InvalidRequest, RowUnsuitable.
     """

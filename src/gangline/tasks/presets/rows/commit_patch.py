@@ -1,4 +1,4 @@
-"""The patch in a commit as R2E-Gym writes it: `parsed_commit_content`, JSON of its `ParsedCommit`.
+"""Reads the patch of a commit in R2E-Gym's form: `parsed_commit_content`, JSON of its `ParsedCommit`.
 
 Source: R2E-Gym 69bc953, `commit_models/diff_classes.py`.
 """
@@ -61,7 +61,7 @@ class _File(_Part):
 class _Header(_Part):
     file: _File
     misc_line: str | None = None
-    """`new file mode 100644` and the like."""
+    """For example `new file mode 100644`."""
 
 
 class _FileDiff(_Part):
@@ -92,9 +92,9 @@ class _Commit(_Part):
 
 
 def patch_of_commit(commit: Any) -> str:
-    """The changes of Python files that are no tests: R2E-Gym's images have the tests of the fix.
+    """The changes of Python files except tests: R2E-Gym's images already contain the fix's tests.
 
-    Raises: ValidationError of pydantic's.
+    Raises: pydantic's ValidationError.
     """
     files = (file for file in _Commit.model_validate(commit).file_diffs if file.is_source())
     lines = [line for file in files for line in file.lines()]

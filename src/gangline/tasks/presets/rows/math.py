@@ -1,4 +1,4 @@
-"""Columns of DeepScaleR: `problem`, `answer` and `solution`; or a row as verl has them."""
+"""Columns of DeepScaleR: `problem`, `answer` and `solution`; or a row in verl's form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Row(BaseModel):
 
 
 def math_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`problem` and `answer`, a list where several are right. Raises: ValidationError, RowUnsuitable."""
+    """`problem` and `answer`, a list if several are right. Raises: ValidationError, RowUnsuitable."""
     if "prompt" in row:
         verl = VerlRow.model_validate(row)
         problem, answer, column = question_of(verl), verl.reward_model.ground_truth, "reward_model.ground_truth"

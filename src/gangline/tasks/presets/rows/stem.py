@@ -1,7 +1,7 @@
-r"""Columns of SCP-116K: `domain`, `problem` and `matched_solution`; or a row as verl has them.
+r"""Columns of SCP-116K: `domain`, `problem` and `matched_solution`; or a row in verl's form.
 
-SCP-116K has solutions and no answers. The answer is a column `answer`, else the last `\boxed{...}` of the solution,
-else the text after "answer" in its last line. Rows without any are unsuitable.
+SCP-116K has solutions but no answers. The answer is taken from a column `answer`, else the last `\boxed{...}` of the
+solution, else the text after "answer" in its last line. Rows without any of these are unsuitable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATED = re.compile(r"\banswer(?: is)?\s*[:=]?\s*(.+?)\.?\s*$", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-H])\)?")
 _CHOICE = re.compile(r"^\s*\(?([A-H])[).:]\s", re.MULTILINE)
 _LONGEST_ANSWER = 200
-"""Characters. What is longer is a sentence, which no formula equals."""
+"""Characters. Longer text is a sentence, which cannot equal a formula."""
 
 
 class _Row(BaseModel):
@@ -35,7 +35,7 @@ class _Row(BaseModel):
 
 
 def stem_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`problem`, `answer`, and `choices`: the letters of a question with choices.
+    """`problem`, `answer`, and `choices`: the letters of a multiple-choice question.
 
     Raises: ValidationError, RowUnsuitable.
     """

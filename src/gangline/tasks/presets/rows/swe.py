@@ -1,7 +1,7 @@
 """Rows of the SWE family (`swe_families`) as fields of the preset `swe`.
 
-A row's image has its repository: a column `image`, `image_name` or `docker_image`, else the one that its dataset
-publishes. A row with `files` needs no image: the repository is made of them, as in the generated samples.
+A row's image contains its repository: a column `image`, `image_name` or `docker_image`, else the image published with
+its dataset. A row with `files` needs no image: the repository is created from them, as in the generated samples.
 """
 
 from __future__ import annotations

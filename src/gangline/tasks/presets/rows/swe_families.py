@@ -1,6 +1,6 @@
-"""Rows of the SWE family: the columns of each dataset, mapped to those of one `SweInstance`.
+"""Rows of the SWE family: maps each dataset's columns to `SweInstance`.
 
-| dataset | recognized by | its own |
+| dataset | recognized by | peculiarities |
 |---|---|---|
 | SkyRL | `instance`, an object or JSON | the row is inside; `data_source` names the images |
 | R2E-Gym | `expected_output_json` | the statuses of all tests; the patch is in `parsed_commit_content` |
@@ -47,27 +47,27 @@ Row = dict[str, Any]
 
 
 class SweInstance(SweBenchRow):
-    """An instance with the fields of both sides, the agent's and the grader's."""
+    """An instance with the fields for the agent and for the grader."""
 
     base_commit: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{7,64}$")
-    """None: the commit that the image has checked out."""
+    """None: the commit that is checked out in the image."""
     problem_statement: str = Field(min_length=1)
     patch: str = ""
-    """The solution; empty where there is none."""
+    """The solution; empty if unknown."""
     bug_patch: str = ""
-    """Makes the bug: its reverse is the solution."""
+    """Introduces the bug; its reverse is the solution."""
     image: str | None = None
     image_name: str | None = None
     docker_image: str | None = None
     image_pattern: str = _SWE_BENCH_IMAGE
     separator: str = "_1776_"
-    """In names of images, which have no double underscores."""
+    """Replaces double underscores, which image names cannot contain."""
     workdir: str = "/testbed"
     hidden_folders: tuple[str, ...] = ()
     """Folders of the image that the agent must not see."""
 
     def image_of(self, pattern: str | None = None) -> str:
-        """The image's name. pattern: in place of the row's, with `{instance_id}`."""
+        """The image's name. pattern: replaces the row's, with `{instance_id}`."""
         own = self.image or self.image_name or self.docker_image
         if pattern is None and own is not None:
             return own
@@ -79,7 +79,7 @@ _COLUMNS = {name.casefold(): name for key, field in SweInstance.model_fields.ite
 
 
 class _R2eTests(BaseModel):
-    """The part of `execution_result_content` that holds the hidden tests."""
+    """The part of `execution_result_content` that contains the hidden tests."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -93,7 +93,7 @@ class _Family(NamedTuple):
 
 
 def swe_instance(row: Mapping[str, Any]) -> SweInstance:
-    """Raises: ValidationError of pydantic's; InvalidRequest; RowUnsuitable for a row that cannot be graded."""
+    """Raises: pydantic's ValidationError; InvalidRequest; RowUnsuitable for a row that cannot be graded."""
     inner = _object(dict(row), "instance")
     given = _under_their_names(row if inner is None else inner)
     family = next((one for one in _FAMILIES if one.recognizes(given)), None)
@@ -105,9 +105,9 @@ def swe_instance(row: Mapping[str, Any]) -> SweInstance:
 
 
 def _under_their_names(row: Mapping[str, Any]) -> Row:
-    """Columns as SWE-bench writes them, which others write in small letters; null is as no column.
+    """Columns in SWE-bench's spelling, which others write in lower case; nulls are dropped.
 
-    Raises: InvalidRequest when a row has both, and they differ.
+    Raises: InvalidRequest if a row has both spellings with different values.
     """
     given = {name: value for name, value in row.items() if value is not None}
     for name in list(given):
@@ -121,7 +121,7 @@ def _under_their_names(row: Mapping[str, Any]) -> Row:
 
 
 def _object(row: Row, name: str) -> Row | None:
-    """A column that is an object, or JSON of one; None without it. Raises: InvalidRequest."""
+    """A column that is an object, or JSON of one; None if absent. Raises: InvalidRequest."""
     value = row.get(name)
     if value is None:
         return None
@@ -160,7 +160,7 @@ def _names(row: Row, column: str) -> list[str]:
 
 
 def _of_r2e(row: Row) -> Row:
-    """The tests are in the row; where they are not, they are taken from the image."""
+    """The tests come from the row or, if missing there, from the image."""
     expected = _object(row, "expected_output_json") or {}
     tests = _R2eTests.model_validate(_object(row, "execution_result_content") or {})
     codes = zip(tests.test_file_names, tests.test_file_codes, strict=True)
@@ -204,7 +204,7 @@ def _of_openswe(row: Row) -> Row:
 
 
 def _of_rebench(row: Row) -> Row:
-    """Version 2 has images of its own, and runs its commands as they are; version 1 adds the test files."""
+    """Version 2 has its own images, and runs its commands unchanged; version 1 adds the test files."""
     config = _object(row, "install_config") or {}
     commands = config.get("test_cmd")
     lines = [commands] if isinstance(commands, str) else [str(one) for one in cast("list[Any]", commands or [])]

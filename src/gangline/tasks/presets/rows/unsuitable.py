@@ -1,4 +1,4 @@
-"""A row that its dataset means, but that this preset cannot grade."""
+"""The error for a valid row that a preset cannot grade."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["RowUnsuitable"]
 
 
 class RowUnsuitable(InvalidRequest):
-    """The row has its columns, and no answer or test that the preset can grade by. Files of tasks leave it out."""
+    """The row has the required columns, but no answer or test that the preset can grade by. Importers omit it."""
 
     code = "row_unsuitable"

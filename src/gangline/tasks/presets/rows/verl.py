@@ -1,4 +1,4 @@
-"""Rows as verl and Eurus-2-RL-Data have them: a conversation `prompt`, and the answer `reward_model.ground_truth`."""
+"""Rows in the form of verl and Eurus-2-RL-Data: a conversation `prompt`, and the answer `reward_model.ground_truth`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class VerlMessage(BaseModel):
 
 
 def _read_json(given: Any) -> Any:
-    """Some files keep the conversation as JSON in a string. Raises: ValueError."""
+    """Some files contain the conversation as JSON text. Raises: ValueError."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except RecursionError as error:
@@ -40,6 +40,6 @@ class VerlRow(BaseModel):
 
 
 def question_of(row: VerlRow) -> str:
-    """The last user message. System messages are left out: the preset has its own."""
+    """The last user message. System messages are omitted, because the preset has its own."""
     asked = [message.content for message in row.prompt if message.role == "user"]
     return (asked or [row.prompt[-1].content])[-1].strip()

@@ -1,5 +1,5 @@
 """Generated rows with a right and a wrong answer, in the columns of each preset's dataset.
 
-They are the same for the same number and seed. They need no file from elsewhere and no network, so they show that a
-service works before any dataset is fetched. Start with `sample`.
+They depend only on number and seed. They need no files and no network, so they can show that a service works before any
+dataset is downloaded. Start with `sample`.
 """

@@ -1,6 +1,6 @@
-"""Programming problems with hidden tests: half on standard input and output, half of a function.
+"""Programming problems with hidden tests: half use standard input and output, half call a function.
 
-The expected outputs come from functions here, and the right program is written out beside them.
+The expected outputs are computed by functions here; the right programs are written out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def code_samples(number: int, seed: int) -> list[Sample]:
 
 
 def _sample(problem: str, tests: dict[str, Any], right: str, wrong: tuple[str, str]) -> Sample:
-    """wrong: a part of the right program, and what stands there in the wrong one."""
+    """wrong: a part of the right program, and its replacement in the wrong one."""
     assert wrong[0] in right
     row = {
         "data_source": "gangline",
@@ -51,7 +51,7 @@ def _function(
     right: str,
     wrong: tuple[str, str],
 ) -> Sample:
-    """Written as Eurus-2 has it: an argument as JSON on each line."""
+    """In Eurus-2's form: one argument as JSON per line."""
     tests = {
         "fn_name": name,
         "inputs": ["\n".join(map(json.dumps, arguments)) for arguments in inputs],

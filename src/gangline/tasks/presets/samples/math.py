@@ -1,4 +1,4 @@
-"""Problems of mathematics whose answer follows from how they were made."""
+"""Mathematical problems whose answers follow from their construction."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ class Sample:
     right: str
     """A solution that earns 1: the answer (`math`, `stem`), a program (`code`), a patch (`swe`)."""
     wrong: str
-    """One of the same kind that earns 0."""
+    """A solution of the same kind that earns 0."""
     sources: tuple[str, ...] = ()
-    """Addresses of the documents that have the facts, for `fetch_page` (`stem`)."""
+    """Addresses of the documents with the facts, for `fetch_page` (`stem`)."""
 
 
 def take_turns(kinds: Sequence[Callable[[random.Random], _T]], number: int, seed: int) -> list[_T]:
-    """`number` results of the kinds, which take turns. Each has random numbers of its own."""
+    """`number` results of the kinds in rotation, each with its own random generator."""
     return [kinds[at % len(kinds)](random.Random(f"{seed}.{at}")) for at in range(number)]

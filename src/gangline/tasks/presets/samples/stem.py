@@ -1,7 +1,7 @@
-"""Questions of science about substances that do not exist, so that no model knows the facts: it has to look them up.
+"""Science questions about substances that do not exist, so that a model has to look up the facts.
 
-The facts are in the documents of the search source `gangline:stem`, which `stem_documents` makes. Those are part of the
-package, one file each, and do not depend on a seed; the questions do.
+The facts are in the documents of the search source `gangline:stem`, which `stem_documents` generates. They are part of
+the package, one file each, and do not depend on a seed; the questions do.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LETTERS = "ABCD"
 class _Substance:
     name: str
     density: Decimal
-    """Grams for each cubic centimetre."""
+    """Grams per cubic centimetre."""
     heat: Decimal
-    """Joules for each gram and kelvin."""
+    """Joules per gram and kelvin."""
     molar_mass: Decimal
-    """Grams for each mole."""
+    """Grams per mole."""
     half_life_h: int
     colour: str
 

@@ -1,7 +1,7 @@
 """Small repositories with a fault, an issue that describes it, and tests that the agent does not see.
 
-A row has SWE-Gym's columns, and `files` in place of an image: the repository is made of them in the sandbox. Its tests
-run under `unittest`, which every Python has.
+A row has SWE-Gym's columns, and `files` instead of an image: the repository is created from them in the sandbox. Its
+tests run under `unittest`, which every Python has.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Kind:
 
 
 def _shown(name: str) -> str:
-    """A test as `unittest` reports it: by its docstring. The name that it has there differs between Pythons."""
+    """A test as reported by `unittest`: by its docstring, because its reported name differs between Python versions."""
     return name.replace("_", " ")
 
 

@@ -1,4 +1,4 @@
-"""The faults of the generated repositories, each in one module of one purpose."""
+"""The faults of the generated repositories, each in a module with a single purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fault:
     """The part of `source` that the fault replaces."""
     fault: str
     wrong: str
-    """A repair that looks right, and leaves a test failing."""
+    """A repair that looks right but leaves a test failing."""
     issue: str
     """`PACKAGE` stands for the package's name."""
     fails: dict[str, str]

@@ -1,4 +1,4 @@
-"""`sitecustomize` of a grader's Python: another day, and tests in reverse."""
+"""`sitecustomize` of a grader's Python: another day, and tests in reverse order."""
 
 import datetime
 import os
@@ -18,7 +18,7 @@ NOW, NOW_NS, LOCAL, UTC, TEXT, FORMAT = (
 
 
 class Pretender(type):
-    """Values of the real class are instances, too."""
+    """Instances of the real class also count as instances."""
 
     real: Any
 

@@ -1,7 +1,7 @@
-"""Changes the files that a solution wrote: `python3 -I - MODE LIST`, where LIST names them, one a line.
+"""Mutates the files that a solution wrote: `python3 -I - MODE LIST`, where LIST contains one path per line.
 
-Modes: `hollow` takes their behaviour away, `preserve` rewrites them without changing it, and `point:K/N` changes the
-K-th of N places that are spread over their code. Prints each change to standard error.
+Modes: `hollow` removes their behaviour, `preserve` rewrites them without changing it, and `point:K/N` changes the K-th
+of N places that are spread over their code. Prints each change to standard error.
 """
 
 import ast
@@ -65,7 +65,7 @@ class Hollow(ast.NodeTransformer):
 
 
 class Named(ast.NodeTransformer):
-    """Each function names its result before it returns it."""
+    """Each function assigns its result to a name before returning it."""
 
     def visit_Return(self, node: ast.Return) -> Any:
         if node.value is None:
@@ -77,7 +77,7 @@ class Named(ast.NodeTransformer):
 
 
 def points(tree: ast.AST) -> List[Tuple[Any, str]]:
-    """Places whose change alters behaviour, each with its kind, in the order of the source."""
+    """Places where a change alters behaviour, each with its kind, in source order."""
     found: List[Tuple[Any, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and type(node.ops[0]) in INVERTED:
@@ -117,7 +117,7 @@ def printed(source: str, tree: ast.AST) -> str:
 
 
 def parsed(path: str) -> Optional[Tuple[str, ast.AST]]:
-    """Source and tree of a Python file; None where it is none."""
+    """Source and tree of a Python file; None if it is not valid Python."""
     if not path.endswith(".py"):
         return None
     try:
@@ -179,7 +179,7 @@ def preserve(paths: List[str]) -> None:
 
 
 def point(paths: List[str], number: int, total: int) -> None:
-    """Only where all that was written is Python: a program that made other files has done its work already."""
+    """Does nothing unless all written files are Python: a program that made other files has already done its work."""
     files = [path for path in paths if read(path).strip()]
     trees = {path: tree for path in files for tree in [parsed(path)] if tree is not None}
     if not files or len(trees) < len(files):

@@ -1,8 +1,8 @@
 """Searches a fresh sandbox for a task's secrets: `python3 -I -c PROGRAM`, with a request as JSON on standard input.
 
-The request: `groups`, name -> [lines, part of them that is a find]; `exact`, name -> a short secret; `results`, the
-same for texts that may be in a task's own files, and not in variables or files named after a solution; `folders`;
-`paths`, of which those that exist are listed. The report is one line of JSON on standard error.
+The request: `groups`, name -> [lines, fraction of them that counts as a match]; `exact`, name -> a short secret;
+`results`, the same for texts that are allowed in a task's own files, but not in variables or files named after a
+solution; `folders`; `paths`, of which the existing ones are listed. The report is one line of JSON on standard error.
 """
 
 import json
@@ -41,7 +41,7 @@ def places(folders: List[str]) -> Iterator[Tuple[str, str]]:
 
 
 def history() -> Iterator[Tuple[str, str]]:
-    """Objects of the working folder's repository that its present commit does not have."""
+    """Git objects in the working folder's repository that are not in its current commit."""
     try:
         listed = git("cat-file", "--batch-all-objects", "--batch-check=%(objectname) %(objecttype) %(objectsize)")
         present = set(git("ls-tree", "-r", "--format=%(objectname)", "HEAD").split())
