@@ -1,6 +1,6 @@
-"""The language side of a model, without its weights.
+"""Tokenizers, chat templates and reply parsers of models, without their weights.
 
-`tokenizer` has tokenizers with their chat templates, `messages` what templates read, `text` the way from ids to text
-with its stop strings, and `models` the models by name; `parsing/` reads thoughts and tool calls out of text. Start with
-`contract`, then `tokenizer`.
+`tokenizer` has tokenizers with their chat templates, `messages` prepares messages for templates, `text` converts ids to
+text with stop strings, and `models` finds models by name; `parsing/` extracts thoughts and tool calls from text. Start
+with `contract`, then `tokenizer`.
 """

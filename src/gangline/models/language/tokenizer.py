@@ -1,7 +1,7 @@
 """A model's own tokenizer and chat template, without its weights (and without torch).
 
-`tokenizer.json` is the truth where there is one. transformers' per-family classes rebuild the tokenizer by their own
-rules instead, and some give other ids than the file says (GPT-2's class drops SmolLM2's splitting of digits).
+`tokenizer.json` is authoritative if it exists. transformers' per-family classes rebuild the tokenizer by their own
+rules, and some give other ids than the file (GPT-2's class drops SmolLM2's splitting of digits).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.models.language.models import resolve_tokenizer
 __all__ = ["HfChatTokenizer", "load_tokenizer"]
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""A template may fail in any way that Jinja's language has."""
+"""A template can raise any error of Jinja's language."""
 _PROBE = "zqx417"
 
 
@@ -29,7 +29,7 @@ def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
     """The tokenizer of a folder (`tokenizer.json`, `tokenizer_config.json`), of `smollm2`, or of a Hugging Face name.
 
     Raises:
-        NotFound: there is no tokenizer of that name here.
+        NotFound: there is no tokenizer of that name.
     """
     folder = resolve_tokenizer(str(folder_or_name))
     loader: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
@@ -41,7 +41,7 @@ def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
 
 
 def _eos_ids(folder: Path) -> frozenset[int]:
-    """Every id that ends a turn, by the generation config."""
+    """All ids that end a turn, from the generation config."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return frozenset()
@@ -85,7 +85,7 @@ class HfChatTokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of the conversation in the model's own chat template.
+        """Ids of the conversation, rendered with the model's own chat template.
 
         Raises:
             InvalidRequest: the model has no template, or its template refuses these messages.
@@ -99,7 +99,7 @@ class HfChatTokenizer:
             try:
                 text = self._apply(texts, arguments)
             except (TypeError, UndefinedError):
-                # Simple templates join strings and choke on the null content of a tool call.
+                # Simple templates join strings and fail on the null content of a tool call.
                 text = self._apply([{**text, "content": text.get("content") or ""} for text in texts], arguments)
         except _REFUSALS as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
@@ -107,7 +107,9 @@ class HfChatTokenizer:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether the template reads a list of parts alone, as some of vision models do: it drops or refuses a text."""
+        """Whether the template only accepts a list of parts, as some vision models' do: it drops or refuses a
+        string.
+        """
         for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
             try:
                 if _PROBE in self._apply([{"role": "user", "content": content}], {"add_generation_prompt": True}):
@@ -121,7 +123,7 @@ class HfChatTokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte, as byte-level tokenizers write bytes. Source: GPT-2, `bytes_to_unicode`."""
+    """Character -> byte, in the notation of byte-level tokenizers. Source: GPT-2, `bytes_to_unicode`."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -131,7 +133,7 @@ _BYTE_ALPHABET = _byte_alphabet()
 
 
 def _bytes_of(token: str) -> bytes:
-    """A special token is text as it stands: it may have characters that no byte is written as."""
+    """A special token is plain text: it may contain characters outside of the byte alphabet."""
     if all(char in _BYTE_ALPHABET for char in token):
         return bytes(_BYTE_ALPHABET[char] for char in token)
     return token.encode()
@@ -143,7 +145,7 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with text parts joined to one string, the form that text templates read."""
+    """The message with text parts joined to one string, the form that text templates expect."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

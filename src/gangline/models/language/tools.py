@@ -1,4 +1,4 @@
-"""A tool definition as chat templates and OpenAI's chat request describe it."""
+"""A tool definition in the form of chat templates and OpenAI's chat request."""
 
 from __future__ import annotations
 

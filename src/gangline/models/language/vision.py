@@ -1,10 +1,10 @@
-"""A vision model's image processor: from a file to its grid, its number of placeholder ids, and its pixels.
+"""A vision model's image processor: computes an image's grid, its number of placeholder ids, and its pixels.
 
-For processors that cut an image into a grid of patches and write one placeholder id for each merged patch (Qwen2-VL and
-the families after it). Others are refused when they are loaded. Needs the extra `vision`.
+For processors that split an image into a grid of patches and write one placeholder id for each merged patch (Qwen2-VL
+and later families). Others are refused when loaded. Requires the extra `vision`.
 
-Files come from agents, which nobody trusts: only four formats are opened, sizes are bounded before anything is decoded,
-and images that engines and processors read differently (transparency, rotation by EXIF, several frames) are refused.
+Files come from agents, which are untrusted: only four formats are opened, sizes are bounded before decoding, and images
+that engines and processors interpret differently (transparency, rotation by EXIF, several frames) are refused.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _REMEMBERED = 256
 
 
 class ImageReader:
-    """Safe for several threads."""
+    """Thread-safe."""
 
     def __init__(self, processor: Any, placeholder_id: int, identity: str) -> None:
-        """
-        processor: transformers' image processor of the model.
-        placeholder_id: the id that the model reads as a patch.
+        """processor: transformers' image processor of the model.
+        placeholder_id: the id that stands for a patch.
         identity: see `ImageEvidence.processor`.
         """
         self._processor = processor
@@ -54,7 +53,7 @@ class ImageReader:
     def load(cls, folder: str | Path) -> ImageReader:
         """The processor in a model's folder, with `preprocessor_config.json` and `config.json`.
 
-        Raises: InvalidRequest when it is none, or of a family without a grid.
+        Raises: InvalidRequest if there is no processor, or its family has no grid.
         """
         try:
             import PIL.Image as _  # noqa: F401, PLC0415 - likewise
@@ -81,7 +80,7 @@ class ImageReader:
         return cls(processor, placeholder_id, f"{type(processor).__name__}:{digest}")
 
     def evidence(self, images: Sequence[Image], prompt_ids: TokenIds) -> ImageEvidence:
-        """Where each image stands in a prompt [T]; `refused` says why that is not certain."""
+        """The position of each image in a prompt [T]; `refused` contains the reason if it is uncertain."""
         try:
             return ImageEvidence(
                 placed=self.place(images, prompt_ids), placeholder_id=self.placeholder_id, processor=self.identity
@@ -90,7 +89,7 @@ class ImageReader:
             return ImageEvidence(processor=self.identity, refused=str(why))
 
     def place(self, images: Sequence[Image], prompt_ids: TokenIds) -> tuple[PlacedImage, ...]:
-        """Raises: Refused when the placeholders in the prompt are not those of the images."""
+        """Raises: Refused if the placeholders in the prompt do not match the images."""
         read = [self._read(file_of(image)) for image in images]
         is_placeholder = np.concatenate([[False], prompt_ids == self.placeholder_id, [False]])
         edges = np.flatnonzero(is_placeholder[1:] != is_placeholder[:-1])
@@ -112,7 +111,7 @@ class ImageReader:
         return prompt_ids[keep]
 
     def pixels(self, files: Sequence[bytes]) -> dict[str, Any]:
-        """The processor's output for images: `pixel_values` [patches, values of one], `image_grid_thw` [images, 3].
+        """The processor's output for images: `pixel_values` [patches, values per patch], `image_grid_thw` [images, 3].
 
         Raises: Refused.
         """
@@ -120,7 +119,7 @@ class ImageReader:
             return dict(self._processor(images=[_decoded(file) for file in files], return_tensors="np"))
 
     def _read(self, file: bytes) -> PlacedImage:
-        """The image as it is anywhere: at `start` 0. Raises: Refused."""
+        """The image independent of its position, with `start` 0. Raises: Refused."""
         digest = hashlib.sha256(file).hexdigest()
         with self._lock:
             if (known := self._known.get(digest)) is not None:

@@ -1,7 +1,7 @@
-"""The meaning of a model's reply text: thinking, text, tool calls; incrementally, whoever sampled it.
+"""Parses a model's reply text incrementally into thinking, text and tool calls, for any engine.
 
-`parser` reads one reply in the formats of `thinking`, `tagged_calls`, `harmony` and `families`. The tags
-of the last are data: `sections` finds them, and `json_calls`, `pair_calls` and `literal_calls` read between them.
-`detect` asks a chat template which of them a model writes; `values` types the arguments that a format writes as plain
-text, by what `schemas` says that the tool allows. Start with `parser`.
+`parser` parses one reply in the formats of `thinking`, `tagged_calls`, `harmony` and `families`. The tags of `families`
+are data: `sections` finds them, and `json_calls`, `pair_calls` and `literal_calls` parse the text between them.
+`detect` determines a model's formats from its chat template. `values` converts plain-text arguments to JSON, using the
+tool's schema through `schemas`. Start with `parser`.
 """

@@ -1,10 +1,10 @@
-"""What stands between `<tool_call>` and `</tool_call>`, in the formats of several model families.
+"""Bodies between `<tool_call>` and `</tool_call>`, in the formats of several model families.
 
 - `HERMES`: `{"name": ..., "arguments": {...}}` (Hermes, Qwen2.5, Qwen3)
-- `QWEN3_CODER`: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, the tags around it may be missing
+- `QWEN3_CODER`: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, possibly without the tags around it
 - `GLM`: `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...` (GLM-4.5 and later)
 
-A value may hold the format's own tags. The tag that closes it is the one after which the format goes on.
+A value may contain the format's own tags. It is closed by the tag after which the format continues.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ __all__ = ["GLM", "HERMES", "QWEN3_CODER", "BodyForm"]
 @dataclass(frozen=True)
 class BodyForm:
     read: Callable[[str, Schemas], list[CallEvent]]
-    """The whole body -> its calls; empty when any of it is not a call."""
+    """The whole body -> its calls; empty if any part of it is not a call."""
     begins: re.Pattern[str]
-    """A body begins so. Where an opening tag is followed by anything else, the tag is only spoken of."""
+    """Start of a body. If an opening tag is followed by anything else, it is only mentioned in the text."""
     may_begin: re.Pattern[str]
-    """A text that may become the beginning of a body."""
+    """A text that may become the start of a body."""
     ends_in_value: Callable[[str, bool], bool]
-    """Whether a value is open after this text, when one was open before it or not. A tag in a value closes nothing."""
+    """Whether a value is open after this text, given whether one was open before it. A tag inside a value closes
+    nothing.
+    """
     nests: bool
-    """Tags inside of values are counted: only JSON shows without them where a value ends."""
+    """Whether tags inside values are counted. JSON is the only format that shows the end of a value without that."""
     shows_its_end: bool = True
-    """A body is known to be whole without the closing tag."""
+    """Whether a body can be recognised as complete without the closing tag."""
     bare: str | None = None
-    """A body may begin with this, without the opening tag, where the name of an offered tool follows."""
+    """Start of a body without the opening tag, if the name of an offered tool follows."""
 
 
 def _ends_in_string(text: str, was_open: bool) -> bool:
@@ -78,7 +80,7 @@ def _read_qwen3_coder(body: str, schemas: Schemas) -> list[CallEvent]:
 
 
 def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], int]:
-    """The parameters from `place` on, and the place after their function. Raises: _Malformed."""
+    """The parameters from `place` on, and the position after their function. Raises: _Malformed."""
     described = cast("dict[str, Any]", schema).get("properties") if isinstance(schema, dict) else None
     known = frozenset(cast("dict[str, object]", described)) if isinstance(described, dict) else frozenset[str]()
     values: dict[str, str] = {}
@@ -91,7 +93,7 @@ def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], 
         values[name] = ""
         value, place = _value(body, parameter.end(), known - set(values))
         all_closed = all_closed and body.endswith("</parameter>", 0, place)
-        # One line break on either side belongs to the format.
+        # One line break on either side is part of the format.
         values[name] = value.removeprefix("\n").removesuffix("\n")
     if not all_closed and any(_PARAMETER_MARK.search(value) for value in values.values()):
         raise _Malformed  # a tag that was forgotten, or one that a value speaks of: who knows
@@ -99,10 +101,9 @@ def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], 
 
 
 def _value(body: str, place: int, expected: frozenset[str]) -> tuple[str, int]:
-    """
-    expected: names that may still come.
+    """expected: names that may still follow.
 
-    A value, and the place after it. A missing `</parameter>` is seen by what follows. Raises: _Malformed.
+    A value, and the position after it. A missing `</parameter>` is detected from the text after it. Raises: _Malformed.
     """
     depth, is_torn = 0, False
     for mark in _PARAMETER_MARK.finditer(body, place):

@@ -1,6 +1,6 @@
-"""Which formats a model writes: its chat template is asked, by rendering a call and a thought.
+"""Detects a model's formats from its chat template, by rendering a call and a thought.
 
-The format of calls is the one that reads the rendered call back, so none is taken for another.
+The call format is the one that parses the rendered call back, so formats cannot be confused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _THOUGHTS: list[dict[str, Any]] = [
 ]
 _OF_FAMILY: dict[str, ThinkingFormat] = {name: name for name in get_args(ThinkingFormat) if name in SECTIONS}
 _ARGUMENTS = {"key_of_probe": "value\\n'of'_probe"}
-"""With what some templates escape and others do not."""
+"""Contains characters that some templates escape and others do not."""
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -40,15 +40,15 @@ _TOOL: dict[str, Any] = {
 
 
 def detect_parsers(tokenizer: ChatTokenizer) -> Parsers:
-    """Nothing where the template writes no tags that are known here, or refuses calls and thoughts."""
-    # What the tools alone bring is subtracted: templates explain their format in the system text.
+    """Empty if the template writes no known tags, or refuses calls and thoughts."""
+    # Text from the tools alone is subtracted: templates explain their format in the system text.
     with_tools = _probe(tokenizer, [_USER], [_TOOL])
     told = _probe(tokenizer, [_USER, _called(_ARGUMENTS)], [_TOOL])
     told = told or _probe(tokenizer, [_USER, _called(json.dumps(_ARGUMENTS))], [_TOOL])
     if CHANNEL in told:
         return Parsers("harmony", "harmony")
     tools = _tool_format(told.removeprefix(with_tools))
-    # A template may leave thoughts out of its history; a reply has its family's tags.
+    # A template may omit thoughts from its history, while replies have its family's tags.
     return Parsers(tools, _thinking_format(tokenizer) or _OF_FAMILY.get(tools or ""))
 
 
@@ -61,7 +61,7 @@ def _tool_format(told: str) -> ToolFormat | None:
     for name in get_args(ToolFormat):
         if name not in ("harmony", "llama3_json") and _reads(name, told):
             return name
-    # Llama's is a whole reply, and the turn's own marks are around it.
+    # A Llama call is a whole reply, enclosed in the turn's own marks.
     is_llama = '{"name":"probe","parameters":{"key_of_probe"' in "".join(told.split())
     return "llama3_json" if is_llama else None
 
@@ -73,9 +73,11 @@ def _reads(name: ToolFormat, told: str) -> bool:
 
 
 def _thinking_format(tokenizer: ChatTokenizer) -> ThinkingFormat | None:
-    """By a thought behind its tag; else by both tags in any text, or by a prompt that opens the thought."""
+    """Detected from a thought after its tag, else from both tags in any text, or from a prompt that opens the
+    thought.
+    """
     texts = [_probe(tokenizer, [_USER, thought], None) for thought in _THOUGHTS]
-    # Some templates write no thought without a call.
+    # Some templates write thoughts only with a call.
     texts.append(_probe(tokenizer, [_USER, _called(_ARGUMENTS) | _THINKING], [_TOOL]))
     for switches in ({}, {"enable_thinking": True, "thinking": True}, {"enable_thinking": False}):
         texts.append(_probe(tokenizer, [_USER], None, add_generation_prompt=True, template_kwargs=switches))

@@ -1,4 +1,4 @@
-"""A parser's events, and the rules for withholding text."""
+"""A parser's events, and the rules for holding text back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ThinkingEvent:
 class CallEvent:
     name: str
     arguments: str
-    """JSON text of an object; byte for byte as sampled where the format is JSON."""
+    """JSON text of an object, byte for byte as sampled if the format is JSON."""
     call_id: str | None = None
-    """An id that the text itself shows, such as Kimi's `functions.look:0`."""
+    """An id contained in the text itself, such as Kimi's `functions.look:0`."""
 
 
 Event = TextEvent | ThinkingEvent | CallEvent
@@ -35,20 +35,20 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class CallFormat(Protocol):
-    """Reads tool calls out of text that comes in any cut."""
+    """Parses tool calls from text in arbitrary pieces."""
 
     num_broken: int
-    """Calls that were begun and could not be read: they came out as text."""
+    """Number of calls that were started but could not be parsed; they were emitted as text."""
 
     def feed(self, text: str) -> list[Event]: ...
 
     def finish(self) -> list[Event]:
-        """The text still withheld. Called once, after the last text."""
+        """The text held back so far. Called once, after the last text."""
         ...
 
 
 def held_length(text: str, markers: str | Sequence[str]) -> int:
-    """Length of the longest end of `text` that could still grow into one of `markers`."""
+    """Length of the longest suffix of `text` that could still become one of `markers`."""
     known = (markers,) if isinstance(markers, str) else markers
     longest = min(len(text), max((len(marker) for marker in known), default=1) - 1)
     for length in range(longest, 0, -1):

@@ -1,7 +1,7 @@
-"""The tool calls of model families, as their chat templates write them: which tags, and who reads between them.
+"""The tool call formats of model families, as in their chat templates: their tags, and the readers of the text between.
 
-Named after a model that writes it; others share it, such as Apriel with MiniMax M1. Which one a model writes is found
-by `detect`, from its template.
+Each is named after one model; others may share it, such as Apriel with MiniMax M1. `detect` finds a model's format from
+its template.
 """
 
 from __future__ import annotations
@@ -123,4 +123,4 @@ SECTIONS: dict[str, Section] = {
         frame=("<|begin|>assistant", "<|content|>", "<|end|>"),
     ),
 }
-"""Name of a format -> its tags. Marks of most are special tokens: the text must have been decoded with them."""
+"""Name of a format -> its tags. Most tags are special tokens: the text must have been decoded with them."""

@@ -27,7 +27,7 @@ _HEADER = re.compile(
 
 
 class Harmony:
-    """Both thinking and calls, for they are one grammar. A header that never gets its message stays text."""
+    """Parses both thinking and calls, which share one grammar. A header without a message stays text."""
 
     def __init__(self, *, reads_calls: bool) -> None:
         self.num_broken = 0
@@ -37,9 +37,9 @@ class Harmony:
         self._header = ""
         self._held = ""
         self._call_body: list[str] = []
-        """Body of the open call. Looked at when it closes."""
+        """Body of the open call, parsed when it closes."""
         self._num_strings = 0
-        """Pieces of that body up to a marker that stands in a string of it."""
+        """Number of pieces of that body up to a marker inside one of its strings."""
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
@@ -55,7 +55,7 @@ class Harmony:
         return self._body(held, is_last=True)
 
     def _step(self, events: list[Event]) -> bool:
-        """Go over one border. False: none is there yet."""
+        """Process one boundary. False: there is no boundary yet."""
         if self._kind is None:
             header, found, rest = self._held.partition(_MESSAGE)
             if found:
@@ -70,7 +70,7 @@ class Harmony:
             return True
         if end is not None:
             body, self._held = self._held[: end.start()], self._held[end.start() :]
-            # What opens the next header belongs to it.
+            # The tag that opens the next header belongs to that header.
             self._held = self._held if end.group() in ("<|start|>", CHANNEL) else self._held[len(end.group()) :]
             events.extend(self._body(body, is_last=True))
             self._kind = None
@@ -81,7 +81,7 @@ class Harmony:
         return False
 
     def _is_in_string(self, body: str) -> bool:
-        """Whether a marker after `body` is text of a call's arguments."""
+        """Whether a marker after `body` is part of a call's arguments."""
         if self._kind != "call":
             return False
         since = "".join(self._call_body[self._num_strings :]) + body
@@ -105,7 +105,7 @@ class Harmony:
 
 
 def _kind_of(header: str) -> Literal["thinking", "text", "call"]:
-    """`text` where it is no header."""
+    """`text` if it is not a valid header."""
     known = _HEADER.fullmatch(header)
     if known is not None and "to=" in header:
         return "call"

@@ -1,4 +1,4 @@
-"""Readers of calls whose arguments are JSON: objects with the name in them, or a header with the name before them."""
+"""Readers of calls with JSON arguments: objects that contain the name, or a header with the name before them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _Fields = dict[str, msgspec.Raw]
 
 
 def read_objects(body: str, schemas: Schemas) -> Reading:
-    """`{"name": ..., "arguments": {...}}`, one, several or a list of them; also as `tool_name` and `parameters`."""
+    """`{"name": ..., "arguments": {...}}`: one, several or a list of them; also with `tool_name` and `parameters`."""
     return _objects(body, _named)
 
 
 def whole_objects(text: str, schemas: Schemas) -> list[CallEvent]:
-    """The same; empty when any of `text` is not a call. A fence of Markdown around it is not counted as text."""
+    """The same; empty if any part of `text` is not a call. A Markdown fence around it is ignored."""
     fenced = _FENCED.fullmatch(text)
     reading = read_objects(fenced.group(1) if fenced else text, schemas)
     return [] if reading.rest else reading.calls
 
 
 def ends_in_string(text: str, *, begins_in_string: bool = False) -> bool:
-    """Whether JSON that goes on after `text` goes on inside a string."""
+    """Whether JSON that continues after `text` continues inside a string."""
     return '"' in _STRING.sub("", '"' + text if begins_in_string else text)
 
 
@@ -85,7 +85,7 @@ def _text(raw: msgspec.Raw | None) -> str | None:
 
 
 def _arguments(raw: msgspec.Raw | None) -> str | None:
-    """The JSON of an object, or of one that a text holds. None: there is none."""
+    """The JSON of an object, or of an object in a text; None if there is none."""
     if raw is None:
         return None
     written = bytes(raw).decode()
@@ -94,10 +94,10 @@ def _arguments(raw: msgspec.Raw | None) -> str | None:
 
 
 class Headed:
-    """`HEADER{...}END`, one after the other. Nothing between the two is no arguments."""
+    """Consecutive `HEADER{...}END`. Nothing between HEADER and END means no arguments."""
 
     def __init__(self, *forms: tuple[str, str]) -> None:
-        """forms: patterns of a header, with the groups `name` and perhaps `id`, and the end that belongs to it."""
+        """forms: header patterns with the groups `name` and optionally `id`, each with its end."""
         self._forms = [(re.compile(r"\s*" + header), end) for header, end in forms]
 
     def __call__(self, body: str, schemas: Schemas) -> Reading:
@@ -124,7 +124,7 @@ class Headed:
         else:
             close = _DECODER.raw_decode(body, start)[1]
             arguments = body[start:close]
-        # The reply may have ended behind the arguments.
+        # The reply may have ended after the arguments.
         tail = body[close:]
         rest = tail.lstrip()
         if not is_object(arguments) or (rest and not rest.startswith(end.lstrip())):
@@ -144,7 +144,7 @@ _KIMI = Headed(
 
 
 def read_mistral(body: str, schemas: Schemas) -> Reading:
-    """`[TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{...}`, of which the marks within are younger, or `[TOOL_CALLS][{...}]`."""
+    """`[TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{...}`, whose inner marks are newer, or `[TOOL_CALLS][{...}]`."""
     inside = body.removeprefix("[TOOL_CALLS]")
     if not inside.lstrip().startswith("["):
         return _MISTRAL(body, schemas)
@@ -157,7 +157,7 @@ def read_mistral(body: str, schemas: Schemas) -> Reading:
 
 
 def read_kimi(body: str, schemas: Schemas) -> Reading:
-    """Models also write the id as clients send it back, `functions_NAME_0`."""
+    """Models also write the id in the form that clients send back, `functions_NAME_0`."""
     reading = _KIMI(body, schemas)
     return reading._replace(calls=[_with_known_name(call, schemas) for call in reading.calls])
 

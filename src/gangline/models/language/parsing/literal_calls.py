@@ -1,4 +1,4 @@
-"""Readers of calls that are written as program code: LFM2's Python, and Gemma 4's objects with bare keys."""
+"""Readers of calls written as program code: LFM2's Python, and Gemma 4's objects with bare keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_lfm2(body: str, schemas: Schemas) -> Reading:
 
 
 def read_lfm2_raw(body: str, schemas: Schemas) -> Reading:
-    """The same by templates that put a text between quotes as it is, without escapes."""
+    """The same for templates that quote text without escaping it."""
     return _python(body, is_escaped=False)
 
 
@@ -67,7 +67,7 @@ def _python_call(text: str, at: int, is_escaped: bool) -> tuple[CallEvent, int]:
 
 
 def _python_value(text: str, at: int, is_escaped: bool) -> tuple[Any, re.Match[str]]:
-    """The shortest one that is a value, and what ends it."""
+    """The shortest valid value, and the match that ends it."""
     for end in _VALUE_END.finditer(text, at):
         written = text[at : end.start()]
         if written[:1] in "'\"":
@@ -83,7 +83,7 @@ def _python_value(text: str, at: int, is_escaped: bool) -> tuple[Any, re.Match[s
 
 
 def _literal(written: str) -> Any:
-    """JSON, or as Python writes it. Raises: any of `_BROKEN`."""
+    """JSON or a Python literal. Raises: any of `_BROKEN`."""
     try:
         return json.loads(written, parse_constant=_refused)
     except ValueError:
@@ -100,7 +100,7 @@ def _refused(name: str) -> Any:
 
 
 def _json(values: dict[str, Any]) -> str:
-    """Raises: ValueError for what JSON does not have."""
+    """Raises: ValueError for values without a JSON form."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if json.loads(text) != values:  # a tuple, or a number as a key
         raise ValueError("not JSON")
@@ -116,7 +116,9 @@ _GEMMA_WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "Fal
 
 
 def read_gemma4(body: str, schemas: Schemas) -> Reading:
-    """`call:NAME{key:<|"|>text<|"|>,other:[1,true]}`; texts in plain quotes, as models slip into, are read too."""
+    """`call:NAME{key:<|"|>text<|"|>,other:[1,true]}`; text in plain quotes, which models sometimes write, is also
+    accepted.
+    """
     calls: list[CallEvent] = []
     at = 0
     while begun := _GEMMA_CALL.match(body, at):
@@ -129,7 +131,7 @@ def read_gemma4(body: str, schemas: Schemas) -> Reading:
         at = end
     rest = body[at:].strip() and body[at:]
     is_inside = body.count(_QUOTE) % 2 == 1
-    # Behind the end of a call stands nothing but another one, or a text had that end in it.
+    # Only another call may follow the end of a call; otherwise that end was inside a text.
     return Reading([], body, is_inside) if rest and begun is None else Reading(calls, rest, is_inside)
 
 

@@ -1,11 +1,11 @@
-"""What looks like a tool call in text, of any known family of models: where none was read, one was lost.
+"""Detects lost tool calls: text that looks like a tool call of any known model family, although no call was parsed.
 
-The same rule for replies that are read here, and for those of engines that parse by themselves.
+The same rule applies to replies parsed here and by engines.
 
-- A mark that is followed by what a call begins with, or that begins a line, is a call. So is a special token, and a
-  JSON object that names an offered tool and its arguments.
-- A tag that a sentence speaks of is prose: `<tool_call>` in inline code, in quotes, or in the middle of a line with
-  nothing of a call behind it.
+- A mark followed by the start of a call, or at the beginning of a line, is a call. So is a special token, and a JSON
+  object that names an offered tool and its arguments.
+- A tag mentioned in a sentence is prose: `<tool_call>` in inline code, in quotes, or in the middle of a line without
+  the start of a call after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["lost_calls", "speaks_a_call"]
 _TAG = r"(?:\w+[:_])?(?:tool_?calls?|function_calls?|start_function_call)(?:_begin|_start)?"
 _BODY = r"\s*(?:[{\[]|```|call:|<function=|<invoke |<(?:tool_call|parameter|name|\w+:invoke)\b|[\w.:/-]+\s*<arg_key>)"
 _CALLS = (
-    # A tag before the beginning of a call, or alone at the beginning of a line.
+    # A tag before the start of a call, or alone at the beginning of a line.
     rf"<{_TAG}>{_BODY}",
     rf"^[^\S\n]*<{_TAG}>",
     r"^[^\S\n]*</?(?:function|parameter|invoke)(?:[= ][^<>\n]*)?>",
     r"^[^\S\n]*</?arg_(?:key|value)>",
-    # The end of a call without its beginning.
+    # The end of a call without its start.
     rf"(?:^[^\S\n]*|[>}}\]]\s*)</{_TAG}>",
 )
 _TOKENS = (
@@ -43,11 +43,10 @@ _QUOTES = "`\"'“‘«"
 
 
 def lost_calls(text: str, thinking: str, *, num_calls: int, names: Collection[str]) -> bool:
-    """
-    text, thinking: what is left of a reply beside the calls that were read.
-    names: of the offered tools.
+    """text, thinking: the rest of a reply without the parsed calls.
+    names: the offered tools'.
 
-    A call in a thought was only thought of, unless the reply is nothing else.
+    A call inside thinking counts only if the reply contains nothing else.
     """
     return speaks_a_call(text, names) or (not num_calls and not text.strip() and speaks_a_call(thinking, names))
 

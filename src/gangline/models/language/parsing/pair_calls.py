@@ -1,4 +1,4 @@
-"""Readers of calls whose arguments are pairs of tags: flat, or nested as XML is."""
+"""Readers of calls whose arguments are pairs of tags: flat, or nested like XML."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Pairs", "read_minimax_m3"]
 
 
 class Pairs:
-    """`CALL KEY VALUE ... END`, one after the other.
+    """Consecutive `CALL KEY VALUE ... END`.
 
-    A value ends where its tag is followed by the next key or the end of the call, so other such tags in it are text.
-    One with more opening than closing tags is refused: a closing tag is missing.
+    A value ends at a tag that is followed by the next key or the end of the call, so other such tags in it are text. A
+    value with more opening than closing tags is refused: a closing tag is missing.
     """
 
     def __init__(self, call: str, call_end: str, key: str, value_end: str) -> None:
-        """
-        call: pattern with the group `name`.
-        key: pattern with the groups `key` and perhaps `kind` (`string` or `true`: the value is text; else it is JSON).
+        """call: pattern with the group `name`.
+        key: pattern with the groups `key` and optionally `kind` (`string` or `true`: the value is text; else it is
+        JSON).
         """
         self._call = re.compile(r"\s*" + call)
         self._call_end = re.compile(r"\s*" + re.escape(call_end))
@@ -46,12 +46,12 @@ class Pairs:
             calls.append(CallEvent(name, msgspec.json.encode(pairs).decode()))
             at = end
         rest = body[at:].strip() and body[at:]
-        # An end without a beginning: the last value had the end of its call in it.
+        # An end without a start: the last value contained the end of its call.
         is_cut = begun is None and self._call_end.search(rest)
         return Reading([], body) if is_cut else Reading(calls, rest)
 
     def _pairs(self, body: str, at: int, schema: object) -> tuple[dict[str, msgspec.Raw] | None, int]:
-        """None where the call is malformed."""
+        """None if the call is malformed."""
         pairs: dict[str, msgspec.Raw] = {}
         while opened := self._key.match(body, at):
             key = _unescaped(opened["key"].strip())
@@ -118,7 +118,7 @@ def read_minimax_m3(body: str, schemas: Schemas) -> Reading:
 
 
 def _elements(body: str, at: int) -> tuple[list[_Element], int]:
-    """Raises: ValueError where a tag does not close, or text stands between elements."""
+    """Raises: ValueError if a tag does not close, or there is text between elements."""
     found: list[_Element] = []
     while opened := _ELEMENT.match(body, at):
         tag, start = opened[1], opened.end()
@@ -138,7 +138,7 @@ def _elements(body: str, at: int) -> tuple[list[_Element], int]:
 
 
 def _object(elements: list[_Element], schema: object, root: object) -> dict[str, Any]:
-    """Raises: ValueError for a key that comes twice."""
+    """Raises: ValueError for a duplicate key."""
     values = {tag: _value(value, of_property(schema, tag, root), root) for tag, value in elements}
     if len(values) != len(elements):
         raise ValueError("a key twice")

@@ -1,12 +1,12 @@
-"""A reply's text in any cut -> events.
+"""Parses a reply's text, in arbitrary pieces, into events.
 
 Laws
-- For any cuts of the text, the events add up to the same thinking, text and calls.
-- A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be parsed stays
-  text, and `status` reports it; as it does for anything else that looks like a call, see `marks`.
+- For any division of the text into pieces, the events add up to the same thinking, text and calls.
+- A call is emitted whole, once it is known to be one: its arguments are a JSON object. A call that cannot be parsed
+  stays text, and `status` reports it, as for anything else that looks like a call: see `marks`.
 - Nothing sampled is lost except the tags of parsed parts, and white space after a call and before a think block.
 
-Llama 3's tool calls: a reply that is nothing but JSON, `{"name": ..., "parameters": {...}}`, several behind `;`.
+Llama 3's tool calls: a reply that consists only of JSON, `{"name": ..., "parameters": {...}}`, separated by `;`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ToolFormat = Literal[
     "seed_oss",
     "solar",
 ]
-# Their marks are tokens, but not special ones.
+# Formats whose marks are ordinary tokens, not special ones.
 _PLAIN_THINKING = frozenset({None, "qwen3", "deepseek_r1"})
 _PLAIN_TOOLS = frozenset({None, "hermes", "qwen3_coder", "glm"})
 _OFTEN_PLAIN_TOOLS = frozenset({"llama3_json", "functionary", "minicpm", "minimax_m1", "minimax_m2", "nemotron_v2"})
@@ -84,7 +84,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaJson:
-    """Nothing closes a call, so a reply that begins like one is held back to its end."""
+    """Calls have no end mark, so a reply that begins like a call is held back to its end."""
 
     def __init__(self, schemas: Schemas) -> None:
         self.num_broken = 0
@@ -134,14 +134,14 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Parsers:
-    """Which formats to read out of replies; None: that part stays text."""
+    """The formats to parse in replies. None: that part stays text."""
 
     tools: ToolFormat | None = None
     thinking: ThinkingFormat | None = None
 
     @classmethod
     def named(cls, names: Mapping[str, Any]) -> Parsers:
-        """From `{"thinking": ..., "tools": ...}`; "none" is None. Raises: InvalidRequest."""
+        """From `{"thinking": ..., "tools": ...}`; "none" means None. Raises: InvalidRequest."""
         unknown = sorted(set(names) - {"thinking", "tools"})
         if unknown:
             raise InvalidRequest(f"parsers: {unknown[0]!r} is neither thinking nor tools.")
@@ -156,12 +156,12 @@ class Parsers:
 
     @property
     def need_special_tokens(self) -> bool:
-        """The marks are special tokens, which text is usually decoded without."""
+        """Whether the marks are special tokens, which are usually omitted when decoding."""
         return self.thinking not in _PLAIN_THINKING or self.tools not in _PLAIN_TOOLS
 
     @property
     def read_plain_text(self) -> bool:
-        """Whether the text of a chat route, which comes without special tokens, still has the marks."""
+        """Whether the text of a chat route, decoded without special tokens, still contains the marks."""
         return self.thinking in _PLAIN_THINKING | {"apriel"} and self.tools in _PLAIN_TOOLS | _OFTEN_PLAIN_TOOLS
 
 
@@ -174,27 +174,26 @@ def _one_of(what: str, name: object, known: tuple[str, ...]) -> Any:
 
 
 class ReplyParser:
-    """One reply: thinking split off first, tool calls out of the rest."""
+    """Parses one reply: first splits off thinking, then extracts tool calls from the rest."""
 
     def __init__(
         self, parsers: Parsers, *, in_thinking: bool = False, schemas: Schemas | None = None, reads_calls: bool = True
     ) -> None:
-        """
-        in_thinking: the prompt has opened the think block.
-        schemas: of the tools that were offered, for formats that do not say a value's type.
-        reads_calls: False leaves calls in the text, as for a caller that wants none.
+        """in_thinking: the prompt has opened the think block.
+        schemas: the offered tools', for formats without value types.
+        reads_calls: False leaves calls in the text, for callers that want no calls.
         """
         self._num_calls = 0
         self._thinking, self._calls = _formats(parsers, in_thinking, schemas or {}, reads_calls)
         self._names = frozenset(schemas or {})
         self._reads_calls = reads_calls
         self._left_over: tuple[list[str], list[str]] = [], []
-        """Text and thinking so far, with a line break where a call was read."""
+        """Text and thinking so far, with a line break in place of each parsed call."""
         self._lost_calls = False
 
     @property
     def num_calls(self) -> int:
-        """Read so far."""
+        """Number of calls parsed so far."""
         return self._num_calls
 
     @property
@@ -209,7 +208,7 @@ class ReplyParser:
         return self._counted(self._read(self._thinking.feed(text) if self._thinking else [TextEvent(text)]))
 
     def finish(self) -> list[Event]:
-        """The text still withheld. Call once, after the last text."""
+        """The text held back so far. Call once, after the last text."""
         held = self._read(self._thinking.finish()) if self._thinking else []
         events = self._counted(held + (self._calls.finish() if self._calls else []))
         if self._reads_calls:

@@ -1,4 +1,4 @@
-"""A reply's text in any cut -> the deltas of its stream, in terms of the contract."""
+"""Converts a reply's text, in arbitrary pieces, to the deltas of its stream."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class ReplyText:
         return self._shown(self._parser.feed(text))
 
     def finish(self) -> ReplyDelta:
-        """The text withheld so far. Called once, after the last text."""
+        """The text held back so far. Called once, after the last text."""
         return self._shown(self._parser.finish())
 
     def finish_reason(self, said: str) -> str:
-        """A reply that ended by itself after calls ended for them, as chat routes say it."""
+        """`tool_calls` for a reply that stopped by itself after calls, as in chat routes."""
         return "tool_calls" if said == "stop" and self._parser.num_calls else said
 
     def _shown(self, events: Sequence[Event]) -> ReplyDelta:

@@ -1,7 +1,7 @@
-"""What a tool's JSON schema allows at one place: its kinds, enums and constants, through unions and references.
+"""The values that a tool's JSON schema allows at one place: kinds, enums and constants, through unions and references.
 
-Enough to tell text from JSON; a schema that is broken or unknown in a place allows everything there. Also read: what
-people write by hand and other dialects send (`STRING`, `dict`, `nullable`).
+Enough to distinguish text from JSON; a schema that is invalid or unsupported at a place allows everything there. It
+also accepts names that people and other dialects write (`STRING`, `dict`, `nullable`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ _NAMES = {
     "array": ("array", "list", "tuple", "set"),
     "object": ("object", "dict", "map"),
 }
-"""JSON's kind -> its names. Any other name is text."""
+"""JSON kind -> its names. Any other name is text."""
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 _IMPLIED = {"properties": "object", "patternProperties": "object", "items": "array", "prefixItems": "array"}
-"""Keyword -> the kind that a schema without `type` means by it."""
+"""Keyword -> the kind that it implies in a schema without `type`."""
 _NO_REFERENCES: frozenset[str] = frozenset()
 
 
 def allows(value: object, schema: object, root: object, *, exact: bool = True) -> bool:
-    """
-    root: the whole schema, for references.
-    exact: by enum and const too, not only by kind.
+    """root: the whole schema, for references.
+    exact: also check enum and const, not only the kind.
     """
     return _allows(value, schema, root, exact, _NO_REFERENCES)
 
@@ -53,12 +52,12 @@ def _allows(value: object, schema: object, root: object, exact: bool, seen: froz
 
 
 def names_text(text: str, schema: object, root: object) -> bool:
-    """Whether an enum or a constant is this very text."""
+    """Whether an enum or a constant contains exactly this text."""
     return any(isinstance(one, str) and one == text for part in _parts(schema, root) for one in _named(part) or ())
 
 
 def of_property(schema: object, name: str, root: object) -> object:
-    """The schema of one property; None: it is not described."""
+    """The schema of one property; None if it is not described."""
     return _of_property(schema, name, root, _NO_REFERENCES)
 
 
@@ -98,7 +97,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _parts(schema: object, root: object, seen: frozenset[str] = _NO_REFERENCES) -> Iterator[Mapping[str, Any]]:
-    """The schema and all that it is made of, of the same place."""
+    """The schema and all schemas that it combines for the same place."""
     if not isinstance(schema, Mapping):
         return
     known = cast("Mapping[str, Any]", schema)
@@ -112,7 +111,7 @@ def _parts(schema: object, root: object, seen: frozenset[str] = _NO_REFERENCES) 
 
 
 def _reference(schema: Mapping[str, Any], seen: frozenset[str]) -> tuple[str, frozenset[str]]:
-    """`$ref`, and all references gone through with it. A circle ends in `#!`, which is no place."""
+    """`$ref`, and all references followed so far. A cycle ends in `#!`, which does not exist."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return "", seen
@@ -120,7 +119,7 @@ def _reference(schema: Mapping[str, Any], seen: frozenset[str]) -> tuple[str, fr
 
 
 def _resolved(reference: str, root: object) -> object:
-    """True where it leads nowhere, and False in a circle, which allows nothing that is not allowed anyway."""
+    """True if it cannot be resolved. False in a cycle, which allows nothing beyond the rest."""
     if reference == "#!":
         return False
     place: object = root
@@ -166,7 +165,7 @@ def _kind(value: object) -> str:
 
 
 def _named(schema: Mapping[str, Any]) -> list[object] | None:
-    """What an enum or a constant lists; None: there is none."""
+    """The values of an enum or a constant; None if there is neither."""
     if "const" in schema:
         return [schema["const"]]
     return _listed(schema, "enum") or None

@@ -1,6 +1,6 @@
-"""Tool calls between tags of a family's own: the tags are data, and a reader takes the text between them.
+"""Tool calls between a family's own tags: the tags are data, and a reader parses the text between them.
 
-A section comes out when it closes: the calls that could be read, and as text what could not be.
+A section is emitted when it closes: the calls that could be parsed, and the rest as text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["BodyReader", "Reading", "Section", "SectionCalls"]
 
 
 class Reading(NamedTuple):
-    """What a section's text says."""
+    """The parsed text of a section."""
 
     calls: list[CallEvent]
     rest: str
-    """From the first place that is not a call."""
+    """Text from the first place that is not a call."""
     is_inside: bool = False
-    """The rest ends inside a text of JSON: a closing tag behind it belongs to that text."""
+    """The rest ends inside a JSON string: a closing tag after it belongs to that string."""
 
 
 BodyReader = Callable[[str, Schemas], Reading]
@@ -30,17 +30,19 @@ BodyReader = Callable[[str, Schemas], Reading]
 
 @dataclass(frozen=True)
 class Section:
-    """The tags of one family. No tag begins another one."""
+    """The tags of one family. No tag is a prefix of another."""
 
     read: BodyReader
     opens: tuple[str, ...] = ()
     """Tags before the calls."""
     starts: tuple[str, ...] = ()
-    """What a call itself begins with, without a tag around the calls or where a model forgot it. Read as well."""
+    """Start of a call itself, without a tag around the calls or if a model forgot it. It is parsed as part of the
+    call.
+    """
     closes: tuple[str, ...] = ()
     """Empty: only the end of the reply closes the calls."""
     frame: tuple[str, ...] = ()
-    """Tags around the reply's text, which are left out. `{name}` stands for each tool's name."""
+    """Tags around the reply's text, which are removed. `{name}` stands for each tool's name."""
 
 
 class SectionCalls:
@@ -57,9 +59,9 @@ class SectionCalls:
         self._opened = ""
         """The tag of the open section."""
         self._body: list[str] = []
-        """The open section without the withheld text. Looked at when it closes: a call may be a whole file."""
+        """The open section without the text held back, parsed when it closes: a call may contain a whole file."""
         self._first_close = 0
-        """Where a closing tag was taken for a text of JSON."""
+        """Position at which a closing tag was taken for part of a JSON string."""
         self._after_call = False
 
     def feed(self, text: str) -> list[Event]:
@@ -80,7 +82,7 @@ class SectionCalls:
         return [*events, *self._text(held)]
 
     def _step(self, events: list[Event]) -> bool:
-        """Go over one tag. False: none is there yet."""
+        """Process one tag. False: there is no tag yet."""
         found = (self._close if self._opened else self._tag).search(self._held)
         if found is None:
             return self._release(events)
@@ -98,7 +100,7 @@ class SectionCalls:
         return True
 
     def _release(self, events: list[Event]) -> bool:
-        """Release text that cannot be the beginning of a tag any more."""
+        """Emit text that can no longer be the beginning of a tag."""
         tags = self._section.closes if self._opened else self._tags
         cut = len(self._held) - held_length(self._held, tags) if tags else len(self._held)
         if self._opened:
@@ -150,5 +152,5 @@ class SectionCalls:
 
 
 def _any_of(tags: Sequence[str]) -> re.Pattern[str]:
-    """Matches nothing where there are no tags."""
+    """Matches nothing if there are no tags."""
     return re.compile("|".join(map(re.escape, tags)) or r"(?!)")

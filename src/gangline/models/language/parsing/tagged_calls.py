@@ -1,10 +1,10 @@
-"""Tool calls between `<tool_call>` and `</tool_call>`, whose bodies `call_bodies` reads.
+"""Tool calls between `<tool_call>` and `</tool_call>`, whose bodies `call_bodies` parses.
 
-Which tag opens a call: one that is followed by the beginning of a body, and that no text quotes. Any other is spoken
-of, as in "write `<tool_call>` first".
+A tag opens a call if it is followed by the start of a body and not quoted in text. Any other tag is only mentioned, as
+in "write `<tool_call>` first".
 
-Which tag closes it: the first one outside of values with which the body can be read. Before the opening tag of another
-call, and at the end of the reply, a call needs none where its body shows that it is whole.
+A call is closed by the first tag outside of values with which the body can be parsed. Before the opening tag of another
+call, and at the end of the reply, the closing tag may be missing if the body shows that it is complete.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ _TAG = re.compile("|".join(_TAGS))
 class _OpenCall:
     opener: str
     body: str = ""
-    """Up to the last tag."""
+    """Text up to the last tag."""
     since: list[str] = field(default_factory=list[str])
-    """Text since then. Looked at when a tag comes: a call may be a whole file."""
+    """Text since then, parsed when a tag arrives: a call may contain a whole file."""
     in_value: bool = False
     nested: list[int] = field(default_factory=list[int])
-    """Where calls begin that stand in a value, as in a file of examples."""
+    """Start positions of calls inside a value, as in a file of examples."""
 
 
 class TaggedCalls:
-    """A call comes out whole when it closes: only then is it known to be one. Else it stays text, tags and all."""
+    """A call is emitted whole when it closes: only then is it known to be one. Otherwise it stays text, including
+    tags.
+    """
 
     def __init__(self, form: BodyForm, schemas: Schemas) -> None:
         self.num_broken = 0
@@ -46,7 +48,7 @@ class TaggedCalls:
         self._opener = re.compile("|".join(map(re.escape, self._openers)))
         self._held = ""
         self._line = ""
-        """The text of the open line, since the last call."""
+        """The text of the current line, since the last call."""
         self._after_call = False
         self._call: _OpenCall | None = None
         self._any_tag_closes = False
@@ -69,7 +71,7 @@ class TaggedCalls:
         return events
 
     def _in_text(self, events: list[Event], *, is_last: bool) -> bool:
-        """Go over one opening tag. False: none is there yet."""
+        """Process one opening tag. False: there is no tag yet."""
         opener = self._opener.search(self._held)
         if opener is None:
             events.extend(self._text(len(self._held) if is_last else self._end_of_text()))
@@ -88,7 +90,7 @@ class TaggedCalls:
         return True
 
     def _end_of_text(self) -> int:
-        """Where the held text could still grow into an opening tag."""
+        """Position from which the held text could still become an opening tag."""
         begun = self._held.rfind("<")
         tail = self._held[begun:]
         return begun if begun >= 0 and any(one.startswith(tail) for one in self._openers) else len(self._held)
@@ -98,7 +100,7 @@ class TaggedCalls:
         return line.endswith(("`", '"')) and line.count(line[-1]) % 2 == 1
 
     def _text(self, end: int) -> list[Event]:
-        """The held text up to `end`. White space after a call is held until it is known what follows."""
+        """The held text up to `end`. White space after a call is held until the next text is known."""
         text = self._held[:end]
         if not text or (self._after_call and not text.strip()):
             return []
@@ -108,7 +110,7 @@ class TaggedCalls:
         return [TextEvent(text)]
 
     def _in_call(self, call: _OpenCall, events: list[Event]) -> bool:
-        """Go over one tag. False: none is there yet."""
+        """Process one tag. False: there is no tag yet."""
         tag = _TAG.search(self._held)
         end = tag.start() if tag else len(self._held) - held_length(self._held, _TAGS)
         call.since.append(self._held[:end])
@@ -142,14 +144,16 @@ class TaggedCalls:
         return True
 
     def _closes_nested(self, call: _OpenCall) -> bool:
-        """Whether a closing tag after the body ends a whole call in a value. Other openers there were only words."""
+        """Whether a closing tag after the body ends a whole call in a value. Other opening tags there were only
+        words.
+        """
         while call.nested:
             if self._form.read(call.body[call.nested.pop() :], self._schemas):
                 return True
         return False
 
     def _at_the_end(self, call: _OpenCall) -> list[Event]:
-        """What an open call is at the end of the reply. Afterwards any tag closes a call, so that this ends."""
+        """Resolve an open call at the end of the reply. From then on any tag closes a call, so that this terminates."""
         body = call.body + "".join(call.since) + self._held
         self._call, self._held, self._any_tag_closes = None, "", True
         calls = self._read(call.opener, body) if self._form.shows_its_end else []

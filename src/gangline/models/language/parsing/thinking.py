@@ -1,7 +1,8 @@
 """Thinking between two tags at the beginning of a reply, such as `<think>` and `</think>`.
 
-Models forget to close the block before a call (Qwen3.5 often does). A tag that is a special token ends it;
-`<tool_call>` may be only thought of: there, a call at the end of a block that never closes is one, as in engines.
+Models may forget to close the block before a call (Qwen3.5 often does). A tag that is a special token ends the block.
+`<tool_call>` may be part of the thought: it counts only for a call at the end of a block that never closes, as in
+engines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ THINK_TAGS: dict[str, tuple[str, str]] = {
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "solar": ("<|think|>", "<|end|>"),
 }
-"""Name of a format -> what opens and what closes a thought. `deepseek_r1`: replies begin inside it."""
+"""Name of a format -> opening and closing tag. `deepseek_r1`: replies begin inside the block."""
 
 _CALL = "<tool_call>"
 _CALL_ENDS = ("</tool_call>", "</function>")
@@ -43,15 +44,14 @@ def opens_thought(text: str, thinking: str | None) -> bool:
 
 
 class ThinkTags:
-    """Splits the block off; one that never closes is thinking to its end. Any tag later on is text."""
+    """Splits the block off. A block that never closes is thinking to its end. Any later tag is text."""
 
     def __init__(
         self, thinking: str, *, opened: bool = False, also_ends: Sequence[str] = (), last_call_ends: bool = False
     ) -> None:
-        """
-        opened: the prompt has opened the block already.
+        """opened: the prompt has already opened the block.
         also_ends: tags of calls, before which models forget to close the block.
-        last_call_ends: calls of the form `<tool_call>` are read out of the text.
+        last_call_ends: calls of the form `<tool_call>` are parsed from the text.
         """
         always = thinking == "deepseek_r1"
         self._open, self._close = THINK_TAGS[thinking]
@@ -61,7 +61,7 @@ class ThinkTags:
         self._held = ""
         self._last_call_ends = last_call_ends
         self._since_call: list[str] = []
-        """Thinking since the first `<tool_call>`, which is withheld."""
+        """Thinking since the first `<tool_call>`, which is held back."""
 
     def feed(self, text: str) -> list[Event]:
         text, self._held = self._held + text, ""
@@ -93,7 +93,7 @@ class ThinkTags:
         return [*events, TextEvent(after)] if after else events
 
     def _before_call(self, thought: str) -> str:
-        """What can be shown already; the rest is withheld."""
+        """The part that can be emitted; the rest is held back."""
         begun = 0 if self._since_call else thought.find(_CALL) if self._last_call_ends else -1
         if begun < 0:
             return thought

@@ -1,13 +1,13 @@
-"""Arguments that a model wrote as plain text -> JSON, by the tool's schema: for all formats without types of their own.
+"""Converts plain-text arguments of a model to JSON by the tool's schema, for all formats without types.
 
 Rules
-- A value is text wherever the schema allows that text: in a union too, behind a reference, and without a schema. It
-  stays byte for byte. So `12` is text for a string or integer, and a number for an integer or "auto".
-- `null` and `None` are null where the schema allows null, as engines read them, unless an enum names that very text.
-- Where the schema wants no text, the value is JSON, as it was written. What is not JSON is read as Python writes it:
-  `True`, `{'a': None}`, `1_000`, `[1, 2,]`.
-- What fits the schema in no way is kept: as text where it may be text, else as JSON, else as text. A client sees what
-  its model wrote, and can refuse it.
+- A value is text if the schema allows that text, including in a union, behind a reference, and without a schema. It is
+  kept byte for byte. So `12` is text for a string or integer, and a number for an integer or "auto".
+- `null` and `None` are null if the schema allows null, as in engines, unless an enum contains exactly that text.
+- If the schema does not allow text, the value is the JSON as written. Text that is not JSON is parsed as a Python
+  literal: `True`, `{'a': None}`, `1_000`, `[1, 2,]`.
+- A value that does not fit the schema is kept: as text if text is allowed, else as JSON, else as text. The client sees
+  the model's value, and can reject it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, SyntaxError, TypeError, MemoryE
 
 
 def arguments_text(pairs: Iterable[tuple[str, str]], schema: object) -> str:
-    """
-    pairs: names and their texts, without what belongs to the format.
+    """pairs: names and their texts, without the format's own characters.
     schema: of the tool's arguments; None: unknown.
     """
     values = {name: msgspec.Raw(read_value(text, of_property(schema, name, schema), schema)) for name, text in pairs}
@@ -38,8 +37,7 @@ def arguments_text(pairs: Iterable[tuple[str, str]], schema: object) -> str:
 
 
 def read_value(text: str, schema: object, root: object) -> bytes:
-    """
-    root: the tool's whole schema, in which `schema` names its references.
+    """root: the tool's whole schema, in which `schema` names its references.
 
     The value's JSON.
     """
@@ -64,7 +62,7 @@ def is_object(text: str | bytes) -> bool:
 
 
 def _readings(text: str) -> Iterator[tuple[object, str]]:
-    """What `text` may be other than text, with its JSON: the likeliest first."""
+    """Possible values of `text` other than text, with their JSON, most likely first."""
     try:
         value = msgspec.json.decode(text)
     except _UNREADABLE:
@@ -77,7 +75,7 @@ def _readings(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _python(text: str) -> Iterator[tuple[object, str]]:
-    """Nothing where `text` is no Python literal that JSON has too."""
+    """Empty if `text` is not a Python literal that JSON can represent."""
     if text.lower() in ("true", "false"):
         yield text.lower() == "true", text.lower()
         return
@@ -94,7 +92,7 @@ def _python(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _is_json(value: object) -> bool:
-    """Whether JSON has all of it: `json.dumps` takes tuples, and numbers as keys, too."""
+    """Whether JSON can represent all of it: `json.dumps` also accepts tuples, and numbers as keys."""
     if isinstance(value, dict):
         items = cast("dict[object, object]", value).items()
         return all(isinstance(key, str) and _is_json(item) for key, item in items)
