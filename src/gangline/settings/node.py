@@ -1,4 +1,4 @@
-"""Settings of a node: its engines, its stages, its policy over model calls, and the address that it listens on."""
+"""Settings of a node: its engines, its stages, its policy over model calls, and its address."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class CallLimits(BaseModel):
     max_parts: int = Field(default=8192, ge=1)
     """Content parts of all messages together."""
     max_definition_bytes: int = Field(default=512 << 10, ge=1024)
-    """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
+    """Bytes of one field outside of the conversation: the tools with their schemas, a response format."""
     max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
-    """Bytes of all bodies whose calls one session has in flight."""
+    """Bytes of all bodies of a session's calls in flight."""
 
 
 class RoleEngines(BaseModel):
-    """Engines that answer the calls of one role, all with one model."""
+    """Engines that answer the calls of one role, all with the same model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -57,9 +57,9 @@ class RoleEngines(BaseModel):
     options: _JsonTable = {}
     """Options of the engine plug-in."""
     capture: Literal["ids", "text"] | None = None
-    """`text` takes servers that report no token ids, such as a provider's API; None: as the node's `capture`."""
+    """`text` accepts servers that report no token ids, such as a provider's API; None: the node's `capture`."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Calls in flight at a time, of all sessions of the node; others wait. None: any number."""
+    """Maximum number of calls in flight, over all sessions of the node; others wait. None: no limit."""
 
 
 def _are_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def _are_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Each may be several, with commas."""
+    """Each text may contain several names, separated by commas."""
     return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
 
 
@@ -106,7 +106,7 @@ def _require_names(kind: str, names: Iterable[str]) -> None:
 
 
 def _read_policy(policy: dict[str, _JsonTable]) -> SamplingPolicy:
-    # Tasks' models take a tenth of a second to build, which `--help` does not need.
+    # Building the task models takes a tenth of a second, which `--help` should not spend.
     from gangline.domain.task import SamplingPolicy  # noqa: PLC0415
 
     return SamplingPolicy.model_validate(policy)
@@ -182,20 +182,24 @@ class NodeSettings(BaseModel):
     engines: Annotated[tuple[str, ...], Setting(option="--engine", words=True)] = ()
     """URLs of inference engines; the option is repeatable."""
     engines_later: bool = False
-    """Start without engines: a trainer gives them, or gangline backend add."""
+    """Start without engines; they are added later by a trainer, or by gangline backend add."""
     node_id: Annotated[str | None, Setting(option="--id")] = None
     """Id of the node. A second node with the same id is refused. Default: node-HOSTNAME."""
     labels: Annotated[tuple[str, ...], Setting(option="--label", words=True), AfterValidator(_are_labels)] = ()
-    """Labels that tasks may ask for in `runtime.node_labels`, such as gpu; the option is repeatable. Every node has its
-    machine's architecture."""
+    """Labels that tasks may require in `runtime.node_labels`, such as gpu; the option is repeatable. Every node also
+    has its machine's architecture.
+    """
     runtimes: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_names)] = ()
-    """Runtimes that tasks may use, such as sandbox,docker; others are refused. Default: all that are installed, also
-    process, whose agents are this machine's own processes."""
+    """Runtimes that tasks may use, such as sandbox,docker; others are refused. Default: all installed ones, including
+    process, whose agents are processes of this machine.
+    """
     networks: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_networks)] = ()
     """Network policies that tasks may use, such as none,proxy; others are refused. Default: none,proxy,list,full."""
     template_kwargs: Annotated[tuple[str, ...], Setting(words=True), AfterValidator(_template_names)] = ()
-    """Arguments of chat templates that tasks may choose in capture.template_kwargs, such as enable_thinking,thinking;
-    others are refused. Default: those that say how much a model thinks, and which thoughts its prompt keeps."""
+    """Arguments of chat templates that tasks may set in capture.template_kwargs, such as enable_thinking,thinking;
+    others are refused. Default: the arguments that control how much a model thinks, and which thoughts its prompt
+    keeps.
+    """
     engine_kind: str = "auto"
     """Engine plug-in for these engines; auto asks the engine."""
     engine_options: _JsonTable = {}
@@ -205,9 +209,10 @@ class NodeSettings(BaseModel):
     engine_key_env: str | None = None
     """Name of the environment variable with the engine's API key."""
     role_engines: Annotated[dict[str, RoleEngines], AfterValidator(_roles_are_valid)] = {}
-    """Engines that answer the calls of a role in place of the others, as JSON: {"critic": {"urls":
-    ["http://127.0.0.1:8001"]}}; kind, key_env, options and capture as of the others, and max_calls in flight. Agents
-    name the role in a header, or as the model pool/critic. No weight update reaches them."""
+    """Engines that answer the calls of a role, instead of the others, as JSON: {"critic": {"urls":
+    ["http://127.0.0.1:8001"]}}; also with kind, key_env, options and capture like the others, and max_calls in flight.
+    Agents select the role by a header, or by the model pool/critic. Weight updates do not reach these engines.
+    """
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
     capture: Literal["ids", "text"] = "ids"
@@ -244,20 +249,23 @@ class NodeSettings(BaseModel):
     stuck_after_s: Annotated[float, Setting(option="--stuck-after"), Field(ge=0)] = 60.0
     """Seconds beyond its budget after which a session is reported as stuck."""
     disk_reserve_gib: Annotated[float | None, Setting(option="--disk-reserve"), Field(ge=0)] = None
-    """GiB to keep free on the data folder's disk: below it the node takes no sessions, below half of it it ends the
-    agent with the largest sandbox. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
+    """GiB to keep free on the data folder's disk: below it the node accepts no sessions, below half of it it ends the
+    agent with the largest sandbox. 0: no reserve. Default: 2, or 5 % of a smaller disk.
+    """
     checkpoint_gib: Annotated[float, Field(ge=0)] = 8.0
-    """GiB that checkpoints of sessions may take on the data folder's disk; beyond it the session that takes the most
-    loses its oldest."""
+    """GiB that checkpoints of sessions may use on the data folder's disk; beyond it the session that uses most loses
+    its oldest checkpoint.
+    """
     checkpoint_hold_s: Annotated[float, Setting(option="--checkpoint-hold"), Field(ge=0)] = 600.0
     """Seconds that a session's checkpoints outlive it."""
     warm_sandboxes: Annotated[int, Field(ge=0)] = 0
-    """Sandboxes that are started and prepared before a session asks for them, for tasks like those that just ran; 0
-    starts none. Their prepare actions run once for each."""
+    """Sandboxes that are started and prepared before a session needs them, for tasks like the most recent ones; 0: no
+    warm sandboxes. Their prepare actions run once per sandbox.
+    """
     warm_memory_gib: Annotated[float, Setting(option="--warm-memory"), Field(ge=0)] = 16.0
     """Bound of the sum of warm sandboxes' memory limits, in GiB."""
     warm_age_s: Annotated[float, Setting(option="--warm-age"), Field(gt=0)] = 300.0
-    """Seconds after which a warm sandbox that nobody took is stopped."""
+    """Seconds after which an unused warm sandbox is stopped."""
     hooks: Annotated[tuple[str, ...], Setting(option="--hook")] = ()
     """Shell commands that get each attempt's result as JSON on stdin; the option is repeatable."""
     hook_timeout_s: Annotated[float, Setting(option="--hook-timeout"), Field(ge=0.1)] = 60.0
@@ -272,17 +280,18 @@ class NodeSettings(BaseModel):
     """URL under which other machines reach it. Default: its address, or the machine's name if it listens on every
     address."""
     allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
-    """Additional host names under which clients reach the control routes, such as that of a reverse proxy; the option
-    is repeatable. Its own address, loopback and the host of --public-url are always allowed."""
+    """Additional host names under which clients reach the control routes, such as a reverse proxy's; the option is
+    repeatable. Its own address, loopback and the host of --public-url are always allowed.
+    """
     no_token: Annotated[bool, Setting(unset="--with-token")] = False
     """Require no control token. Any program on this machine can then run commands."""
 
     def policy(self) -> SamplingPolicy | None:
-        """`sampling`, as the gateway applies it."""
+        """`sampling`, in the form that the node applies."""
         return None if self.sampling is None else _read_policy(self.sampling)
 
     def allowed(self) -> Allowed:
-        """`runtimes`, `networks` and `template_kwargs`, as the gateway uses them. Raises: UnknownPlugin."""
+        """`runtimes`, `networks` and `template_kwargs`, in the form that the node uses. Raises: UnknownPlugin."""
         from gangline.domain.placement import Allowed  # noqa: PLC0415 - as above
 
         for name in self.runtimes:
@@ -292,15 +301,15 @@ class NodeSettings(BaseModel):
         return Allowed(runtimes=frozenset(self.runtimes) or None, **given)
 
     def engines_of_graders(self) -> dict[str, GraderEngine]:
-        """`grader_engines`, as the gateway uses them."""
+        """`grader_engines`, in the form that the node uses."""
         return {name: _read_engine(engine) for name, engine in self.grader_engines.items()}
 
     def sources_of_search(self) -> dict[str, SearchSource]:
-        """`search_sources`, as the gateway uses them."""
+        """`search_sources`, in the form that the node uses."""
         return {name: _read_source(source) for name, source in self.search_sources.items()}
 
     def sources_of_mcp(self) -> dict[str, McpSource]:
-        """`mcp_servers`, as the gateway uses them."""
+        """`mcp_servers`, in the form that the node uses."""
         return {name: _read_mcp_source(source) for name, source in self.mcp_servers.items()}
 
     def disk_reserve_bytes(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The contract of each kind of plug-in as data, and what an object lacks of it. Imports no plug-in's package.
+"""The contract of each kind of plug-in as data, and the check of an object against it. Imports no plug-in's package.
 
 The classes and Protocols are the contract in full; `tests/integration/test_plugins_refused.py` compares these tables
 with them.
@@ -37,26 +37,26 @@ Kind = Literal[
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
-    """What Gangline asks of the object behind an entry point."""
+    """Requirements on the object behind an entry point."""
 
     group: str
     page: str
-    """In docs/guides, with the section."""
+    """Page in docs/guides, with the section."""
     what: str
-    """For people: what the object is."""
+    """Readable description of the object."""
     is_class: bool = True
     base: type[Any] | None = None
     """The class that it is a subclass of, where that has more than the names below: defaults of abilities."""
     has_config: bool = False
-    """It has a pydantic `Config`, from which it is made; otherwise it is made of nothing."""
+    """Whether it has a pydantic `Config` for its constructor; otherwise the constructor takes no arguments."""
     waits: Mapping[str, int] = {}
-    """Methods of type `async def` -> how many arguments they are called with, by place."""
+    """`async def` methods -> number of positional arguments they are called with."""
     answers: Mapping[str, int] = {}
-    """Methods that answer at once, likewise."""
+    """Synchronous methods -> number of positional arguments they are called with."""
     fields: Sequence[str] = ()
     """Attributes of the class."""
     own_fields: Sequence[str] = ()
-    """Attributes of each object that is made of it."""
+    """Attributes of each instance."""
 
 
 _ENGINE = {"probe": 0, "capabilities": 0, "chat": 1, "render": 1, "detokenize": 1, "check_health": 1, "close": 0}
@@ -162,7 +162,7 @@ CONTRACTS: Mapping[Kind, Contract] = {
 
 
 def faults(kind: Kind, name: str, found: Any) -> str:
-    """What the object behind an entry point lacks: `lacks reap, start`; empty where it lacks nothing."""
+    """Faults of the object behind an entry point: `lacks reap, start`; empty if there are none."""
     contract = CONTRACTS[kind]
     if contract.is_class and not isinstance(found, type):
         return f"is not a class but of type {type(found).__name__}"
@@ -172,7 +172,7 @@ def faults(kind: Kind, name: str, found: Any) -> str:
 
 
 def instance_faults(kind: Kind, made: Any) -> str:
-    """The same of an object that was made from its configuration."""
+    """The same for an instance created from its configuration."""
     lacking = [name for name in CONTRACTS[kind].own_fields if not hasattr(made, name)]
     return f"lacks {', '.join(lacking)}" if lacking else ""
 
@@ -235,13 +235,13 @@ def _method_fault(found: type[Any], name: str, num_arguments: int, waits: bool) 
 
 
 def _may_wait(function: FunctionType) -> bool:
-    """Whether a plain function says, or may hide behind a decorator, that its result is awaited."""
+    """Whether a plain function returns an awaitable by its annotation, or may do so because it is decorated."""
     said = str(function.__annotations__.get("return", ""))
     return hasattr(function, "__wrapped__") or any(word in said for word in ("Awaitable", "Coroutine", "Future"))
 
 
 def _takes(function: Any, num_arguments: int) -> bool:
-    """Whether it can be called with so many arguments by place; other required ones are given by name."""
+    """Whether it can be called with this many positional arguments; other required ones are passed by name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""The one door through which every plug-in comes, the built-in ones too: entry points.
+"""Loads all plug-ins, including built-in ones, by entry point.
 
-Requests and experiments choose by name only; a dotted path is never taken from one. A plug-in is checked against its
-contract when it is loaded (`plugin_contracts` has them all). One that fails is refused alone, wherever it is named,
-with its package, what it lacks and the page to read.
+Requests and experiments select plug-ins by name; dotted paths are never accepted. A plug-in is checked against its
+contract when it is loaded (`plugin_contracts` has them all). If it fails, only that plug-in is refused, each time it is
+named, with its package, its faults and the page to read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _installed() -> Mapping[Kind, Sequence[EntryPoint]]:
 
 
 def _registry(kind: Kind) -> dict[str, EntryPoint]:
-    """Our own before others of the same name."""
+    """Our own take precedence over others with the same name."""
     return {entry.name: entry for entry in _installed()[kind]}
 
 
@@ -86,7 +86,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def usable(kind: Kind) -> list[str]:
-    """The names of plug-ins that are not refused."""
+    """Names of the plug-ins that are not refused."""
     return [name for name in names(kind) if not _is_refused(kind, name)]
 
 
@@ -99,13 +99,13 @@ def _is_refused(kind: Kind, name: str) -> bool:
 
 
 def log_refusals() -> None:
-    """For a server or a node that starts without them."""
+    """Called when a server or a node starts without them."""
     for message in refusals():
         log.warning("plugin.refused message=%s", message)
 
 
 def refusals() -> list[str]:
-    """Why plug-ins of other packages are refused, one line for each. It imports all of them."""
+    """Why plug-ins of other packages are refused, one line each. Imports all of them."""
     found: list[str] = []
     for kind in CONTRACTS:
         entries = _installed()[kind]
@@ -120,7 +120,7 @@ def refusals() -> list[str]:
 
 
 def version(kind: Kind, name: str) -> str:
-    """Distribution and version that a known plug-in comes from; empty where the installer left no metadata."""
+    """Distribution and version of a known plug-in; empty if its installer left no metadata."""
     found = _registry(kind)[name].dist
     return "" if found is None else f"{found.name} {found.version}"
 
@@ -128,7 +128,7 @@ def version(kind: Kind, name: str) -> str:
 def load(kind: Kind, name: str) -> Any:
     """The object behind a plug-in's name, which fulfils its contract.
 
-    Raises: UnknownPlugin (names the known ones, the nearest match), InvalidRequest when it is refused, or its extra is
+    Raises: UnknownPlugin (lists the known ones and the nearest match), InvalidRequest if it is refused, or its extra is
     not installed.
     """
     registry = _registry(kind)
@@ -149,7 +149,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def _imported(kind: Kind, entry: EntryPoint) -> Any:
-    """Raises: InvalidRequest, whatever the module does when it is imported."""
+    """Raises: InvalidRequest for any error during the module's import."""
     try:
         return entry.load()
     except ModuleNotFoundError as error:
@@ -165,8 +165,7 @@ def _imported(kind: Kind, entry: EntryPoint) -> Any:
 
 @cache
 def _fault(kind: Kind, entry: EntryPoint) -> str:
-    """Why a plug-in that was imported is refused; empty where it is not. Which of two of a name a task means, nobody
-    knows."""
+    """Why an imported plug-in is refused; empty if it is not. Two plug-ins with the same name are ambiguous."""
     found = [one for one in _installed()[kind] if one.name == entry.name]
     if len({(_package(one), one.value) for one in found}) > 1:
         packages = " and ".join(sorted(f"{_package(one)} ({one.value})" for one in found))
@@ -196,7 +195,7 @@ def _is_new(kind: Kind, name: str) -> bool:
 
 
 def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
-    """The package that a plug-in lacks and how to install it, by the metadata of the plug-in's distribution."""
+    """Names the missing package and how to install it, from the metadata of the plug-in's distribution."""
     what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
     if entry.dist is None:
         return f"{what} Install it."
@@ -209,8 +208,9 @@ def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
 
 
 def _command_for(module: str, requires: Sequence[str], distribution: str) -> str | None:
-    """The command that installs a module: the package among a distribution's requirements of the same name, or whose
-    name contains the module's, such as PyYAML for `yaml`. One that extras require comes with the smallest of these."""
+    """The command that installs a module: of the distribution's requirements, the one with the module's name, or whose
+    name contains it, such as PyYAML for `yaml`. If extras require it, the smallest of these extras is installed.
+    """
     wanted = _plain(module.partition(".")[0])
     found = [match for one in requires if (match := _REQUIREMENT.fullmatch(one)) is not None]
     extras = [_EXTRA.findall(match["marker"] or "") for match in found]
@@ -227,7 +227,7 @@ def _command_for(module: str, requires: Sequence[str], distribution: str) -> str
 
 
 def _plain(name: str) -> str:
-    """A name as modules and distributions have it in common."""
+    """A normalised name, for comparing modules and distributions."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -246,7 +246,7 @@ def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
 
 
 def made(kind: Kind, name: str, *config: BaseModel) -> Any:
-    """An object of a plug-in's class. Raises: UnknownPlugin, InvalidRequest, also where its `__init__` fails."""
+    """An instance of a plug-in's class. Raises: UnknownPlugin, InvalidRequest, also if its `__init__` fails."""
     plugin, entry = load(kind, name), _registry(kind)[name]
     try:
         found = plugin(*config)
@@ -263,7 +263,7 @@ def made(kind: Kind, name: str, *config: BaseModel) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel] = BaseModel) -> str:
-    """A validation error as one line for people: place and problem, and the nearest name in `model`."""
+    """A validation error as one readable line: place, problem, and the nearest name in `model`."""
     return "; ".join(mistakes(error, model)[:8])
 
 
@@ -284,7 +284,7 @@ def make_environment(kind: str, config: dict[str, Any]) -> EnvironmentKind:
 
 
 def make_tool(name: str, config: dict[str, Any]) -> Any:
-    """A `gangline.agents.tools.contract.Tool`, whose package is above this one."""
+    """A `gangline.agents.tools.contract.Tool`, whose package this module must not import."""
     return _configured("tool", name, config)
 
 
@@ -300,7 +300,7 @@ def make_evidence(name: str) -> EvidenceKind:
 
 
 def has_tools(task: TaskRequest) -> bool:
-    """Whether its agent acts through tools of the provider's API; False where only the nodes know its harness."""
+    """Whether its agent acts through the provider API's tools; False if only the nodes know its harness."""
     try:
         return depends_on_tools(make_harness(task.agent.harness, task.agent.settings), task)
     except GanglineError:
@@ -308,7 +308,7 @@ def has_tools(task: TaskRequest) -> bool:
 
 
 def check_task(task: TaskRequest) -> None:
-    """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
+    """Raises: UnknownPlugin, InvalidRequest if a plug-in's configuration is invalid."""
     _check_runtime(task.runtime, "runtime")
     harness = make_harness(task.agent.harness, task.agent.settings)
     _check_capabilities(task.agent, harness)
@@ -321,8 +321,9 @@ def check_task(task: TaskRequest) -> None:
 
 
 def _check_steps(task: TaskRequest) -> None:
-    """Raises: UnknownPlugin, InvalidRequest when a step has wrong settings, or its grading would stay where the agent's
-    next step begins."""
+    """Raises: UnknownPlugin, InvalidRequest if a step has invalid settings, or its grading would remain visible to the
+    agent's next step.
+    """
     for number, step in enumerate(task.steps, start=1):
         try:
             prepare = (*task.runtime.prepare, *step.prepare)
@@ -356,8 +357,9 @@ def _check_runtime(spec: RuntimeSpec, field: str) -> None:
 
 
 def check_evaluator(spec: EvaluatorSpec) -> None:
-    """Raises: UnknownPlugin, InvalidRequest when its configuration is wrong, or it would ignore that a clean runtime is
-    asked for."""
+    """Raises: UnknownPlugin, InvalidRequest if its configuration is invalid, or it would ignore the request for a clean
+    runtime.
+    """
     evaluator = make_evaluator(spec.strategy, spec.config)
     if spec.runtime is not None:
         _check_runtime(spec.runtime, "evaluator.runtime")
@@ -369,8 +371,9 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
 
 
 def _check_environments(task: TaskRequest, harness: Harness) -> None:
-    """Raises: UnknownPlugin, InvalidRequest when the configuration of an environment is wrong, or the harness has no
-    way to give its program the environment's tools."""
+    """Raises: UnknownPlugin, InvalidRequest if an environment's configuration is invalid, or the harness cannot give
+    the environment's tools to its program.
+    """
     for name, spec in task.environments.items():
         try:
             kind = make_environment(spec.kind, spec.config)
@@ -390,7 +393,7 @@ def _taken(harness: Harness) -> frozenset[Capability]:
 
 
 def _check_capabilities(agent: AgentSpec, harness: Harness) -> None:
-    """Raises: InvalidRequest when the harness would have to drop a field of the task."""
+    """Raises: InvalidRequest if the harness would have to drop a field of the task."""
     asked: dict[Capability, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
     takes = _taken(harness)
     refused = [f"`agent.{field}`" for field, is_asked in asked.items() if is_asked and field not in takes]

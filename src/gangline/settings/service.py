@@ -1,4 +1,4 @@
-"""Settings of a server and of a cluster's nodes, and all tables of gangline.toml read together."""
+"""Settings of a server and of a cluster's nodes, and the resolution of all tables of gangline.toml."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class ServerSettings(BaseModel):
     """URL under which other machines reach it. Default: its address, or the machine's name if it listens on every
     address."""
     allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
-    """Additional host names under which clients reach it, such as that of a reverse proxy; the option is repeatable.
-    Its own address, loopback and the host of --public-url are always allowed."""
+    """Additional host names under which clients reach it, such as a reverse proxy's; the option is repeatable. Its own
+    address, loopback and the host of --public-url are always allowed.
+    """
     no_token: Annotated[bool, Setting(unset="--with-token")] = False
     """Require no control token. Any program on this machine can then run commands."""
     results: str | None = None
@@ -68,12 +69,11 @@ class ClusterSettings(BaseModel):
     ray_address: str | None = None
     """HOST:PORT of the Ray cluster. Default: RAY_ADDRESS, else the cluster of this machine."""
     num_nodes: Annotated[int | None, Setting(option="--nodes"), Field(ge=1)] = None
-    """Number of nodes. Default: 1 on this machine; on a Ray cluster one for each machine that has the resources of a
-    node."""
+    """Number of nodes. Default: 1 on this machine; on a Ray cluster one for each machine with enough resources."""
     node_cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs that a node requests from Ray; 0 requests none."""
     node_resources: dict[str, float] = {}
-    """Resources that a node requests from Ray beside CPUs, as JSON: {"sandboxes": 1}."""
+    """Resources that a node requests from Ray in addition to CPUs, as JSON: {"sandboxes": 1}."""
     node_data: Path | None = None
     """Data folder of the nodes, on a disk of each machine. Default: the same path as --data."""
 
@@ -94,8 +94,9 @@ UP_DEFAULTS: Mapping[str, Any] = {
     "node.engine_wait_s": 10.0,
     "node.node_id": "node-1",
 }
-"""By key, where a whole service on one machine differs from the models' defaults. A running engine that is named to it
-is expected to be up."""
+"""By key: defaults of a whole service on one machine, which differ from the models'. A running engine that is given to
+it is expected to be up.
+"""
 _MODELS: dict[str, type[BaseModel]] = {
     "": Settings,
     "server": ServerSettings,
@@ -104,11 +105,11 @@ _MODELS: dict[str, type[BaseModel]] = {
     "up": UpSettings,
 }
 LEAVES: dict[str, Leaf] = leaves_of(_MODELS)
-"""All settings, by their keys in gangline.toml."""
+"""All settings, by key in gangline.toml."""
 
 
 class Resolved(NamedTuple):
-    """All settings, and where each came from."""
+    """All settings, with their origins."""
 
     machine: Settings
     server: ServerSettings
@@ -116,7 +117,7 @@ class Resolved(NamedTuple):
     cluster: ClusterSettings
     up: UpSettings
     origins: Mapping[str, Origin]
-    """By key, of those that are not defaults."""
+    """By key, for values that are not defaults."""
     file: Path | None
     """The config file that was read."""
 
@@ -131,11 +132,11 @@ class Resolved(NamedTuple):
         return key not in self.origins
 
     def option(self, key: str) -> Any:
-        """The value, where an option gave it; else None."""
+        """The value if it was set by an option; else None."""
         return self.value(key) if self.origin(key).source == "option" else None
 
     def environment(self) -> dict[str, str]:
-        """Variables that hand the machine's settings over to a child process, which then reads no config file."""
+        """Variables that pass the machine's settings to a child process, which then reads no config file."""
         given = {name: one for name, one in self.origins.items() if name in Settings.model_fields}
         texts = {
             LEAVES[name].env[0]: LEAVES[name].write(self.value(name))
@@ -146,16 +147,16 @@ class Resolved(NamedTuple):
 
 
 def write_tables(options: Mapping[str, str] | None = None, /, **tables: BaseModel) -> bytes:
-    """Tables for a child process, which `read_tables` reads there.
+    """Encode tables for a child process, which decodes them with `read_tables`.
 
-    options: values by key, for options that were not known when the child was started.
+    options: values by key, for options that were unknown when the child was started.
     """
     written = {name: table.model_dump(mode="json") for name, table in tables.items()}
     return json.dumps({"options": dict(options or {}), "tables": written}).encode()
 
 
 def read_tables(data: bytes) -> tuple[dict[str, str], dict[str, BaseModel]]:
-    """Options and tables. Raises: InvalidRequest when they are from another version."""
+    """Options and tables. Raises: InvalidRequest if they come from another version."""
     try:
         document: dict[str, Any] = json.loads(data)
         tables = {name: _MODELS[name].model_validate(table) for name, table in document["tables"].items()}
@@ -174,9 +175,9 @@ def resolve(
 ) -> Resolved:
     """Read every source of settings.
 
-    options: values by key, of options that were given. environ: None is the process's own. config: path of the config
-    file, instead of the usual ones. handed_over: tables from a parent process. defaults: a command's own, by key.
-    Raises: InvalidRequest for a value or a key that is not valid.
+    options: values by key, for options that were given. environ: None: the process's own. config: path of the config
+    file, instead of the default ones. handed_over: tables from a parent process. defaults: a command's own, by key.
+    Raises: InvalidRequest for an invalid value or key.
     """
     sources = Sources.found(environ, config=config, options=options, handed_over=handed_over, known=LEAVES)
     machine, origins = machine_settings(sources)

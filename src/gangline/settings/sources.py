@@ -1,6 +1,6 @@
 """Values of settings: option, else environment variable, else gangline.toml, else default; each with its origin.
 
-Errors of settings, for people: the key, its line in gangline.toml, and the nearest valid name.
+Also formats errors in settings: the key, its line in gangline.toml, and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline.settings.fields import TABLES, Leaf, leaves_of
 __all__ = ["CONFIG_VARIABLE", "DEFAULT", "ConfigFile", "Origin", "Sources"]
 
 CONFIG_VARIABLE = "GANGLINE_CONFIG"
-"""Path of the config file; set and empty, no file is read."""
+"""Path of the config file; if set to an empty value, no file is read."""
 _USUAL = Path("gangline.toml")
 
 _MOST = 8
@@ -34,7 +34,7 @@ _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 def explained(
     error: ValidationError, table: str, model: type[BaseModel], known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Path in gangline.toml and complaint of each error, at most eight. known: keys of all tables."""
+    """Path in gangline.toml and message for each error, at most eight. known: keys of all tables."""
     for item in error.errors(include_url=False)[:_MOST]:
         steps = [str(step) for step in item["loc"]]
         path = ".".join([*([table] if table else []), *steps])
@@ -72,15 +72,15 @@ def _hint(steps: list[str], table: str, model: type[BaseModel], known: Collectio
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """` Did you mean ...?`, or nothing."""
+    """` Did you mean ...?`, or an empty string."""
     found = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Number of the line where a key, or the innermost part of its path that has a line, is set; None when unknown.
+    """Line number of a key, or of the innermost part of its path that has a line; None if unknown.
 
-    tomllib reports no lines; this one reads headers and the beginnings of lines.
+    tomllib reports no line numbers, so this scans headers and starts of lines.
     """
     table, best, length = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -102,7 +102,7 @@ def _plain(name: str) -> str:
 
 
 class Origin(NamedTuple):
-    """Where a value came from."""
+    """The source of a value."""
 
     source: Literal["default", "file", "environment", "option"]
     where: str = ""
@@ -121,7 +121,7 @@ class ConfigFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
-        """Raises: InvalidRequest when it cannot be read, or is no TOML."""
+        """Raises: InvalidRequest if it cannot be read or is not valid TOML."""
         try:
             text = path.read_text("utf-8")
             return cls(path, text, tomllib.loads(text))
@@ -132,7 +132,7 @@ class ConfigFile(NamedTuple):
 
     @classmethod
     def found(cls, environ: Mapping[str, str], named: Path | None) -> ConfigFile | None:
-        """The named one, else that of GANGLINE_CONFIG, else ./gangline.toml where it exists. Raises: InvalidRequest."""
+        """The given file, else GANGLINE_CONFIG's, else ./gangline.toml if it exists. Raises: InvalidRequest."""
         if named is not None:
             return cls.read(named)
         if (told := environ.get(CONFIG_VARIABLE)) is not None:
@@ -143,7 +143,7 @@ class ConfigFile(NamedTuple):
             return None
         except OSError as error:
             raise InvalidRequest(f"cannot read the config file {_USUAL}: {error.strerror}.") from error
-        # It names commands that are run: a file that another user may put in a shared folder is not trusted.
+        # The file names commands that are run, so a file that another user may place in a shared folder is not trusted.
         if info.st_uid not in (0, os.geteuid()) or stat.S_IMODE(info.st_mode) & stat.S_IWOTH:
             raise InvalidRequest(
                 f"{_USUAL.absolute()} belongs to another user, or others may write to it. Name it with --config or "
@@ -159,7 +159,7 @@ class ConfigFile(NamedTuple):
             if leaf.setting.is_secret and leaf.name in data:
                 raise InvalidRequest(f"{self._at(leaf.key)}: {leaf.name} is a secret. Set {leaf.env[0]} instead.")
         try:
-            # As JSON, strictly: a number in quotes is an error, while a list is a tuple and a string a path.
+            # Strictly as JSON: a number in quotes is an error, but a list becomes a tuple and a string a path.
             made = model.model_validate_json(json.dumps(data, default=str), strict=True)
         except ValidationError as error:
             found = explained(error, table, model, known)
@@ -175,7 +175,7 @@ class ConfigFile(NamedTuple):
         raise InvalidRequest(f"{self._at(table)}: [{table}] is a table, got {found!r}.")
 
     def _anchored(self, value: Any) -> Any:
-        """Relative paths count from the file's folder."""
+        """Relative paths are resolved from the file's folder."""
         if isinstance(value, Path):
             return self.path.absolute().parent / value
         return tuple(map(self._anchored, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
@@ -186,12 +186,12 @@ class ConfigFile(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Sources of settings, the strongest first."""
+    """Sources of settings, strongest first."""
 
     options: Mapping[str, Any]
-    """Values by key, of options that were given."""
+    """Values by key, for options that were given."""
     handed_over: Mapping[str, BaseModel]
-    """Settings by table, from a parent process; no other source but options counts for such a table."""
+    """Settings by table, from a parent process. For such a table only options can override them."""
     environ: Mapping[str, str]
     file: ConfigFile | None
     known: Collection[str] = ()
@@ -207,9 +207,9 @@ class Sources(NamedTuple):
         handed_over: Mapping[str, BaseModel] | None = None,
         known: Collection[str] = (),
     ) -> Sources:
-        """environ: None is the process's own. config: path of the file, instead of the usual ones.
+        """environ: None: the process's own. config: path of the file, instead of the default ones.
 
-        Raises: InvalidRequest when the file cannot be read.
+        Raises: InvalidRequest if the file cannot be read.
         """
         env = os.environ if environ is None else environ
         return cls(options or {}, handed_over or {}, env, ConfigFile.found(env, config), known)
@@ -256,7 +256,7 @@ def _validated(model: type[BaseModel], leaf: Leaf, value: Any, source: str) -> A
 
 
 def _refuse_unknown(table: str, leaves: Mapping[str, Leaf], environ: Mapping[str, str]) -> None:
-    """Raises: InvalidRequest for a variable that only looks like a setting's."""
+    """Raises: InvalidRequest for a variable that has a setting's prefix but is not one."""
     prefix = f"GANGLINE_{table.upper()}__"
     names = {leaf.env[0] for leaf in leaves.values()}
     for name in sorted(environ) if table else ():

@@ -1,6 +1,6 @@
-"""How wings join the core: entry points of this distribution, in groups that only Gangline itself uses.
+"""Connects wings to the core: entry points of this distribution, in groups that only Gangline itself uses.
 
-A wing that is not installed brings nothing, and what needs it says so.
+A wing that is not installed adds nothing, and code that needs it raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Group = Literal["gangline.commands", "gangline.importers", "gangline.parts", "ga
 
 @cache
 def wing_entries(group: Group) -> Mapping[str, EntryPoint]:
-    """Name -> entry point, by name. None of them is loaded."""
+    """Name -> entry point, sorted by name. They are not loaded."""
     try:
         found = distribution("gangline").entry_points.select(group=group)
     except PackageNotFoundError:
@@ -28,12 +28,12 @@ def wing_entries(group: Group) -> Mapping[str, EntryPoint]:
 
 
 def wing_parts(group: Group) -> dict[str, Any]:
-    """Name -> loaded object of each part, by name."""
+    """Name -> loaded object of each part, sorted by name."""
     return {name: entry.load() for name, entry in wing_entries(group).items()}
 
 
 def wing_part(name: str) -> Any:
-    """The object of group `gangline.parts`. Raises: InvalidRequest where its wing is not installed."""
+    """The object in group `gangline.parts`. Raises: InvalidRequest if its wing is not installed."""
     entry = wing_entries("gangline.parts").get(name)
     if entry is None:
         raise InvalidRequest(f"this installation of Gangline has no part {name!r}: install the whole package.")
