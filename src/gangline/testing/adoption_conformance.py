@@ -1,12 +1,12 @@
-"""Requirements on a runtime in a node's keeper, as checks that the author of a keepable runtime can run.
+"""Requirements on a runtime in a node's keeper process, as checks that authors of keepable runtimes can run.
 
     @pytest.mark.parametrize("check", adoption_checks(), ids=lambda check: check.__name__)
     async def test_my_runtime_outlives_its_node(check, tmp_path):
         await run_adoption_check(check, "my_runtime", tmp_path)
 
-The keeper finds the runtime by the name of its entry point. `in_keeper` gives it as a node has it, for the checks of
-`runtime_conformance`. A node's death is, for the keeper, a connection that ends without a message. While there is no
-node, events inside show through connections to the agents' port, which the check itself accepts.
+The keeper finds the runtime by the name of its entry point. `in_keeper` provides it as a node has it, for the checks of
+`runtime_conformance`. For the keeper, a node's death is a connection that ends without a message. While there is no
+node, events inside are observed through connections to the agents' port, which the check itself accepts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 
 class Lives:
-    """One node's lives, each with the keeper that it finds or starts."""
+    """Successive runs of one node, each with the keeper that it finds or starts."""
 
     def __init__(self, runtime: str, root: Path, *, image: str | None = None) -> None:
         self.runtime = runtime
@@ -101,13 +101,13 @@ class Lives:
         return await self.keeper.start(self.runtime, start)
 
     async def accept(self) -> Call:
-        """The next connection to the agents' port, from wherever it is answered now."""
+        """The next connection to the agents' port, from whichever process answers it now."""
         self.agents.setblocking(False)
         connection, _ = await asyncio.get_running_loop().sock_accept(self.agents)
         return Call(*await asyncio.open_connection(sock=connection))
 
     async def left(self, *, but: str | None = None) -> int:
-        """How many sandboxes of the node there still are, but the one of that id. They are none after that."""
+        """Remove the node's sandboxes, except the one with the id `but`. Returns how many there were."""
         keep = frozenset(filter(None, [but]))
         return await plugins.make_runtime(self.runtime).reap(self.owner, self.root, keep)
 
@@ -119,11 +119,11 @@ class Lives:
         return [pid for pid, label in self._labels() if label.endswith("/keeper")]
 
     def sandboxes(self) -> set[str]:
-        """Ids of those that have a folder on the host, or a process with their label."""
+        """Ids of sandboxes that have a folder on the host, or a process with their label."""
         return {label.split("/")[1] for _pid, label in self._labels()} - {"keeper"} | set(os.listdir(self.root))
 
     def processes(self) -> list[int]:
-        """All that carry the node's label."""
+        """Ids of all processes with the node's label."""
         return [pid for pid, _label in self._labels()]
 
     def _labels(self) -> list[tuple[int, str]]:
@@ -166,7 +166,7 @@ async def run_adoption_check(check: AdoptionCheck, runtime: str, root: Path, *, 
 
 @contextlib.asynccontextmanager
 async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
-    """The runtime of that name, its sandboxes in a keeper of their own."""
+    """The named runtime, with its sandboxes in a separate keeper."""
     lives = Lives(runtime, root)
     plugin = plugins.make_runtime(runtime)
 

@@ -1,4 +1,4 @@
-"""Work that shows what a child of `ForkServers` has, and that ends in the ways in which work can end."""
+"""Jobs for `ForkServers` that report the state of the child process, or end in each possible way."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _what_it_has() -> dict[str, Any]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """As the process was started."""
+    """The variables with which the process was started."""
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if pair)
 
 
 def _is_open(descriptor: int) -> bool:
-    """Not that of the listing itself."""
+    """Excludes the descriptor of the directory listing itself."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -6,7 +6,7 @@
     async def test_my_evaluator(check):
         await run_check(check, SUBJECT)
 
-`context` makes the input of one grading: a session that the evaluator can grade, with runtimes of its own. A failed
+`context` creates the input of one grading: a session that the evaluator can grade, with its own runtimes. A failed
 check raises AssertionError with the expectation.
 """
 
@@ -34,7 +34,7 @@ from gangline.rows.rewards import apply_reward
 __all__ = ["Check", "Subject", "checks", "run_check"]
 
 _MAX_HELD_S = 1.0
-"""How long an evaluator may hold the event loop: other sessions of the node wait meanwhile."""
+"""Seconds that an evaluator may block the event loop, on which other sessions of the node wait."""
 _MAX_DETAILS_BYTES = 1 << 20
 _ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HOSTILE = ("\ufffd half a character", "\0", "(" * 20_000, "a" * 200_000, '{"reward": 1}', "\\boxed{" * 500)
@@ -47,11 +47,11 @@ class Subject:
     evaluator: Callable[[Any], Evaluator]
     """The class; called with its validated `Config`."""
     config: dict[str, Any]
-    """A configuration as a task has it."""
+    """A configuration as in a task."""
     context: Callable[[], Awaitable[EvaluationContext]]
-    """A session that can be graded, anew with each call."""
+    """Returns a gradable session, a new one on each call."""
     is_deterministic: bool = True
-    """Whether equal sessions get equal rewards; False for one that samples."""
+    """Whether equal sessions get equal rewards; False if it samples."""
     wrong_config: dict[str, Any] = field(default_factory=lambda: {"no_such_field": 1})
     """Merged into `config`: a mistake that its `Config` must refuse."""
 
@@ -153,7 +153,7 @@ async def it_leaves_the_session_as_it_is(subject: Subject) -> None:
 
 
 def _state(trajectory: Trajectory) -> list[Any]:
-    """All that could be changed in place."""
+    """All state that could be changed in place."""
     return [
         [value.tobytes() if isinstance(value, np.ndarray) else repr(value) for value in msgspec.structs.astuple(trace)]
         for trace in trajectory.traces

@@ -11,8 +11,8 @@
     async def test_my_harness(check, tmp_path):
         await run_check(check, SUBJECT, tmp_path)
 
-The program itself is not needed: a stand-in of its name prints its version, and records its input. `worked` and
-`failed` are recorded output of the real one. A failed check raises AssertionError with the expectation.
+The program itself is not needed: a stand-in with its name prints its version, and records its input. `worked` and
+`failed` are recorded outputs of the real program. A failed check raises AssertionError with the expectation.
 """
 
 from __future__ import annotations
@@ -72,22 +72,21 @@ with open({noted!r}, "w") as file:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An adapter, and the facts about its program."""
+    """An adapter, and facts about its program."""
 
     harness: type[Harness]
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Valid ones, with which it is checked."""
+    """Valid settings to use in the checks."""
     commands: tuple[str, ...] = ()
-    """Names of further commands that it starts, beside its declared program's."""
+    """Names of further commands that it starts, in addition to its declared program's."""
     worked: ExecResult
-    """A run that came to its end."""
+    """A run that finished."""
     failed: Mapping[str, ExecResult]
-    """Runs that failed: event -> remaining output. At least that its model API failed, and that it was ended by its own
-    fault."""
+    """Runs that failed: event -> remaining output. At least: its model API failed, and it ended by its own fault."""
 
 
 class Given(msgspec.Struct, frozen=True):
-    """The input of the stand-in."""
+    """The stand-in's recorded input."""
 
     argv: list[str]
     stdin: str
@@ -95,7 +94,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """Makes runtimes in which the subject's program is played by a stand-in."""
+    """Creates runtimes in which a stand-in replaces the subject's program."""
 
     def __init__(self, subject: Subject, root: Path) -> None:
         self.subject = subject
@@ -113,7 +112,7 @@ class Bench:
         return harness(harness.Config.model_validate({**self.subject.settings, **settings}))
 
     def install(self, version: str | None = None, *, starts: bool = True) -> None:
-        """Stand-ins for all its commands. `version`: other than the declared one."""
+        """Install stand-ins for all its commands. `version`: overrides the declared one."""
         commands = [*self.subject.commands, *([self.program.command] if self.program else [])]
         if self.program and self.program.source == "pypi":
             commands.append(f"{self.program.command}-python")

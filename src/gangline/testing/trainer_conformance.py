@@ -1,4 +1,4 @@
-"""Requirements on every adapter to a trainer, as checks that any adapter's author can run.
+"""Requirements on every trainer adapter, as checks that any adapter's author can run.
 
     SUBJECT = Subject(convert=my_adapter.to_batch, read=rows_of_my_batch)
 
@@ -6,9 +6,9 @@
     def test_my_adapter(check):
         run_check(check, SUBJECT)
 
-`convert` is the adapter; `read` is the author's: it reads a batch as the trainer does, by the trainer's own masks and
-lengths, back into rows. A failed check raises AssertionError with the expectation. Neither PyTorch nor the trainer is
-needed here.
+`convert` is the adapter. `read` is written by its author: it converts a batch back to rows as the trainer reads it,
+with the trainer's own masks and lengths. A failed check raises AssertionError with the expectation. Neither PyTorch nor
+the trainer is needed here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXACT = Certificate(prompt_source="engine", context="first", logprobs="raw", fi
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRow:
-    """A row as it is read back from a batch. Lists but `prompt_ids` are [T], T = len(response_ids)."""
+    """A row read back from a batch. All lists except `prompt_ids` are [T], T = len(response_ids)."""
 
     task_id: str
     """Any label that distinguishes groups."""
@@ -60,17 +60,21 @@ class ReadRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject(Generic[B]):
-    """An adapter, and how its batches are read."""
+    """An adapter, and a reader of its batches."""
 
     convert: Callable[[Sequence[Group], int], B]
-    """groups, sessions of each -> batch, for a trainer whose temperature is 1."""
+    """(groups, sessions per group) -> batch, for a trainer whose temperature is 1."""
     read: Callable[[B], Sequence[ReadRow]]
     contract: int = CONTRACT_VERSION
-    """Version of the contract that the adapter was written for."""
+    """Version of the contract for which the adapter was written."""
     one_trace_per_session: bool = False
-    """The trainer takes one row a session: sessions with more must be refused, for half of one is none."""
+    """The trainer takes one row per session: sessions with more rows must be refused, because a partial session is
+    invalid.
+    """
     one_reward_per_session: bool = False
-    """The trainer takes one reward a session: sessions with several traces that have others must be refused."""
+    """The trainer takes one reward per session: sessions with several traces that have different rewards must be
+    refused.
+    """
 
 
 Check = Callable[[Subject[Any]], None]
@@ -91,7 +95,7 @@ def run_check(check: Check, subject: Subject[Any]) -> None:
     check(subject)
 
 
-# What adapters are given.
+# Inputs of adapters.
 
 
 def _trace(
@@ -102,7 +106,7 @@ def _trace(
     number: int = 0,
     **changes: Any,
 ) -> Trace:
-    """Turns with tool output between them. versions: of each turn's tokens; 3 where None."""
+    """Turns with tool output between them. versions: of each turn's tokens; None: 3."""
     ids, mask, stamps, spans = list[int](), list[int](), list[int](), list[TurnSpan]()
     for index, turn in enumerate(turns):
         gap = _GAP if index else ()
@@ -110,7 +114,7 @@ def _trace(
         ids += [*gap, *turn]
         mask += [0] * len(gap) + [1] * len(turn)
         stamps += [-1] * len(gap) + list([3] * len(turn) if versions is None else versions[index])
-    # Each token has a log-prob of its own, so that one that moved is found.
+    # Each token has a distinct log-prob, so that a moved one is detected.
     logprobs = -0.01 * np.arange(1 + 100 * number, 1 + 100 * number + len(ids), dtype=np.float32)
     fields: dict[str, Any] = {
         "trace_id": f"trace{number}",
@@ -158,7 +162,7 @@ def _group(*sessions: SessionResult) -> Group:
 
 
 def _plain(sample: int, reward: float | None = 1.0, *, task_id: str = "task0", **changes: Any) -> SessionResult:
-    """A session with tokens of its own."""
+    """A session with distinct tokens."""
     return _session(sample, reward, _trace(turns=[(20 + sample, 2)], number=sample), task_id=task_id, **changes)
 
 
@@ -166,11 +170,11 @@ def _pair(task_id: str = "task0") -> Group:
     return _group(_plain(0, 1.0, task_id=task_id), _plain(1, 0.0, task_id=task_id))
 
 
-# How batches are judged.
+# Checks of batches.
 
 
 def _handed_over(subject: Subject[Any], *groups: Group, mask: Sequence[int] | None = None) -> None:
-    """The batch holds the groups' rows, and nothing else, in their order. mask: that every row must have."""
+    """The batch contains exactly the groups' rows, in order. mask: expected in every row."""
     num_samples = len(groups[0].sessions)
     expected = [row for group in groups for row in rows_of(group, num_samples)]
     found = list(subject.read(subject.convert(groups, num_samples)))
@@ -193,7 +197,7 @@ def _handed_over(subject: Subject[Any], *groups: Group, mask: Sequence[int] | No
 
 
 def _numbered(labels: Sequence[str]) -> list[int]:
-    """Each label as the row where it is first."""
+    """Each label replaced by the index of its first occurrence."""
     return [labels.index(label) for label in labels]
 
 
@@ -227,7 +231,7 @@ def keeps_tool_output_out_of_the_mask(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_a_turn_of_which_a_part_is_not_trained_on(subject: Subject[Any]) -> None:
-    """Also a mask that begins or ends with 0."""
+    """Including a mask that begins or ends with 0."""
     trace = _trace(turns=[(10, 11, 12, 13, 2)])
     mask = np.array([0, 1, 1, 0, 0], np.int8)
     versions = np.where(mask == 1, trace.response_versions, -1).astype(np.int32)
@@ -246,7 +250,7 @@ def keeps_rows_of_different_lengths(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_ids_that_look_like_padding(subject: Subject[Any]) -> None:
-    """Id 0, and the end of a turn's id, at both ends of prompt and response."""
+    """Id 0, and the end-of-turn id, at both ends of prompt and response."""
     odd = _trace(prompt=(0, 0, 2, 4, 0), turns=[(0, 2, 0), (2, 2, 0, 0)])
     even = _trace(prompt=(0, 0, 2, 4, 0), turns=[(0,)], number=1)
     _handed_over(subject, _group(_session(0, 1.0, odd), _session(1, 0.0, even)))
@@ -254,7 +258,7 @@ def keeps_ids_that_look_like_padding(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_a_token_that_was_certain(subject: Subject[Any]) -> None:
-    """A log-prob of 0.0 is no masked token; one of -60 is no padding."""
+    """A log-prob of 0.0 does not mean masked; one of -60 does not mean padding."""
     trace = _trace(turns=[(10, 11, 2)])
     sure = msgspec.structs.replace(trace, response_logprobs=np.array([0.0, -60.0, 0.0], np.float32))
     _handed_over(subject, _group(_session(0, 1.0, sure), _plain(1, 0.0)))
@@ -262,7 +266,7 @@ def keeps_a_token_that_was_certain(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_the_versions_of_tokens(subject: Subject[Any]) -> None:
-    """Also where weights changed within a turn, and version 0."""
+    """Including weights that changed within a turn, and version 0."""
     two = _trace(turns=[(10, 11, 2), (12, 2)], versions=[(0, 0, 1), (1, 2)])
     one = _trace(turns=[(10, 2)], versions=[(2, 2)], number=1)
     _handed_over(subject, _group(_session(0, 1.0, two), _session(1, 0.0, one)))
@@ -270,14 +274,14 @@ def keeps_the_versions_of_tokens(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_rewards_as_they_are(subject: Subject[Any]) -> None:
-    """Negative, zero, fractions; nothing is shaped or compared here."""
+    """Negative, zero, fractions; rewards are neither shaped nor compared here."""
     rewards = (-1.5, 0.0, 0.1, 1.0)
     _handed_over(subject, _group(*(_plain(sample, reward) for sample, reward in enumerate(rewards))))
 
 
 @_check
 def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> None:
-    """An evaluator of the process rewarded traces separately: their own rewards arrive, not the session's."""
+    """If a process evaluator rewarded traces separately, their own rewards arrive, not the session's."""
     own = _trace(turns=[(10, 2)], reward=0.25)
     other = _session(1, 0.0, _trace(turns=[(12, 2)], number=2))
     several = _group(_session(0, 1.0, own, _trace(turns=[(11, 2)], number=1, reward=0.75)), other)
@@ -291,7 +295,7 @@ def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> No
 
 @_check
 def hands_over_a_group_of_one_reward(subject: Subject[Any]) -> None:
-    """Whether it is worth training on was asked before."""
+    """Whether it is worth training on has already been decided."""
     _handed_over(subject, _group(_plain(0, 1.0), _plain(1, 1.0), _plain(2, 1.0)))
 
 
@@ -365,7 +369,7 @@ def refuses_a_group_that_is_not_whole(subject: Subject[Any]) -> None:
 
 @_check
 def refuses_a_batch_for_one_group_that_is_not_whole(subject: Subject[Any]) -> None:
-    """A batch with the others would be a short one."""
+    """A batch of the others would be too small."""
     short = Group("task1", (_plain(0, task_id="task1"),))
     _refused(subject, "the last group is short", 2, _pair("task0"), short)
 
@@ -396,7 +400,7 @@ _NOT_AS_SAMPLED: dict[str, Certificate] = {
 
 @_check
 def refuses_log_probs_that_are_not_the_trainers_kind(subject: Subject[Any]) -> None:
-    """Log-probs of another temperature are of another distribution, and every ratio is wrong."""
+    """Log-probs at another temperature come from another distribution, so every ratio would be wrong."""
     cool = _certified("processed", sampling=SamplingParams(temperature=0.7))
     _handed_over(subject, _turns_certified(_certified("raw", sampling=_WARM), _certified("processed", sampling=_WARM)))
     _refused(subject, "all turns at another temperature", 2, _turns_certified(cool, cool))
@@ -405,7 +409,9 @@ def refuses_log_probs_that_are_not_the_trainers_kind(subject: Subject[Any]) -> N
 
 @_check
 def masks_turns_that_were_not_sampled_from_what_their_log_probs_are_of(subject: Subject[Any]) -> None:
-    """A side call with top-p, or a forced tool, leaves the other turns as they are; nothing but such is refused."""
+    """A side call with top-p, or a forced tool, does not affect the other turns; a trace of only such turns is
+    refused.
+    """
     for what, certificate in _NOT_AS_SAMPLED.items():
         _handed_over(subject, _turns_certified(_EXACT, certificate), mask=[1, 1, 0, 0, 0, 0, 0])
         _handed_over(subject, _turns_certified(certificate, _EXACT), mask=[0, 0, 0, 0, 0, 1, 1])

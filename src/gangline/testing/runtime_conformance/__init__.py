@@ -4,15 +4,15 @@
     async def test_my_runtime(check, tmp_path):
         await run_check(check, MyRuntime(), tmp_path, isolated=True)
 
-`isolated` says that the runtime promises isolation (own processes, own files). Other missing features must be reported
+`isolated` means that the runtime promises isolation (own processes, own files). Other missing features must be reported
 by `limits()`: a limit or a network that is `not enforced` is not checked, and the check raises `unittest.SkipTest`,
 which pytest reports as a skip. A failed check raises AssertionError with the expectation.
 
 Programs that a sandbox must contain: `sh`, coreutils, grep, findutils, util-linux (`setsid`, `flock`) and `python3`. A
-runtime that starts nothing without an image is given one by `image`.
+runtime that requires an image is given one by `image`.
 
-No check sleeps in the hope that something has happened. Whether a process lives is asked of a lock that it holds: a
-lock ends with the last process that has its file open, be it a daemon, stopped, or nobody's child.
+No check sleeps and hopes that something has happened. To find out whether a process lives, checks query a lock that it
+holds: a lock is released with the last process that has its file open, even if that is a daemon, stopped, or an orphan.
 Start with `lifecycle`.
 """
 
@@ -62,5 +62,5 @@ _PARTS: tuple[Checks, ...] = tuple(
 
 
 def checks(*, isolated: bool) -> list[Check]:
-    """Those that apply to a runtime with or without isolation."""
+    """The checks that apply to a runtime with or without isolation."""
     return [check for part in _PARTS for check in part.applying(isolated=isolated)]

@@ -1,5 +1,4 @@
-"""The environment of a check: sandboxes of the runtime under test, a proxy for them to reach, and ways to find live
-processes."""
+"""The test bench of a check: sandboxes of the runtime under test, a proxy for them, and ways to find live processes."""
 
 from __future__ import annotations
 
@@ -38,16 +37,16 @@ __all__ = [
 ]
 
 NOT_ENFORCED = "not enforced"
-"""The value in `limits()` for a limit, or the network, that the runtime cannot enforce."""
+"""Value in `limits()` for a limit, or the network, that the runtime cannot enforce."""
 NOT_SUPPORTED = "not supported"
-"""The value in `limits()` for a feature that the runtime does not have."""
+"""Value in `limits()` for a feature that the runtime does not have."""
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.02
-"""Between two looks at something that is going to happen."""
+"""Seconds between two polls."""
 
 
 class Bench:
-    """Starts sandboxes of the runtime under test, and a proxy for them to reach."""
+    """Starts sandboxes of the runtime under test, and a proxy for them."""
 
     def __init__(self, runtime: Runtime, root: Path, proxy: Proxy, *, isolated: bool, image: str | None) -> None:
         self.runtime = runtime
@@ -109,19 +108,19 @@ Check = Callable[[Bench], Awaitable[None]]
 
 
 class Checks:
-    """The checks of one module, in their order."""
+    """The checks of one module, in order."""
 
     def __init__(self) -> None:
         self._all: list[Check] = []
         self._isolation: set[Check] = set()
 
     def add(self, check: Check) -> Check:
-        """For every runtime."""
+        """Add a check for every runtime."""
         self._all.append(check)
         return check
 
     def isolation(self, check: Check) -> Check:
-        """For runtimes that promise isolation."""
+        """Add a check for runtimes that promise isolation."""
         self._isolation.add(check)
         return self.add(check)
 
@@ -132,7 +131,7 @@ class Checks:
 async def run_check(check: Check, runtime: Runtime, root: Path, *, isolated: bool, image: str | None = None) -> None:
     """Run one check against a runtime; `root` is an empty folder.
 
-    Raises: AssertionError; unittest.SkipTest when the runtime reports that it lacks the checked feature.
+    Raises: AssertionError; unittest.SkipTest if the runtime reports that it lacks the checked feature.
     """
     async with proxies() as proxy:
         bench = Bench(runtime, root, proxy, isolated=isolated, image=image)
@@ -146,9 +145,9 @@ async def run_check(check: Check, runtime: Runtime, root: Path, *, isolated: boo
 
 
 class Proxy:
-    """Stands for the node's: answers a line with `proxy:` and the line.
+    """Replaces the node's proxy: answers a line with `proxy:` and the line.
 
-    A connection that has sent `hold NAME` shows whether the process that has it lives: it ends with that process.
+    A connection that has sent `hold NAME` shows whether its process lives: it ends with the process.
     """
 
     def __init__(self) -> None:
@@ -157,7 +156,7 @@ class Proxy:
         self._ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def held(self, name: str) -> None:
-        """Returns when a connection has said its name."""
+        """Returns when a connection has sent this name."""
         await self._begun[name].wait()
 
     async def ended(self, name: str) -> None:
@@ -180,7 +179,7 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxies() -> AsyncGenerator[Proxy]:
-    """One on a port of its own, on the host's loopback."""
+    """A proxy on its own port, on the host's loopback."""
     proxy = Proxy()
     server = await asyncio.start_server(proxy.answer, "127.0.0.1", 0, limit=1 << 24)
     proxy.port = server.sockets[0].getsockname()[1]
@@ -191,7 +190,7 @@ async def proxies() -> AsyncGenerator[Proxy]:
 
 
 def dial(url_or_port: str | int | None, line: str = "hello", host: str = "127.0.0.1") -> list[str]:
-    """A command that says a line to an address (of a proxy's URL, or a port of `host`) and prints the answer."""
+    """A command that sends a line to an address (a proxy's URL, or a port of `host`) and prints the answer."""
     assert url_or_port is not None, "a URL of the proxy expected"
     if isinstance(url_or_port, str):
         host, _, url_or_port = url_or_port.removeprefix("http://").rpartition(":")
@@ -203,7 +202,7 @@ def dial(url_or_port: str | int | None, line: str = "hello", host: str = "127.0.
 
 
 def daemon(lock: str = "lock", prelude: str = "") -> str:
-    """A shell command that leaves a grandchild in a session of its own, whose parent is gone, holding a lock.
+    """A shell command that leaves a grandchild in a separate session, whose parent is gone, holding a lock.
 
     `prelude`: the grandchild's first commands.
     """

@@ -1,4 +1,4 @@
-"""A talk with a running command over its descriptor 3, and the grace that a command may be granted."""
+"""Communication with a running command over its descriptor 3, and the grace period of a command."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def a_writer_waits_for_a_reader(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def nothing_else_reaches_a_channel(bench: Bench) -> None:
-    """It has no name: not in the file system, not in the abstract one of the network."""
+    """It has no name: neither in the file system nor in the network's abstract namespace."""
     handle = await bench.start()
     channel = await handle.channel("touch ready; sleep 100000")
     await until_present(handle, "ready")
@@ -204,7 +204,7 @@ async def a_cancelled_command_has_its_grace_too(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_grace_ends(bench: Bench) -> None:
-    """For the whole tree, and for those who ignore SIGTERM."""
+    """For the whole process tree, including processes that ignore SIGTERM."""
     handle = await bench.start()
     deaf = "trap '' TERM; "
     result = await handle.exec(f"{deaf}{daemon(prelude=deaf)}; sleep 100000", timeout_s=3.0, grace_s=0.3)

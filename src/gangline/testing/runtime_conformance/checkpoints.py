@@ -1,6 +1,6 @@
-"""Checkpoints of a sandbox's files: kept as they were, forked, returned to, released.
+"""Checkpoints of a sandbox's files: kept unchanged, forked, restored, released.
 
-Runtimes without them say so in `limits()`, and refuse.
+Runtimes without checkpoints report that in `limits()`, and refuse them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One command: its words, its environment, its folder, its end."""
+"""A single command: its arguments, environment, folder and end."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def a_missing_cwd_is_told(bench: Bench) -> None:
 
 @CHECKS.add
 async def signals_are_at_their_defaults(bench: Bench) -> None:
-    """Also where the node ignores some, as `nohup` and a shell's `&` make it do."""
+    """Also if the node ignores some, as `nohup` and a shell's `&` make it do."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         handle = await bench.start()

@@ -1,4 +1,4 @@
-"""Files in and out: whole, owned by the agent, bounded, and through no link."""
+"""Files in and out: complete, owned by the agent, bounded, and never through a link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLIP = (
     "    try: os.rename(name, 'flip'); os.rename('flip', name)\n"
     "    except OSError: shutil.rmtree('flip', ignore_errors=True)  # an upload made it\n"
 )
-"""Puts a folder with a file and a link to another folder at the same name, in turns, for ever."""
+"""Alternates between a folder with a file and a link to another folder at the same name, forever."""
 
 
 @CHECKS.add
@@ -55,7 +55,7 @@ async def folders_of_the_task_are_empty_writable_and_the_sessions_own(bench: Ben
 
 @CHECKS.add
 async def files_move_between_the_folders_that_an_agent_may_write(bench: Bench) -> None:
-    """With `mv`, which copies between file systems. Only where all folders are one file system can they be linked."""
+    """With `mv`, which copies between file systems. Hard links need all folders to be on one file system."""
     handle = await bench.start()
     moved = "echo 1 > /tmp/$$ && mv /tmp/$$ ~/one && mv ~/one two && mkdir ~/d && mv two ~/d && mv ~/d . && cat d/two"
     result = await handle.exec(moved)
@@ -144,7 +144,7 @@ async def upload_follows_no_link(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_link_put_there_meanwhile_leads_nowhere(bench: Bench) -> None:
-    """The agent may change a path between our look at it and our use of it."""
+    """The agent may change a path between our check and our use of it."""
     handle = await bench.start()
     outside = bench.root / "outside"
     outside.mkdir()
@@ -230,7 +230,7 @@ _LOCK = (
     "os.chdir(os.environ['WORKDIR'])\n"
     "os.chmod(os.environ['HOME'], 0); os.chmod('.', 0o555)\n"
 )
-"""Leaves places that whoever comes next can neither remove nor write to, by usual means."""
+"""Leaves files that the next user can neither remove nor write to by usual means."""
 
 
 @CHECKS.add

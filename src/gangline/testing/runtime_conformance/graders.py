@@ -1,4 +1,4 @@
-"""The user `grader`, where a runtime has one: nothing of the agent's reaches it."""
+"""The user `grader`, if a runtime has it: the agent can influence none of its state."""
 
 from __future__ import annotations
 

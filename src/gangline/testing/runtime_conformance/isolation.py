@@ -1,4 +1,4 @@
-"""Isolation: identities, sights and changes that an untrusted program must not have."""
+"""Isolation: identities, information and changes that an untrusted program must not get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def the_agent_is_not_root_and_not_process_one(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def the_agent_has_no_privileges_and_gets_none(bench: Bench) -> None:
-    """Neither capabilities nor a way to them through a set-user-id program."""
+    """Neither capabilities nor a way to get them through a set-user-id program."""
     handle = await bench.start()
     seen = await handle.exec(["grep", "-E", "^(CapPrm|CapEff|CapAmb|NoNewPrivs)", "/proc/self/status"])
     none = "0" * 16
@@ -74,7 +74,7 @@ async def temporary_files_and_shared_memory_are_its_own(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def no_two_sandboxes_have_one_user(bench: Bench) -> None:
-    """Not even where their ids are alike in the way that runtimes choose users by."""
+    """Even if their ids collide in the way in which runtimes choose users."""
     if os.geteuid() != 0:
         raise unittest.SkipTest("does not apply: an ordinary user's agents are that user")
     spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image)
@@ -84,7 +84,7 @@ async def no_two_sandboxes_have_one_user(bench: Bench) -> None:
 
 
 def _alike(count: int) -> list[str]:
-    """Ids whose CRC-32 agrees in the lower 16 bits."""
+    """Ids whose CRC-32 has equal lower 16 bits."""
     found: dict[int, list[str]] = {}
     for number in itertools.count():
         same = found.setdefault(zlib.crc32(f"alike-{number}".encode()) & 0xFFFF, [])
@@ -96,7 +96,7 @@ def _alike(count: int) -> list[str]:
 
 @CHECKS.isolation
 async def hidden_folders_are_empty_wherever_they_lie(bench: Bench) -> None:
-    """As a data folder is that lies in a folder which sandboxes see."""
+    """For example a data folder inside a folder that sandboxes see."""
     spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image)
     tried = 0
     for place in (sys.prefix, "/opt", "/usr/local", "/etc"):
@@ -118,7 +118,7 @@ async def hidden_folders_are_empty_wherever_they_lie(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def _data_folder(place: str) -> Generator[Path | None]:
-    """With a file that everyone may read; None where none can be made."""
+    """Contains a file that everyone may read; None if the folder cannot be created."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="gangline-conformance-", dir=place))
     except OSError:

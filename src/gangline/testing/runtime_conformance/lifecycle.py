@@ -1,4 +1,4 @@
-"""A sandbox's start and end: at the same time, cancelled, lost, and nothing left of it."""
+"""A sandbox's start and end: concurrently, cancelled, lost, and without leftovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gangline.testing.runtime_conformance.bench import (
 CHECKS = Checks()
 
 _NUM_MOMENTS = 8
-"""At how many moments of its time something is cancelled."""
+"""Number of moments of its duration at which something is cancelled."""
 
 
 @CHECKS.add
@@ -182,7 +182,7 @@ async def reap_finds_nothing_of_what_was_stopped(bench: Bench) -> None:
 
 @CHECKS.add
 async def what_is_asked_of_a_reaped_sandbox_is_answered(bench: Bench) -> None:
-    """Its node believes that it lives: an error, or an end without an exit code, but no waiting for ever."""
+    """Its node believes that it lives: an error, or an end without an exit code, but never an endless wait."""
     handle = await bench.start()
     running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
     await until_present(handle, "ready")

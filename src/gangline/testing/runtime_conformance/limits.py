@@ -20,11 +20,11 @@ _SPINS = (
     "while time.monotonic() - begun[0] < 1.5: pass\n"
     "print((time.process_time() - begun[1]) / (time.monotonic() - begun[0]))"
 )
-"""Prints how much of one processor it had."""
+"""Prints the share of one processor that it got."""
 
 
 def _take(size_bytes: int, then: str = "") -> list[str]:
-    """A command that writes to so much memory, and says so."""
+    """A command that writes to this much memory, and reports it."""
     program = f"x = bytearray({size_bytes}); x[::4096] = b'1' * len(x[::4096]); print('taken', flush=True); {then}"
     return ["python3", "-c", program]
 
@@ -59,7 +59,9 @@ async def memory_is_limited(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) -> None:
-    """Its own process was killed, or the one whose end a shell passes on. A shell that survives its child was not."""
+    """Its own process was killed, or the process whose exit a shell passes on. A shell that survives its child was not
+    killed.
+    """
     handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
     if "per process" in (how := promised(handle, "memory_bytes")):
         refused = await handle.exec(_take(_MEMORY_BYTES * 2))
@@ -100,7 +102,7 @@ async def memory_is_limited_for_all_processes_together(bench: Bench) -> None:
     first = asyncio.create_task(handle.exec(["flock", "lock", *_take(_MEMORY_BYTES * 2 // 3, then=_HOLD)]))
     await until_held(handle)
     second = await handle.exec(_take(_MEMORY_BYTES * 2 // 3))
-    # Where the second has its memory, the first was killed, and `flock` lets go once it has seen that.
+    # If the second has its memory, the first was killed, and `flock` releases the lock once it has noticed that.
     assert not second.ok or await is_let_go(handle), "memory was said to be limited for the whole sandbox"
     await handle.kill()
     await first
@@ -138,7 +140,7 @@ async def a_files_size_is_limited(bench: Bench) -> None:
 
 @CHECKS.add
 async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
-    """Its processes end, and their files are kept. Files in a folder that is closed to everyone count."""
+    """Its processes end, and their files are kept. Files in a folder that is closed to everyone also count."""
     handle = await bench.start(limits=LimitsSpec(disk_bytes=24 << 20))
     promised(handle, "disk_bytes")
     write = "for n in $(seq 16); do head -c 1M /dev/urandom > $n || exit 3; done"
@@ -152,7 +154,7 @@ async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
 
 @CHECKS.add
 async def the_number_of_files_is_limited(bench: Bench) -> None:
-    """Empty ones too, which take no space: its processes end, and the files are kept."""
+    """Including empty files, which take no space: its processes end, and the files are kept."""
     handle = await bench.start(limits=LimitsSpec(max_files=500))
     promised(handle, "max_files")
     assert (await handle.exec("seq 300 | xargs touch; sleep 5; echo alive")).stdout == b"alive\n"
@@ -180,7 +182,7 @@ async def a_sandbox_within_its_limits_is_left_alone(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
-    """All those that an agent can write to; their content counts as memory, where that is limited."""
+    """All of them that an agent can write to; their content counts as memory, if memory is limited."""
     handle = await bench.start()
     seen = await handle.exec(
         "awk '$3 == \"tmpfs\" {print $2}' /proc/mounts | while read -r at; do"
@@ -196,7 +198,7 @@ async def _size(handle: Sandbox, path: str) -> int:
 
 @CHECKS.add
 async def processor_time_is_limited(bench: Bench) -> None:
-    """A share can only be smaller where others work too, so a bound on it says nothing of how fast anything is."""
+    """Other work on the machine can only reduce the share, so this bound does not depend on its speed."""
     handle = await bench.start(limits=LimitsSpec(cpus=0.2))
     promised(handle, "cpus")
     share = float((await handle.exec(["python3", "-c", _SPINS])).stdout)

@@ -1,5 +1,6 @@
 """The hosts that a sandbox reaches under each network policy. A runtime that reports its network as `not enforced` is
-not checked."""
+not checked.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ _SERVE = (
     "open('port.new', 'w').write(str(s.getsockname()[1])); import os; os.rename('port.new', 'port')\n"
     "while True:\n  c, _ = s.accept(); c.sendall(b'served:' + c.recv(64)); c.close()"
 )
-"""A service inside, on the sandbox's own loopback."""
+"""A server inside, on the sandbox's own loopback."""
 
 
 @CHECKS.isolation
 async def a_sandbox_resolves_its_own_host_name(bench: Bench) -> None:
-    """As Java, Spark, MPI and Erlang do when they start."""
+    """Java, Spark, MPI and Erlang do this on start."""
     program = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.gethostbyname('localhost'))"
     for network in ("none", "proxy"):
         handle = await bench.start(network=network)
@@ -98,7 +99,7 @@ async def under_proxy_nothing_else_is_reachable(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def abstract_sockets_of_the_host_are_not_reached(bench: Bench) -> None:
-    """They have no file, and so no permissions: only a network of its own keeps a sandbox from them."""
+    """They have no file and thus no permissions: only a separate network isolates a sandbox from them."""
     name = f"gangline-{bench.owner}"
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(f"\0{name}")

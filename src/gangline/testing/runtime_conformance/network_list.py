@@ -1,6 +1,6 @@
-"""The meaning of network `list`. A runtime that rejects it, or reports its network as `not enforced`, is not checked.
+"""The semantics of network `list`. A runtime that rejects it, or reports its network as `not enforced`, is not checked.
 
-All hosts are on this machine's loopback, and listed as such.
+All hosts are on this machine's loopback, and listed by that address.
 """
 
 from __future__ import annotations

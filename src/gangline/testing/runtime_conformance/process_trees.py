@@ -1,4 +1,4 @@
-"""All processes that a command starts: which of them end with it, with a timeout, a cancel, a kill."""
+"""All processes that a command starts: which of them end with it, on a timeout, on a cancel, on a kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOPPER = (
     "    if os.fork(): os._exit(0)\n"
     "    os.setsid(); time.sleep(0.001)\n"
 )
-"""A process that is never the same for long: each one leaves a child and ends."""
+"""A process that keeps changing its id: each one forks a child and ends."""
 
 
 _LEADERLESS = (
@@ -157,7 +157,7 @@ async def commands_run_at_the_same_time(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def orphans_are_reaped(bench: Bench) -> None:
-    """Whoever is process 1 inside, it must wait for the children of processes that ended."""
+    """Process 1 inside, in any implementation, must wait for the children of processes that ended."""
     handle = await bench.start()
     for _command in range(3):
         assert (await handle.exec("for n in 1 2 3 4 5; do (setsid sh -c 'exit 0' &); done")).ok

@@ -1,4 +1,4 @@
-"""A command's input and output: whole, bounded, apart, as they come."""
+"""A command's input and output: complete, bounded, separate, and passed on as they arrive."""
 
 from __future__ import annotations
 

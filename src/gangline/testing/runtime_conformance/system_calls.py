@@ -1,4 +1,4 @@
-"""System calls of an untrusted program: kernel interfaces that reach beyond a sandbox's walls are closed to it."""
+"""System calls of an untrusted program: kernel interfaces that reach beyond a sandbox are closed to it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def what_a_task_asks_for_is_open_and_the_rest_closed(bench: Bench) -> None
 
 @CHECKS.add
 async def threads_and_children_can_be_started_all_the_same(bench: Bench) -> None:
-    """`clone3` is said not to exist, and C libraries fall back."""
+    """`clone3` is reported as missing, and C libraries fall back."""
     handle = await bench.start()
     program = "import threading; t = threading.Thread(target=print, args=('thread',)); t.start(); t.join()"
     result = await handle.exec(["python3", "-c", f"{program}; import subprocess; print(subprocess.call('true'))"])
@@ -147,7 +147,7 @@ async def nothing_unfiltered_in_a_sandbox_can_be_taken_over(bench: Bench) -> Non
 
 @CHECKS.isolation
 async def no_key_passes_from_one_sandbox_to_another(bench: Bench) -> None:
-    """Not even where both tasks asked for keyrings."""
+    """Even if both tasks requested keyrings."""
     one, two = await bench.start(system_calls=("keyring",)), await bench.start(system_calls=("keyring",))
     kept = await _printed(one, _KEEP, "hidden-output", f"key-{bench.owner}")
     lines = await _printed(two, _FIND, f"key-{bench.owner}")

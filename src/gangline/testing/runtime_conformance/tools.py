@@ -1,4 +1,4 @@
-"""An action server in a sandbox: its shell, its interpreter and its files, through a channel of the runtime."""
+"""An action server in a sandbox: its shell, interpreter and files, through a channel of the runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ server = str(os.getppid())
 anonymous = next(line.split()[1] for line in open(f"/proc/{server}/status") if line.startswith("RssAnon"))
 print(len(os.listdir(f"/proc/{server}/fd")), len(below(server)), anonymous)
 """
-"""Descriptors of the server, which is the interpreter's parent, processes below it, and its memory in kB."""
+"""Descriptors of the server, which is the interpreter's parent, the processes below it, and its memory in kB."""
 _MAX_GROWTH_KB = 2048
 
 
