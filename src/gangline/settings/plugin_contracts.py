@@ -219,7 +219,7 @@ def _is_protocol(owner: type[Any]) -> bool:
 
 def _method_fault(found: type[Any], name: str, num_arguments: int, waits: bool) -> str:
     method = inspect.getattr_static(found, name)
-    bound: Any = getattr(method, "__func__", method)  # of a static or a class method
+    bound: Any = getattr(method, "__func__", method)  # for a static or a class method
     if not callable(bound):
         return f"{name} is not a method"
     if isinstance(bound, FunctionType):
@@ -245,7 +245,7 @@ def _takes(function: Any, num_arguments: int) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return True  # nothing is known
+        return True  # its signature is unknown
     places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     least = sum(one.default is one.empty for one in places)
     return least <= num_arguments and (

@@ -172,7 +172,7 @@ def _fault(kind: Kind, entry: EntryPoint) -> str:
         return f"is there twice, from {packages}; uninstall one"
     try:
         return faults(kind, entry.name, entry.load())
-    except (Exception, SystemExit) as error:  # the code of its class, such as of a metaclass
+    except (Exception, SystemExit) as error:  # raised by code of its class or metaclass
         return f"cannot be read: {type(error).__name__}: {error}"
 
 

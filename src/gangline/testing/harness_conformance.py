@@ -137,7 +137,7 @@ class Bench:
         settings = Settings(
             data_dir=self.root, tools_dir=self._tools, cache_dir=self.root / "cache", expose=(self._tools,)
         )
-        runtime_id = new_id("runtime")  # a sandbox's processes are found by it, on the whole machine
+        runtime_id = new_id("runtime")  # identifies a sandbox's processes on the whole machine
         start = RuntimeStart(
             runtime_id=runtime_id,
             owner=self._owner,

@@ -53,7 +53,7 @@ _QUIET = (
     "--no-analytics",
     "--no-gitignore",
     "--no-detect-urls",
-    "--no-suggest-shell-commands",  # it would not run any: they need a yes that --yes-always does not give
+    "--no-suggest-shell-commands",  # it would not run any: they need a confirmation that --yes-always does not give
 )
 
 

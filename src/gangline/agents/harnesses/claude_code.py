@@ -33,7 +33,7 @@ _PROGRAM = Program(
     package="@anthropic-ai/claude-code",
     version="2.1.329",
     oldest=(22, 0),
-    needs_script=True,  # it puts the program for this machine in its place
+    needs_script=True,  # it installs the program for this machine
     env={"DISABLE_AUTOUPDATER": "1"},
 )
 _MODEL_VARIABLES = (
@@ -149,7 +149,7 @@ class ClaudeCodeHarness:
         """Variables that the task may override."""
         config = self._config
         env = {**_QUIET, "CLAUDE_CONFIG_DIR": folder, **dict.fromkeys(_MODEL_VARIABLES, model)}
-        env["IS_SANDBOX"] = "1"  # as root it would not skip its permissions without
+        env["IS_SANDBOX"] = "1"  # required to skip permissions as root
         if config.context_window is not None:
             env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(config.context_window)
         if config.max_output_tokens is not None:

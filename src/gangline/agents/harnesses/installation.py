@@ -234,7 +234,7 @@ def _install_npm(wanted: Sequence[tuple[Program, str | None]], tools: Path) -> N
 
 def _npm(requirements: Sequence[str], with_scripts: Sequence[str], tools: Path) -> None:
     """with_scripts: packages whose install scripts are run."""
-    shutil.copy(_LOCK, tools / "package-lock.json")  # npm takes what it needs of it
+    shutil.copy(_LOCK, tools / "package-lock.json")  # npm uses the entries that it needs
     npm = ["npm", "--prefix", str(tools), "--loglevel=error"]
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--save-exact")
     _run([*npm, "install", *options, *requirements], env=_with_tools(tools))
@@ -267,7 +267,7 @@ def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
     folder = _environment(tools, program)
     try:
         _fill_environment(folder, python_for(program), program.requirements(version))
-    except BaseException:  # Ctrl-C too: what is there by half would count as installed
+    except BaseException:  # Ctrl-C too: a partial folder would count as installed
         shutil.rmtree(folder, ignore_errors=True)
         raise
     bin_folder, inner = tools / "bin", Path("..") / folder.relative_to(tools) / "bin"

@@ -29,7 +29,7 @@ _PROGRAM = Program(
     package="opencode-ai",
     version="1.18.33",
     oldest=(20, 0),
-    needs_script=True,  # it puts the program for this machine in its place
+    needs_script=True,  # it installs the program for this machine
     env={
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",

@@ -99,12 +99,12 @@ class Link:
         finally:
             del self._pending[id_]
             if future.done() and not future.cancelled():
-                future.exception()  # it has been raised already, or this caller's own is
+                future.exception()  # already raised, or this caller raises its own
             else:
                 self._abandoned[id_] = None
                 while len(self._abandoned) > _MAX_ABANDONED:
                     del self._abandoned[next(iter(self._abandoned))]
-            del future  # its error's traceback has this frame
+            del future  # its error's traceback refers to this frame
 
     @property
     def has_ended(self) -> bool:

@@ -47,7 +47,7 @@ def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
 
     template: a task's body. Raises: InvalidRequest.
     """
-    call = parse_responses_count(body)  # the one that may lack a model: the agent's is the task's
+    call = parse_responses_count(body)  # the body may lack a model: the task's is used
     _refuse_what_is_lost(call)
     told = [message_text(message) for message in call.messages]
     if not any(told):
@@ -55,7 +55,7 @@ def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
     capture: dict[str, Any] = dict(template.get("capture") or {})
     asked = {name: value for name, value in msgspec.structs.asdict(call.sampling).items() if value not in (None, ())}
     if "seed" in asked:
-        capture["seed"] = asked.pop("seed")  # each model call draws by a seed of its own, made from this one
+        capture["seed"] = asked.pop("seed")  # each model call uses a seed derived from this one
     if asked:
         rules = {name: {"override": value} for name, value in asked.items()}
         capture["sampling"] = {**(capture.get("sampling") or {}), **rules}
@@ -179,7 +179,7 @@ class _Door:
             await self._client.wait(task_id)
             (result,) = await self._client.result(task_id)
         except asyncio.CancelledError:
-            with suppress(GanglineError):  # it was never submitted, or the service is gone with it
+            with suppress(GanglineError):  # it was never submitted, or the service is gone
                 await self._client.cancel(task_id)
             raise
         return result

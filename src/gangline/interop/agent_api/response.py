@@ -36,7 +36,7 @@ def response_of(result: SessionResult, created_at: float) -> dict[str, Any]:
     Raises: HarnessError if there is no run to return: it was cancelled, or its machine or engine failed.
     """
     trajectory = result.trajectory
-    outcome = result.run_outcome or result.outcome  # whoever asked grades the run itself
+    outcome = result.run_outcome or result.outcome  # the caller grades the run itself
     if trajectory is None or not trajectory.traces or outcome in ("cancelled", "infra_error"):
         why = outcome if result.failure is None else f"{outcome}: {result.failure.message}"
         raise HarnessError(f"session {result.session_id} has no run to answer with ({why}).")

@@ -89,7 +89,7 @@ class _Played:
     def __init__(self, config: _Episode) -> None:
         self.command: tuple[str, ...] = command(config.python)
         self.opening: bytes = opening(self.module, config.model_dump(mode="json"))
-        self.env: dict[str, str] = {"PYTHONHASHSEED": "0"}  # some draw from sets: a seed says too little without
+        self.env: dict[str, str] = {"PYTHONHASHSEED": "0"}  # some sample from sets: a seed alone is not enough
 
 
 class GymnasiumConfig(_Game):

@@ -97,7 +97,7 @@ class Episode:
         agent = self._task["agent"]
         settings = {**agent["settings"], "system_prompt": self.key}
         task_id = self.episode_id
-        self._is_begun = True  # from here on there may be a session, also where the answer does not reach us
+        self._is_begun = True  # from now on there may be a session, even if the answer is lost
         await self._client.submit({**self._task, "task_id": task_id, "agent": {**agent, "settings": settings}})
         self._end = asyncio.create_task(self._ended(task_id), name=task_id)
         return await self._next()
@@ -119,7 +119,7 @@ class Episode:
             return
         end, self._end, self._waiting, self._is_begun = self._end, None, None, False
         if end is None or not end.done():
-            with suppress(NotFound):  # the submit was refused, or broke off
+            with suppress(NotFound):  # the submit was refused or interrupted
                 await self._client.cancel(self.episode_id)
         if end is not None:
             end.cancel()

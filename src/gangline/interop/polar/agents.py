@@ -85,7 +85,7 @@ def _set_program(agent: dict[str, Any], given: Mapping[str, Any]) -> None:
     if not isinstance(command, str) or not isinstance(env, dict):
         raise InvalidRequest("agent.custom_shell: must have a `command`, and its `env` must be an object.")
     command = surrounded(command, given.get("cwd"), cast("dict[str, Any]", env))
-    if any(mentions(command, name) for name in PLACEHOLDERS):  # there it is a text like any other
+    if any(mentions(command, name) for name in PLACEHOLDERS):  # there it is ordinary text
         added(agent, "env", {_COMMAND: command}, wins=True)
         command = f'eval "${_COMMAND}"'
     added(agent, "settings", {"command": [*_SHELL, command]}, wins=True)
@@ -108,7 +108,7 @@ def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
     if isinstance(command := server.get("command"), str) and isinstance(args, list):
         server["command"] = [command, *cast("list[Any]", args)]
     elif args:
-        server["args"] = args  # refused, and named
+        server["args"] = args  # refused by name
     return name, server
 
 

@@ -100,7 +100,7 @@ class GatewayCalls:
         log.warning("polar.not_sent url=%s session=%s status=%d said=%s", url, session_id, status, said)
         if status in _REFUSALS:
             return "refused", f"({status}): {said}"
-        if status == 409:  # an earlier attempt of it is there still
+        if status == 409:  # an earlier attempt of it is still there
             await self.delete(url, session_id)
         return "given_back", f"({status}): {said}"
 
@@ -291,7 +291,7 @@ class PolarDispatch:
             return
         try:
             await self.take(await asyncio.to_thread(PolarSessionResult.model_validate, found))
-        except (LeaseLost, StoreError, DiskFull) as error:  # its callback came meanwhile, or it is collected later
+        except (LeaseLost, StoreError, DiskFull) as error:  # its callback arrived meanwhile, or it is collected later
             log.info("polar.not_collected node=%s session=%s why=%s", gateway.node_id, session_id, error)
         except (Conflict, InvalidRequest, ValidationError) as error:
             why = f"the result of gateway {gateway.node_id!r} cannot be read: {error}"
@@ -318,6 +318,6 @@ class PolarDispatch:
         store = self._service.store
         with suppress(LeaseLost, NotFound):
             session = await store.query(store.session, session_id)
-            if session.fence == fence:  # else another node has it by now
+            if session.fence == fence:  # else another node has it
                 result = _failed(gateway, session, Failure(boundary="node", code=code, message=why, retryable=True))
                 await self._service.report(session_id, encode_msgpack(result))

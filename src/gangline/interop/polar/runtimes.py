@@ -83,7 +83,7 @@ def _action(where: str, given: Any, budget: Any, place: str | None) -> Any:
     if attempts > 1:
         command = attempted(command, attempts, rest_s)
     entered = surrounded("", place, {})
-    if cwd is None and not command.startswith(entered):  # a task that was converted before
+    if cwd is None and not command.startswith(entered):  # else the task was converted before
         cwd = place
     return action | {"command": surrounded(command, cwd, cast("dict[str, Any]", env))}
 
@@ -135,7 +135,7 @@ def _copied(where: str, step: Mapping[str, Any]) -> dict[str, Any]:
     )
     if step["type"] == "upload_file":
         copy = f'mkdir -p -- "$(dirname -- {into})" && cp -p -- {seen} {into}'
-    else:  # in place of one that is there
+    else:  # replaces an existing one
         copy = f"rm -rf -- {into} && mkdir -p -- {into} && cp -rp -- {seen}/. {into}"
     lines = (
         f"[ -e {seen} ] || {{ echo {shlex.quote(unseen)} >&2; exit 1; }}",

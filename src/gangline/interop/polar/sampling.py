@@ -47,7 +47,7 @@ def taken_from_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     wanted = {name: value for name, value in wanted.items() if name != "extra_body"}
     if isinstance(further, dict):
         wanted |= cast("dict[str, Any]", further)
-    if wanted.get("top_k") in (0, -1):  # as of engines: no limit
+    if wanted.get("top_k") in (0, -1):  # as in engines: no limit
         del wanted["top_k"]
     arguments = wanted.pop(_TEMPLATE, None)
     for name, value in wanted.items():

@@ -49,7 +49,7 @@ def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
     words = _words(fields)
     again = task_from_polar(words).model_dump(mode="json")
     for spec in (fields, again):
-        spec["capture"].pop("token_texts")  # A.4 has them always
+        spec["capture"].pop("token_texts")  # A.4 always contains them
         spec["runtime"]["folders"] = [path for path in spec["runtime"]["folders"] if path != SESSION_FOLDER]
     limits = [f"agent.{name}" for name in _LIMITS if fields["agent"][name] is not None]
     steps = [step["type"] for step in fields["runtime"]["prepare"]]
@@ -116,7 +116,7 @@ def _runtime(given: Mapping[str, Any]) -> dict[str, Any]:
         number = limits.get(ours, getattr(usual, ours))
         if number is not None and number != getattr(usual, ours) and number % MEBIBYTE == 0:
             runtime[theirs] = number // MEBIBYTE
-    if given.get("network") == "full":  # without the internet it is without the model there
+    if given.get("network") == "full":  # there, no internet means no model
         runtime["network"] = "host"
     return runtime
 

@@ -99,7 +99,7 @@ def _set_limits(task: dict[str, Any]) -> None:
 
 def _set_capture(task: dict[str, Any]) -> None:
     """Raises: InvalidRequest."""
-    usual: dict[str, Any] = {"token_texts": True}  # A.4 prints them
+    usual: dict[str, Any] = {"token_texts": True}  # A.4 contains them
     if (base := _metadata(task).get(SEED_BASE)) is not None:
         if isinstance(base, bool) or not isinstance(base, int) or base < 0:
             raise InvalidRequest(f"metadata.{SEED_BASE}: must be a whole number from 0.")
@@ -168,7 +168,7 @@ def _with_statuses(given: Mapping[str, Any]) -> dict[str, Any]:
 def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
     """Converts settings of `swebench_harness` to our evaluator's."""
     config = {"repo_dir": "/testbed", **given_fields(given)}
-    config.pop("apply_timeout", None)  # the evaluation has one budget, which counts this too
+    config.pop("apply_timeout", None)  # the evaluation has a single budget, which includes this
     if "test_timeout" in config:
         config["timeout_seconds"] = config.pop("test_timeout")
     if isinstance(patterns := config.get("exclude_patterns"), list):
@@ -176,6 +176,6 @@ def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
         if patterns:
             config["protected"] = [*protected_by_default(), *cast("list[Any]", patterns)]
     if isinstance(row := config.get("instance"), str):
-        with suppress(json.JSONDecodeError, RecursionError):  # the evaluator refuses it, and names it
+        with suppress(json.JSONDecodeError, RecursionError):  # the evaluator refuses it by name
             config["instance"] = json.loads(row)
     return config

@@ -95,7 +95,7 @@ def job_result(
         "job_id": job_id,
         "instance_id": instance.get("instance_id"),
         "trajectory_id": instance.get("trajectory_id"),
-        "resolved": result.reward is not None and result.reward >= 1.0,  # in full: partial credit resolves nothing
+        "resolved": result.reward is not None and result.reward >= 1.0,  # only in full: partial credit resolves nothing
         "reward": result.reward,
         "report": result.reward_details,
         "success": result.outcome == "completed",
@@ -148,7 +148,7 @@ def _with_ids(trace: Trace) -> list[dict[str, Any]]:
     """
     asked, said = chat_messages(trace.prompt_messages), chat_messages(trace.response_messages)
     num_answers = sum(message["role"] == "assistant" for message in said)
-    if num_answers != len(trace.spans):  # the client put words into the model's mouth: which is which is not known
+    if num_answers != len(trace.spans):  # the client wrote some answers: they cannot be matched to spans
         return asked + said
     prompt, response = trace.prompt_ids.tolist(), trace.response_ids.tolist()
     logprobs = trace.response_logprobs.tolist()

@@ -114,7 +114,7 @@ class ProrlRoutes:
             if self._service.stopping:
                 raise ServerUnavailable(f"the server is stopping; job {job_id!r} continues: send it again with its id.")
             if (why := task.sessions[0].unplaced) is not None:
-                if not is_named:  # nobody would ever ask for it
+                if not is_named:  # no client could ask for it later
                     await self._service.cancel_task(task_id)
                 later = f"It waits: send job {job_id!r} again with its id." if is_named else "It was cancelled."
                 raise ServerUnavailable(f"no node can run this job: {why}. {later}")

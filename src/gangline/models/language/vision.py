@@ -162,5 +162,5 @@ def _decoded(file: bytes) -> Any:
         return image.convert("RGB")
     except Refused:
         raise
-    except Exception as error:  # Pillow's decoders raise whatever a broken file leads them to
+    except Exception as error:  # Pillow's decoders raise any error for a broken file
         raise Refused(f"an image cannot be decoded: {error}") from error

@@ -69,7 +69,7 @@ def _decoded(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return json.loads(text)  # Python writes NaN, which JSON does not have
+        return json.loads(text)  # Python writes NaN, which is not JSON
 
 
 def _document(path: Path) -> Iterator[Any]:

@@ -72,7 +72,7 @@ def _padding(sample: Sample, vocabulary: Vocabulary, spans: list[tuple[int, int]
     if vocabulary.pad_id is not None:
         padded = (sample.ids == vocabulary.pad_id) & sample.mask
         if padded.any():
-            padded[[end - 1 for _, end in spans]] = False  # base models end a text with the id that pads
+            padded[[end - 1 for _, end in spans]] = False  # base models end a text with the padding id
             if _each(sample, "padding_trained", padded, f"pad id {vocabulary.pad_id} is trained"):
                 return True
     return _repeated_tail(sample, spans)
@@ -136,7 +136,7 @@ def _values(sample: Sample, logprobs: NDArray[np.float64]) -> None:
     trained = logprobs[sample.mask]
     if not len(trained):
         return
-    low, high = float(trained.min()), float(trained.max())  # NaN if any is
+    low, high = float(trained.min()), float(trained.max())  # NaN if any value is
     if low > _SENTINEL and high <= 0.0:
         return
     finite = np.isfinite(logprobs)

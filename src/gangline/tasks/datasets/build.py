@@ -127,7 +127,7 @@ def _prepare(folder: Path) -> None:
         read_manifest(folder)
     elif there - {_INDEX, _STAGED}:
         raise InvalidRequest(f"{folder} is not empty, and no dataset of ours: name another folder with --out.")
-    if (folder / _STAGED).exists():  # of a run that was killed
+    if (folder / _STAGED).exists():  # left by a run that was killed
         shutil.rmtree(folder / _STAGED)
     (folder / _STAGED).mkdir(parents=True)
 

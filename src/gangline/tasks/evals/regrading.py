@@ -58,7 +58,7 @@ class RegradeRun:
         self._candidates = candidates
         self.refused: dict[str, str] = {}
         """Session id -> why it could not be graded again."""
-        if path.exists():  # a line that was cut off goes: what is appended must begin a line
+        if path.exists():  # removes a truncated line: appended records must start a line
             write_whole(path, b"".join(map(_line, self._done.values())))
 
     @property

@@ -54,7 +54,7 @@ class Preset:
 
         Raises: InvalidRequest, naming the row's field; RowUnsuitable, which is also an InvalidRequest.
         """
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(row)))  # dates of Parquet become texts
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(row)))  # Parquet dates become strings
         try:
             fields = plain | self.read(plain)
         except ValidationError as error:

@@ -53,7 +53,7 @@ def mutants(subject: Subject, solution: Solution) -> Iterator[Trial]:
     yield solving(subject, solution, f"{BREAKING}.emptied", after=_REPLACE.replace("TEXT", "''"))
     yield solving(subject, solution, f"{BREAKING}.garbled", after=_REPLACE.replace("TEXT", "')(\\n'"))
     yield solving(subject, solution, f"{BREAKING}.hollow", after=_mutation("hollow"))
-    if solution.kind != "patch":  # a patch changes a few lines of files that its tests are not about
+    if solution.kind != "patch":  # a patch changes few lines of its files, and tests need not cover the rest
         for at in range(_NUM_POINTS):
             yield solving(subject, solution, f"{POINTS}.{at + 1}", after=_mutation(f"point:{at}/{_NUM_POINTS}"))
 

@@ -85,7 +85,7 @@ class VettingRun:
         self._on_task = on_task
         wanted = {self._key_of(one) for one in self._subjects}
         self._records = {one.key: one for one in _read(folder / _RECORDS) if one.key in wanted}
-        write_whole(folder / _RECORDS, _lines(self._records.values()))  # without a line that was cut off
+        write_whole(folder / _RECORDS, _lines(self._records.values()))  # removes a truncated line
         self.failures: dict[str, str] = {}
         """Name -> why it could not be audited."""
 

@@ -146,7 +146,7 @@ async def channels_end_with_their_sandbox(bench: Bench) -> None:
 async def channels_are_beside_each_other_and_commands(bench: Bench) -> None:
     handle = await bench.start()
     channels = await asyncio.gather(*(handle.channel(["python3", "-c", _ECHO]) for _ in range(4)))
-    flood = await handle.channel(["python3", "-c", _FLOOD])  # nobody reads it
+    flood = await handle.channel(["python3", "-c", _FLOOD])  # it is never read
     for number, channel in enumerate(channels):
         await channel.write(f"line {number}".encode())
     assert (await handle.exec("echo beside")).stdout == b"beside\n"

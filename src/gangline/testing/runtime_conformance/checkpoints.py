@@ -159,7 +159,7 @@ async def processes_outlive_a_checkpoint_and_write_into_the_present_only(bench: 
     first = await handle.checkpoint()
     await handle.exec(daemon(prelude="exec 8>> file; "))
     await until_held(handle)
-    for _number in range(2):  # the next one may not miss what a released one had
+    for _number in range(2):  # the next one must not lack files of a released one
         await bench.release(await handle.checkpoint())
     second = await handle.checkpoint()
     assert await is_held(handle), "a checkpoint ended a process"

@@ -1,4 +1,4 @@
-"""The user `grader`, if a runtime has it: the agent can influence none of its state."""
+"""The user `grader`, if a runtime has it: nothing that the agent does can affect it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class InBackground(Generic[T]):
     def __exit__(self, *_exc: object) -> None:
         """Raises: errors raised on closing."""
         loop, left, _ = self._opened.result()
-        with suppress(RuntimeError):  # the loop is closed: it ended before, and says why
+        with suppress(RuntimeError):  # the loop is closed: it ended before, and its result says why
             loop.call_soon_threadsafe(left.set)
         self._ended.result()
 
@@ -62,7 +62,7 @@ class InBackground(Generic[T]):
     def _live_in_thread(self) -> None:
         try:
             asyncio.run(self._live())
-        except BaseException as error:  # whatever it is, the other thread is told
+        except BaseException as error:  # every error is passed to the other thread
             if not self._opened.done():
                 self._opened.set_exception(error)
             self._ended.set_exception(error)

@@ -74,7 +74,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     def client(self) -> ServerClient:
         """A client for asynchronous code: `async with service.client() as client:`."""
-        from gangline.wire.client.server import ServerClient  # noqa: PLC0415 - commands that call nobody load no HTTP
+        from gangline.wire.client.server import ServerClient  # noqa: PLC0415 - commands without requests load no HTTP
 
         return ServerClient(self.server_url, self.control_token)
 

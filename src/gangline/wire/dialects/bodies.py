@@ -120,7 +120,7 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
                 param=field,
             )
     recorded = _recorded(call)
-    if _LONG.search(msgspec.json.encode(recorded)):  # short, beside the body with its conversation
+    if _LONG.search(msgspec.json.encode(recorded)):  # short compared with the body and its conversation
         for number in _integers(recorded):
             if not _LEAST <= number <= _MOST:
                 path = _path_of(number, msgspec.json.decode(body), index)

@@ -53,7 +53,7 @@ def decompressed(body: Pieces, coding: str, max_bytes: int) -> list[bytes]:
             plain.append(piece)
             num_bytes += len(piece)
             if num_bytes > max_bytes:
-                plain.clear()  # the error keeps this frame for as long as someone holds it
+                plain.clear()  # the error keeps this frame alive
                 raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
     except EOFError:
         raise _unreadable(coding, "it ends too early, or has more after its end") from None
@@ -98,7 +98,7 @@ def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
         "deflate": (_undeflated, zlib.error),
     }
     brotli = _first_of("brotli")
-    if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):  # older ones know no bound
+    if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):  # older versions have no bound
 
         def unbrotlied(body: Pieces) -> Iterator[bytes]:
             decoder = brotli.Decompressor()

@@ -24,7 +24,7 @@ class SseEvents:
     def feed(self, piece: bytes) -> list[bytes]:
         if self._ended_by_cr or b"\r" in piece:
             piece = self._with_line_feeds(piece)
-        if self._open or piece[-2:] != b"\n\n":  # else it is whole events, as nearly always
+        if self._open or piece[-2:] != b"\n\n":  # else it consists of whole events, the usual case
             start = max(len(self._open) - 1, 0)
             self._open += piece
             end = self._open.rfind(b"\n\n", start)

@@ -114,7 +114,7 @@ def numbered(
         stays_request_in_logs(new_id("req"))
         try:
             return await handle(request)
-        except web.HTTPException as error:  # of aiohttp itself: no handler of ours saw the request
+        except web.HTTPException as error:  # raised by aiohttp itself, before any handler of ours
             if error.status < 400:
                 raise
             return _refused(shape, request.method, request.path, _known(request, error))
@@ -430,7 +430,7 @@ async def read_pieces(
             raise _too_long(max_bytes)
 
     content, loop = request.content, asyncio.get_running_loop()
-    if content.is_eof():  # a short one is here already
+    if content.is_eof():  # a short one has already arrived
         take(content.read_nowait())
     ends_at = loop.time() + body_s
     try:

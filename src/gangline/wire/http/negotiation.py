@@ -109,7 +109,7 @@ async def read_record(request: web.Request, kind: type[T], *, max_bytes: int = M
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
-        where = "" if "(byte " in str(error) else f" (byte {len(body)})"  # names no early end
+        where = "" if "(byte " in str(error) else f" (byte {len(body)})"  # it does not report an early end
         raise InvalidRequest(f"the body cannot be read: {error}{where}.") from error
 
 

@@ -68,7 +68,7 @@ def in_problems(handler: Handler, *, path: str | None = None) -> Handler:
         except web.HTTPException:
             raise
         except Exception as error:
-            if request.transport is None and _known(error) is None:  # the client has left
+            if request.transport is None and _known(error) is None:  # the client has disconnected
                 raise
             return _answered(request, error, path or request.path)
 

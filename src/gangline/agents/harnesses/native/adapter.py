@@ -53,7 +53,7 @@ class NativeHarness:
         try:
             async with self._toolbox(context) as toolbox:
                 answer = await self._answer(context, toolbox)
-        except ToolUnavailable:  # no doing of the agent's, so its session is not graded
+        except ToolUnavailable:  # not the agent's fault, so its session is not graded
             raise
         except HarnessError as error:
             return ExecResult(exit_code=1, stderr=error.message.encode(errors="replace"))

@@ -156,7 +156,7 @@ async def _edited(files: Files, path: str, line: int, text: str) -> str:
     first, last = max(1, line - _LINES_AROUND), line + text.count("\n") + _LINES_AROUND
     try:
         view = await files.view(path, first_line=first, last_line=last, max_bytes=4096)
-    except ActionRefused:  # the file is empty now, or its front is gone
+    except ActionRefused:  # the file is now empty, or its front is gone
         return f"{path} was edited"
     return f"{path} was edited. Now:\n{view.numbered()}"
 

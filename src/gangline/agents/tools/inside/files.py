@@ -258,7 +258,7 @@ def tree(order: dict[str, Any]) -> dict[str, Any]:
         for shown, folder in level:
             try:
                 found = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:  # it may not be read, or is gone
+            except OSError:  # unreadable or gone
                 continue
             for entry in found:
                 if len(entries) == order["max_entries"]:

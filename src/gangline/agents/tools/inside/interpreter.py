@@ -47,14 +47,14 @@ def main(fd: int, program: Dict[str, Any]) -> None:
         cells = IPythonCells(module)
     except ImportError:
         cells = PlainCells(module)
-    except Exception:  # a version that we do not know: the first cell shows it
+    except Exception:  # an unknown version: the first cell will show it
         traceback.print_exc()
         cells = PlainCells(module)
     own_pid = os.getpid()
     connection.sendall(b'{"ready": true}\n')
     for line in connection.makefile("rb"):
         answer = cells.run(json.loads(line)["code"])
-        if os.getpid() != own_pid:  # a cell forked: the copy must not go on as the interpreter
+        if os.getpid() != own_pid:  # a cell forked: the copy must not continue as the interpreter
             os._exit(0)
         connection.sendall(json.dumps(answer).encode() + b"\n")
 

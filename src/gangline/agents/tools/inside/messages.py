@@ -44,5 +44,5 @@ try:
 except ImportError:  # another Python than CPython
     pass
 else:
-    _scan = make_scanner(_Reading)  # pyright: ignore[reportArgumentType] - it wants no more than these names
+    _scan = make_scanner(_Reading)  # pyright: ignore[reportArgumentType] - it only needs these names
     _pieces = make_encoder(None, _unknown, encode_basestring_ascii, None, ": ", ", ", False, False, True)

@@ -183,7 +183,7 @@ class Python:
             piece = os.read(self._pipe, _PIECE_BYTES)
         except BlockingIOError:
             return 0
-        if not piece:  # nobody has it open any more
+        if not piece:  # no process has it open any more
             self._loop.read(self._pipe, None)
         self._output.add(piece)
         return len(piece)

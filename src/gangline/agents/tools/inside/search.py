@@ -74,7 +74,7 @@ def _fits(name: str, root: str, glob: str) -> bool:
 def _lines(name: str) -> list[str]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # a link, gone, or not ours to read
+    except OSError:  # a link, gone, or unreadable
         return []
     with os.fdopen(fd, "rb") as file:
         if not os.path.isfile(f"/proc/self/fd/{fd}"):

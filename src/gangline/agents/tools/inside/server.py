@@ -92,4 +92,4 @@ def main(fd: int, program: dict[str, Any]) -> None:
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     Server(fd, program).serve()
-    os._exit(0)  # an interpreter's own end would look at all that it has once more
+    os._exit(0)  # a regular interpreter exit would walk all its objects again

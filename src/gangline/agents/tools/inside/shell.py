@@ -99,7 +99,7 @@ class Shell:
         if self._began_at is None or self._terminal is None:
             self._answer_at_rest()
             return
-        if self._command is not None:  # the shell is still starting, and has not been given it
+        if self._command is not None:  # the shell is still starting, and has not received it
             self._command = None
             self._answer("ended", 128 + _signal.SIGINT)
             return

@@ -161,7 +161,7 @@ class Terminal:
             piece = os.read(self.master, _PIECE_BYTES)
         except BlockingIOError:
             return 0
-        except OSError:  # nobody has the terminal open any more
+        except OSError:  # no process has the terminal open any more
             self._loop.read(self.master, None)
             return 0
         if piece:
@@ -211,7 +211,7 @@ def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]
     _set_size(slave, *size)
     modes = termios.tcgetattr(slave)
     modes[1] &= ~termios.OPOST
-    termios.tcsetattr(slave, termios.TCSANOW, modes)  # before the shell: bash restores what it found after a signal
+    termios.tcsetattr(slave, termios.TCSANOW, modes)  # before the shell starts: bash restores them after a signal
     pid = os.fork()
     if pid == 0:
         try:

@@ -113,7 +113,7 @@ class McpConnection:
             self._living.cancel()
             await asyncio.wait({self._living})
             if not self._living.cancelled():
-                self._living.exception()  # its calls have reported it
+                self._living.exception()  # already reported by its calls
 
     async def _live(self, way: Way, ready: asyncio.Future[None]) -> None:
         try:

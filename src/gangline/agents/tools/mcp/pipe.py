@@ -40,7 +40,7 @@ class Pipe:
 
     async def write(self, data: bytes) -> None:
         """Send bytes to the command before the MCP session starts."""
-        with suppress(RuntimeFailed):  # its end is seen by the reader
+        with suppress(RuntimeFailed):  # the reader notices its end
             await self._channel.write(data)
 
     @asynccontextmanager
@@ -107,5 +107,5 @@ async def _write(channel: Channel, from_session: Any) -> None:
     async with from_session:
         async for message in from_session:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            with suppress(RuntimeFailed):  # its end is seen by the reader
+            with suppress(RuntimeFailed):  # the reader notices its end
                 await channel.write(data.encode() + b"\n")

@@ -27,7 +27,7 @@ class PettingZooEpisode(Episode):
         self._seat: str = config["seat"] or agents[0]
         if self._seat not in agents:
             raise ValueError(f"there is no seat {self._seat!r}; there are: {', '.join(agents)}")
-        for number, agent in enumerate(agents):  # as a caller would seed its random players
+        for number, agent in enumerate(agents):  # seeds the random players like a usual caller
             self._env.action_space(agent).seed(config["seed"] + number)
         space = self._env.action_space(self._seat)
         super().__init__(schema_of(space), shows_rewards=config["show_rewards"], about="Make your move.")

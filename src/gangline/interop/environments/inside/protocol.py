@@ -107,7 +107,7 @@ def _called(world: World, params: dict[str, Any]) -> dict[str, Any]:
         result = tool.call(params.get("arguments") or {})
     except Refused as error:
         return _said(str(error), is_error=True)
-    except Exception as error:  # the environment's own; the client must know that there is no step
+    except Exception as error:  # the environment's own: the client must learn that there was no step
         traceback.print_exc(file=sys.stderr)
         return {"error": {"code": -32603, "message": f"the environment failed: {type(error).__name__}: {error}"}}
     if result.reward is not None and not math.isfinite(result.reward):

@@ -109,7 +109,7 @@ class Bridge:
         finally:
             self._waiting.pop(number, None)
             self._on_part.pop(number, None)
-            del answered  # its error's traceback has this frame
+            del answered  # its error's traceback refers to this frame
         if "error" in answer:
             kind = InvalidRequest if answer.get("kind") == "invalid" else RuntimeFailed
             raise kind(f"Harbor, asked to {do}: {answer['error']}")
@@ -119,7 +119,7 @@ class Bridge:
         why = "its bridge has ended"
         try:
             await self._answers()
-        except Exception as error:  # a line that is too long or not JSON, or what a caller's `on_part` raised
+        except Exception as error:  # a line that is too long or not JSON, or an error of a caller's `on_part`
             log.exception("harbor.bridge_not_understood")
             why = f"its bridge was not understood: {error}"
         finally:

@@ -165,7 +165,7 @@ class Link:
             return await answered
         finally:
             self._answers.pop(number, None)
-            del answered  # its error's traceback has this frame
+            del answered  # its error's traceback refers to this frame
 
     # -- the wire ------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Link:
         try:
             while True:
                 await self._has_said.wait()
-                await asyncio.sleep(0)  # what is said in the same turn goes together
+                await asyncio.sleep(0)  # messages of the same turn are sent together
                 message = bytes(self._said)
                 self._said.clear()
                 self._has_said.clear()

@@ -179,7 +179,7 @@ class _Reader:
                 self._refused.append(f"{where}.{other}")
                 continue
             if other == MAIN:
-                continue  # the agent's container is there first
+                continue  # the agent's container is started first
             if condition == "service_completed_successfully":
                 found[other]["completes"] = True
             elif condition == "service_healthy" and "healthcheck" not in found[other]:
@@ -226,7 +226,7 @@ class _Reader:
             return None
         try:
             words = shlex.split(given) if isinstance(given, str) else given
-        except ValueError:  # a quotation without its end
+        except ValueError:  # an unclosed quotation
             words = None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[Any]", words)):
             self._refused.append(where)

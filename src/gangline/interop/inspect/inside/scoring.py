@@ -66,7 +66,7 @@ async def scored(
 
 def _scorer(scorer: Mapping[str, Any], folder: Path | None) -> Any:
     if folder is not None and scorer["module"] is not None:
-        sys.path.insert(0, str(folder))  # for modules beside it
+        sys.path.insert(0, str(folder))  # for other modules in its folder
         import_module("inspect_ai._util.module").load_module(folder / scorer["module"])
     return import_module("inspect_ai.scorer._scorer").scorer_create(scorer["name"], **scorer["params"])
 

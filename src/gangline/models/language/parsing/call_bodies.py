@@ -96,7 +96,7 @@ def _parameters(body: str, place: int, schema: object) -> tuple[dict[str, str], 
         # One line break on either side is part of the format.
         values[name] = value.removeprefix("\n").removesuffix("\n")
     if not all_closed and any(_PARAMETER_MARK.search(value) for value in values.values()):
-        raise _Malformed  # a tag that was forgotten, or one that a value speaks of: who knows
+        raise _Malformed  # a forgotten tag, or a tag inside a value: ambiguous
     return values, end.end()
 
 
@@ -113,7 +113,7 @@ def _value(body: str, place: int, expected: frozenset[str]) -> tuple[str, int]:
             if is_next and not depth and body[mark.start() - 1] == "\n":
                 return body[place : mark.start()], mark.start()
             if is_torn:
-                raise _Malformed  # `</parameter>`, then something, then a parameter: who knows whose text it is
+                raise _Malformed  # `</parameter>`, then text, then a parameter: the text is ambiguous
             depth += 1
         elif mark.group() == "</function>":
             if not is_torn and _FUNCTION_END.match(body, mark.start()):

@@ -111,5 +111,5 @@ def _probe(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
         )
         return tokenizer.decode(ids)
-    except Exception:  # a template may refuse calls or thoughts in any way it likes: then it writes no tags
+    except Exception:  # a template may refuse calls or thoughts with any error: then it writes no tags
         return ""

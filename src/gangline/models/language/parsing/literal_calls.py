@@ -89,7 +89,7 @@ def _literal(written: str) -> Any:
     except ValueError:
         pass
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        warnings.simplefilter("ignore")  # about unknown escapes
         for char, escape in _ESCAPES.items():
             written = written.replace(char, escape)
         return ast.literal_eval(written)
@@ -104,7 +104,7 @@ def _json(values: dict[str, Any]) -> str:
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if json.loads(text) != values:  # a tuple, or a number as a key
         raise ValueError("not JSON")
-    text.encode()  # half a character is not JSON either
+    text.encode()  # a lone surrogate is not JSON either
     return text
 
 

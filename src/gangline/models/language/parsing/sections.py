@@ -92,7 +92,7 @@ class SectionCalls:
             return True
         events.extend(self._text(before))
         tag = found.group()
-        if tag in self._section.closes:  # of a call that ended elsewhere, or that never began
+        if tag in self._section.closes:  # the end of a call that ended elsewhere or never began
             self.num_broken += 1
             events.extend(self._text(tag))
         elif tag not in self._frame:
@@ -126,7 +126,7 @@ class SectionCalls:
 
     def _end(self, body: str, tag: str, reading: Reading, events: list[Event]) -> None:
         rest = reading.rest.strip()
-        if rest and self._first_close:  # it was no text of JSON: the section ended there
+        if rest and self._first_close:  # it was not inside a JSON string: the section ended there
             whole, cut = body + tag, self._first_close
             closed = self._close.search(whole, cut - max(map(len, self._section.closes)))
             start = closed.start() if closed else cut

@@ -81,7 +81,7 @@ def _python(text: str) -> Iterator[tuple[object, str]]:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # about unknown escapes
             value = ast.literal_eval(text)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
         msgspec.json.decode(written)

@@ -173,7 +173,7 @@ class RecordsSource:
                 yield Recorded(result, self._request_of(result.task_id))
             return
         for session_id, one in self._said.items():
-            with suppress(NotFound):  # it has not ended, or is no more
+            with suppress(NotFound):  # it has not ended, or was deleted
                 yield self.read(one.task_id, session_id)
 
     def read(self, task_id: str, session_id: str) -> Recorded:

@@ -137,7 +137,7 @@ class _EvaluationCommand:
         plan = plan_of(resolve({**given, "data_dir": data_dir}, defaults=UP.defaults))
         try:
             return asyncio.run(with_own(plan, self._run))
-        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+        except (asyncio.CancelledError, KeyboardInterrupt):  # the service, started here, handles the signals
             raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> EvaluationRun:

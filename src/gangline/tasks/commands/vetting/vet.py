@@ -187,7 +187,7 @@ class _VettingCommand:
         given = {"node.engines": (), "node.engines_later": True, "data_dir": data_dir}
         try:
             return asyncio.run(with_own(plan_of(resolve(given, defaults=UP.defaults)), self._run))
-        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+        except (asyncio.CancelledError, KeyboardInterrupt):  # the service, started here, handles the signals
             raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> VettingRun:

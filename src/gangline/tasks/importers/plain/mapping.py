@@ -65,7 +65,7 @@ def mapped(row: Mapping[str, Any], mapping: Mapping[str, str], preset: str | Non
     if preset == "code":
         fields = _as_conversation(fields)
     elif fields.keys() & {"instruction", "problem"}:
-        row = {name: value for name, value in row.items() if name != "prompt"}  # else it is read as a row of verl's
+        row = {name: value for name, value in row.items() if name != "prompt"}  # else it would be read as verl's row
     names = _PRESET_COLUMNS.get(preset or "", {})
     return {**row, **{names.get(field, field): value for field, value in fields.items()}}
 

@@ -60,7 +60,7 @@ def code_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 def _tests(given: Any) -> _Tests:
     try:
         found: Any = json.loads(given) if isinstance(given, str) else given
-        if isinstance(found, list):  # LiveCodeBench: a test each
+        if isinstance(found, list):  # LiveCodeBench: one test per entry
             found = _of_pairs(cast("list[Any]", found))
         elif isinstance(found, dict) and "input" in found:  # CodeContests
             named = cast("dict[str, Any]", found)

@@ -81,7 +81,7 @@ class ContentReader:
 
     def _add_model(self, parts: list[Part], *, is_empty: bool) -> None:
         if not parts and not is_empty:
-            return  # it held nothing that a model had said
+            return  # it contained no text of a model
         earlier = self.messages.pop().parts if self.messages and self.messages[-1].role == "assistant" else ()
         self.messages.append(Message("assistant", _joined((*earlier, *parts))))
 

@@ -94,7 +94,7 @@ def parse_google_count(request: RawRequest) -> ModelCall:
 
 
 def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array: bool = False) -> ModelCall:
-    body.take("model")  # the path has it
+    body.take("model")  # it is in the path
     _refuse(body, GOOGLE_FIELDS)
     reader = _contents(body)
     tools, hosted = read_tools(body)

@@ -59,7 +59,7 @@ def _field(name: str, value: Any, where: str) -> Any:
         case "items" | "additionalProperties" if isinstance(value, dict):
             return json_schema(cast("object", value), where)
         case _ if name in _COUNTS and isinstance(value, str) and value.isdecimal() and value.isascii():
-            return int(value[:18])  # int64 travels as a string in proto JSON
+            return int(value[:18])  # int64 is a string in proto JSON
         case _:
             return value
 

@@ -123,7 +123,7 @@ def _made(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 async def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints something must not be taken for an answer
+    os.dup2(2, 1)  # other prints must not be mistaken for an answer
     reader = asyncio.StreamReader(limit=_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     bridge = _Bridge(answers)

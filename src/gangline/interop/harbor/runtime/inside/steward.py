@@ -131,7 +131,7 @@ class _Streams:
             piece = os.read(stream.fd, size)
         except BlockingIOError:
             return 0
-        except OSError:  # the other end was closed with something of ours unread
+        except OSError:  # the other end was closed with unread data of ours
             piece = b""
         if not piece:
             stream.reads = False
@@ -148,7 +148,7 @@ class _Streams:
             num_written = os.write(stream.fd, stream.waiting) if stream.waiting else 0
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # it has no reader any more
             self._say(number, _RESET)
             self._forget(number)
             return
@@ -195,7 +195,7 @@ class _Steward:
         os.chdir("/")
         os.chmod(self._folder, 0o700)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # ended children need no reaping then
+            signal.signal(number, signal.SIG_IGN)  # so ended children need no reaping
         become_subreaper()
         self._make_agent()
         self._orders = self._foreman()
