@@ -1,4 +1,4 @@
-"""Mutants of the reference solution: graders must accept those that behave the same, and reject the others."""
+"""Mutants of the reference solution: graders must accept equivalent mutants and reject the others."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class _Door:
         self._idle_since = WeakKeyDictionary[asyncio.BaseTransport, float]()
         """Keyed by the transports of connections that had a request."""
         self._num_changing = 0
-        """Connections made in this turn of the event loop, minus those that ended."""
+        """Connections made in this turn of the event loop, minus connections that ended."""
         self._is_full = False
 
     def open(self, server: web.Server) -> None:

@@ -86,7 +86,7 @@ def _is_terminal(pid: int, fd: int) -> bool:
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of a session, including those that it starts meanwhile."""
+    """Kill every process of a session, including new ones that it starts meanwhile."""
     for _ in range(20):
         found = [pid for pid, _group, session in _processes() if session == leader]
         alive = False

@@ -184,7 +184,7 @@ def _service_of(artifact: HarborArtifact) -> str:
 
 
 def _with_places(runtime: dict[str, Any], of_services: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The runtime's folders, extended by those that receive artifacts of services."""
+    """The runtime's folders, plus the folders for artifacts of services."""
     folders, workdir = list(runtime.get("folders", [])), runtime.get("workdir", "/workspace")
     for path in (PurePosixPath(path) for paths in of_services.values() for path in paths):
         # `/` cannot be a folder of a runtime, and an entry directly in `/` is usually a folder itself.
