@@ -99,7 +99,7 @@ class WriteAction(_Spec):
     """Relative to `workdir`, or absolute inside the runtime."""
     content: str
     encoding: TextEncoding = "utf-8"
-    """How `content` stands for bytes."""
+    """How `content` encodes the bytes."""
     mode: int = Field(default=0o644, ge=0, le=0o777)
 
     @model_validator(mode="after")

@@ -44,7 +44,7 @@ HEARTBEAT_REFUSED = "heartbeat_refused_"
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a submit."""
+    """The response to a submit."""
 
     task_id: str
     session_ids: tuple[str, ...]
@@ -100,7 +100,7 @@ class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of tasks."""
+    """One row in a list of tasks."""
 
     task_id: str
     status: TaskState

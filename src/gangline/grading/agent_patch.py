@@ -78,7 +78,7 @@ class Patch(NamedTuple):
 
 
 async def base_of(clean: Sandbox, repo_dir: str) -> Base:
-    """Raises: EvaluatorError when there is no repository."""
+    """Raises: EvaluatorError if there is no repository."""
     result = await run(clean, ["sh", "-c", _BASE], cwd=repo_dir)
     if not result.ok:
         folder = PurePosixPath(clean.workdir) / repo_dir
@@ -132,7 +132,7 @@ async def take_patch(runtime: Sandbox, clean: Sandbox, repo_dir: str, base: Base
 
 
 async def private_home(runtime: Sandbox) -> str:
-    """An empty folder, even where the agent put something in its place. Raises: EvaluatorError."""
+    """An empty folder, even if the agent put something in its place. Raises: EvaluatorError."""
     own = f"{runtime.home}/{_FOLDER}"
     try:
         await runtime.clear(own)

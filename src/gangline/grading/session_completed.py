@@ -44,4 +44,4 @@ class SessionCompletedEvaluator:
         return Reward(reward=reward, details={"outcome": context.outcome})
 
     async def tidy(self, runtime: Sandbox) -> None:
-        """It leaves nothing."""
+        """Does nothing: it leaves no files."""

@@ -84,8 +84,9 @@ sys.exit(int(code or 127))
 
 @asynccontextmanager
 async def serving_solution(runtime: Sandbox) -> AsyncGenerator[dict[str, str]]:
-    """The grader's environment, while commands can be run as the solution's user. The working folder's `.gangline`
-    exists. Raises: EvaluatorError when that cannot be."""
+    """Yields the grader's environment while commands can run as the solution's user. The working folder must have a
+    `.gangline` folder. Raises: EvaluatorError if that is not possible.
+    """
     assert runtime.grader_home is not None
     client = f"{runtime.grader_home}/{_CLIENT}"
     await runtime.upload(client, _CLIENT_PROGRAM.encode(), mode=0o755)

@@ -187,7 +187,7 @@ class SweBenchEvaluator:
         return await verdict(self._config, *await self._run_tests(clean), details)
 
     async def _git(self, runtime: Sandbox, command: list[str], **how: Any) -> ExecResult:
-        """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
+        """Run in the repository's folder. Raises: EvaluatorError on a timeout."""
         return await run(runtime, command, cwd=self._config.repo_dir, **how)
 
     async def _patch(self, context: EvaluationContext, clean: Sandbox, base: Base) -> tuple[Patch, str | None]:
@@ -207,7 +207,7 @@ class SweBenchEvaluator:
         return Patch(result.stdout if result.truncated else patch, not result.truncated, ""), why
 
     async def _apply(self, clean: Sandbox, patch: bytes, base: str, details: dict[str, Any]) -> str | None:
-        """Why it does not apply, if it does not."""
+        """Returns why it does not apply, or None."""
         patterns = [pattern for name in self._config.protected for pattern in (name, f"*/{name}")]
         excluded = [f"--exclude={pattern}" for pattern in patterns]
         applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", *excluded, "-"], stdin=patch)

@@ -220,8 +220,9 @@ class NodeSettings(BaseModel):
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
     """Policy over the harness's sampling parameters, as JSON: {"temperature": {"override": 1}}."""
     grader_engines: Annotated[dict[str, _JsonTable], AfterValidator(_are_no_policy), _each(_read_engine)] = {}
-    """Models that graders may name, as JSON: {"judge": {"url": "https://host/v1", "model": "m", "key_env": "KEY"}};
-    prompt_price and completion_price are those of a million tokens."""
+    """Models that graders may use, as JSON: {"judge": {"url": "https://host/v1", "model": "m", "key_env": "KEY"}};
+    prompt_price and completion_price are per million tokens.
+    """
     search_sources: Annotated[dict[str, _JsonTable], _each(_read_source)] = {}
     """Places that tools of agents may search, as JSON: {"papers": {"kind": "local", "path": "/data/papers"},
     "web": {"kind": "tavily", "key_env": "TAVILY_API_KEY", "fetch_pages": true}}."""

@@ -343,7 +343,7 @@ def _check_steps(task: TaskRequest) -> None:
 
 
 def _check_runtime(spec: RuntimeSpec, field: str) -> None:
-    """Raises: UnknownPlugin, InvalidRequest when the runtime would start the sandbox without its services."""
+    """Raises: UnknownPlugin, InvalidRequest if the runtime would start the sandbox without its services."""
     runtime: type[Runtime] = load("runtime", spec.backend)
     if spec.services and not runtime.has_services:
         raise InvalidRequest(

@@ -77,7 +77,7 @@ class Lives:
         self.agents.close()
 
     async def next(self) -> list[KeptSandbox]:
-        """End this node and start the next one; returns the handles that outlived it."""
+        """End this node and start the next one. Returns the handles that outlived it."""
         await self.die()
         self.keeper = self._keeper()
         await self.begin()
@@ -193,7 +193,9 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
 
 
 async def _running(handle: KeptSandbox, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
-    """A command that outlives the node, once it has touched `ready`. Its output during this node's life is dropped."""
+    """Run a command that outlives the node, and wait until it has touched `ready`. Its output during this node's run is
+    dropped.
+    """
     task: asyncio.Task[object] = asyncio.create_task(handle.run_lasting(ExecRequest(command=command), note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     await until_present(handle, "ready")
@@ -230,7 +232,9 @@ async def a_running_command_goes_on_without_its_node(lives: Lives) -> None:
 
 
 def _calling(handle: Sandbox, program: str) -> list[str]:
-    """A Python program that has called the agents' port: `call()` connects once more, `first` is the first one."""
+    """A Python program that has connected to the agents' port: `first` is that connection, and `call()` opens
+    another.
+    """
     assert handle.proxy_url is not None
     host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
     call = f"import socket, sys\ndef call(): return socket.create_connection(({host!r}, {port}), 60).makefile('rw')\n"
@@ -238,7 +242,7 @@ def _calling(handle: Sandbox, program: str) -> list[str]:
 
 
 async def _called(lives: Lives, handle: KeptSandbox, program: str) -> Call:
-    """Start a program that outlives the node, and take its first call, which does too."""
+    """Start a program that outlives the node, and accept its first connection, which also outlives it."""
     task: asyncio.Task[object] = asyncio.create_task(
         handle.run_lasting(ExecRequest(command=_calling(handle, program)), b"note")
     )

@@ -168,7 +168,7 @@ class Bench:
         return handle, launch
 
     async def launched(self, **changes: Any) -> tuple[Sandbox, Given]:
-        """Prepare and run; returns the runtime's handle and the stand-in's input."""
+        """Prepare and run. Returns the runtime's handle and the stand-in's input."""
         handle, launch = await self.prepared(**changes)
         self._noted.unlink(missing_ok=True)
         result = await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, timeout_s=_PATIENCE_S)
@@ -209,7 +209,7 @@ def _files(folder: str) -> Iterator[Path]:
 
 
 def _all_text(handle: Sandbox, given: Given) -> str:
-    """Everything that the program can know."""
+    """All text that the program can read."""
     files = [path.read_bytes().decode(errors="replace") for path in _files(handle.home)]
     return "\n".join([*given.argv, given.stdin, *given.env.values(), *files])
 

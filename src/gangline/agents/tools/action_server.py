@@ -125,11 +125,11 @@ class ShellTool:
         return await self._do("run", {"command": command}, timeout_s)
 
     async def wait(self, *, timeout_s: float) -> ShellResult:
-        """Wait for the running command once more. Raises: ActionRefused, ActionServerFailed."""
+        """Wait again for the running command. Raises: ActionRefused, ActionServerFailed."""
         return await self._do("wait", {}, timeout_s)
 
     async def send_keys(self, keys: str, *, timeout_s: float = 5.0) -> ShellResult:
-        """Type keys: `\\n` is Enter, `\\x04` the end of input. Then wait as `run` does.
+        """Type keys: `\\n` is Enter, `\\x04` the end of input. Then wait as in `run`.
 
         Raises: ActionRefused, ActionServerFailed.
         """
@@ -137,7 +137,7 @@ class ShellTool:
         return await self._do("keys", {"keys": keys}, timeout_s)
 
     async def interrupt(self, *, timeout_s: float = 5.0) -> ShellResult:
-        """Send SIGINT to the program in the foreground, and wait for the command's end.
+        """Send SIGINT to the foreground program, and wait for the command to end.
 
         Raises: ActionRefused, ActionServerFailed.
         """
@@ -167,7 +167,7 @@ class PythonTool:
         self._max_bytes = options.max_output_bytes
 
     async def run(self, code: str, *, timeout_s: float) -> PythonResult:
-        """Run a cell. Out of time, it is interrupted (KeyboardInterrupt), and the variables stay.
+        """Run a cell. On a timeout it is interrupted (KeyboardInterrupt), and the variables are kept.
 
         Raises: ActionRefused while an earlier cell runs; ActionServerFailed.
         """
@@ -206,21 +206,21 @@ class Files:
         return await self._do(View, "view", path=path, first_line=first_line, last_line=last_line, max_bytes=max_bytes)
 
     async def write(self, path: str, text: str) -> Change:
-        """Write a whole file, in UTF-8; its folders are made."""
+        """Write a whole file in UTF-8, creating its folders."""
         return await self._do(Change, "write", path=path, text=text)
 
     async def replace(self, path: str, *, old: str, new: str) -> Change:
-        """Replace a text that occurs exactly once; otherwise the error names the count."""
+        """Replace a text that occurs exactly once; otherwise the error contains the count."""
         return await self._do(Change, "replace", path=path, old=old, new=new)
 
     async def insert(self, path: str, text: str, *, after_line: int) -> Change:
-        """Insert whole lines after a line; 0 is the beginning."""
+        """Insert whole lines after a line; 0: at the beginning."""
         if after_line < 0:
             raise InvalidRequest("lines are numbered from 1, and 0 is the place before them")
         return await self._do(Change, "insert", path=path, text=text, after_line=after_line)
 
     async def undo(self, path: str) -> Change:
-        """Take back this tool's last change of a file, if nothing else has changed it since."""
+        """Undo this tool's last change of a file, if it has not been changed since."""
         return await self._do(Change, "undo", path=path)
 
     async def tree(self, path: str = ".", *, max_depth: int = 2, max_entries: int = 500) -> Tree:

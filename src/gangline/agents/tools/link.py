@@ -52,7 +52,7 @@ class Link:
         self._count = itertools.count()
         self._pending: dict[str, asyncio.Future[_Answer]] = {}
         self._abandoned: dict[str, None] = {}
-        """Ids of requests whose callers have gone; their answers may still come."""
+        """Ids of requests whose callers have gone; their answers may still arrive."""
         self._writing = asyncio.Lock()
         self._failure: str | None = None
         self.reason = ""

@@ -60,7 +60,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     """Files that could not be collected, and why. These count as the agent's failures."""
 
     async def bring(self, runtime: Sandbox) -> list[str]:
-        """Write everything to its old place in another runtime. Returns what could not be."""
+        """Write everything to its original place in another runtime. Returns the failures."""
         for path, data in self.files.items():
             await runtime.upload(path, data)
         failed: list[str] = []

@@ -95,7 +95,7 @@ def stand_ins(paths: Iterable[str]) -> Collected:
 
 
 async def working_folder(runtime: Sandbox) -> Collected | None:
-    """None where it is too large to be remembered, or cannot be read."""
+    """None if it is too large to be remembered, or unreadable."""
     command = ["sh", "-c", _TAR, "sh", str(MAX_BYTES)]
     try:
         taken = await runtime.exec(command, timeout_s=_TAR_TIMEOUT_S, max_output_bytes=MAX_BYTES)
@@ -297,7 +297,7 @@ class ScriptEvaluator:
         return runtime, found, _given(failed_commands=failed, missing_files=missing)
 
     def _place(self, runtime: Sandbox) -> _Place:
-        """Raises: EvaluatorError when the runtime has no user for a grader."""
+        """Raises: EvaluatorError if the runtime has no user for a grader."""
         if not self._config.separate:
             return _Place(runtime, "agent", runtime.workdir, f"{runtime.workdir}/{_HOME}")
         if runtime.grader_home is None:

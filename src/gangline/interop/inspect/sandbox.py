@@ -40,7 +40,7 @@ class GanglineSandbox(CommandSandbox):
     """One sandbox. Commands run as its own user or, if the runtime has one, as `grader`; neither is root."""
 
     def __init__(self, handle: Sandbox, own_names: frozenset[str] = frozenset()) -> None:
-        """own_names: names and uid of the user that commands run as."""
+        """own_names: names and uid of the user that runs commands."""
         super().__init__()
         self._handle = handle
         self._own_names = own_names | {"agent"}

@@ -171,7 +171,7 @@ class PolarDispatch:
         self._control_token = control_token
         self._gateways: dict[str, _Gateway] = {}
         self._needs: dict[str, tuple[str, ...]] = {}
-        """Queued task -> the fields by which only a node of ours can run it."""
+        """Queued task -> the fields that only our nodes can run."""
         self._has_gateway = asyncio.Event()
         self._passed_over: set[str] = set()
         """Tasks whose submitter has been informed of that."""

@@ -82,7 +82,7 @@ class Supervisor:
             self._control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Let it go. Idempotent."""
+        """Release it. Idempotent."""
         self._hear = None  # the command's, which has this one
         if self._control.fileno() >= 0:
             if self._sending is not None:

@@ -15,7 +15,7 @@ class NetworkListeners:
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
-        """Variables by which programs find the way to the list's hosts."""
+        """Variables that point programs to the listed hosts."""
         self.traffic = {"proxy": Traffic(), "list": Traffic()}
         """Over all lives."""
         self._relay: Relay | None = None

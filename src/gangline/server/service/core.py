@@ -148,7 +148,7 @@ async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: li
 
 
 def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
-    """Whom to wake, but for those who wait for one task."""
+    """The topics to notify, except the topics of single tasks."""
     if event.kind == "task.ended":
         return (CALLBACKS,) if CALLBACK in event.data else ()
     frees_gpus = event.kind == "session.ended" and turns.gives_gpus(event.data.get("node") or "")
@@ -182,7 +182,7 @@ class RolloutService:
         self.notifier = Notifier()
         self.metrics = ServerMetrics()
         self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
-        """Each is given our own durable events, once, on the event loop."""
+        """Each is called on the event loop with our own durable events, once."""
         on_stored: list[Callable[[SessionResult], None]] = []
         self.turns = None if turns is None else DurableTurns(store, turns, self.watchers, on_stored)
         self.stopping = False

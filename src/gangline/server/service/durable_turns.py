@@ -77,13 +77,14 @@ class DurableTurns:
         await asyncio.to_thread(self._kept.forget, session_id)
 
     def _reported(self, result: SessionResult) -> None:
-        """Forget the records of an attempt that ended: the next one begins anew, unless the node was only restarted.
-        Blocking."""
+        """Delete the records of an ended attempt: the next one starts over, unless the node was only restarted.
+        Blocking.
+        """
         if result.failure is None or result.failure.code != NODE_RESTARTED:
             self._forget(result.session_id)
 
     def _saw(self, events: Sequence[Event]) -> None:
-        """Forget the records of sessions that have ended."""
+        """Delete the records of ended sessions."""
         ended = [event.session_id for event in events if event.kind == "session.ended" and event.session_id]
         if ended:
             task = asyncio.create_task(asyncio.to_thread(self._forget, *ended))

@@ -19,25 +19,25 @@ from gangline.domain.session import Heartbeat, Lease
 __all__ = ["LeaseTurns", "Notifier"]
 
 _MAX_NODES = 100_000
-"""Nodes whose offers are remembered: those heard last."""
+"""Maximum number of nodes whose offers are remembered, most recent first."""
 
 
 class LeaseTurns:
-    """Belongs to one event loop."""
+    """Bound to one event loop."""
 
     def __init__(self) -> None:
         self._offers: OrderedDict[str, Hashable] = OrderedDict()
         self._kinds: dict[Hashable, _Kind] = {}
 
     def heard(self, beat: Heartbeat) -> None:
-        """Remember what the node can run."""
+        """Remember the node's offer."""
         self._offers[beat.node_id] = _likeness(beat)
         self._offers.move_to_end(beat.node_id)
         if len(self._offers) > _MAX_NODES:
             self._offers.popitem(last=False)
 
     def gives_gpus(self, node_id: str) -> bool:
-        """Whether a session that ended there may have freed some."""
+        """Whether a session that ended there may have freed GPUs."""
         return self._offers.get(node_id) == node_id
 
     async def taken(
@@ -47,10 +47,10 @@ class LeaseTurns:
         num_announced: int,
         take: Callable[[], Awaitable[list[Lease]]],
     ) -> list[Lease]:
-        """Leases of `take`, in the node's turn; none where a node like it has just found nothing.
+        """Leases of `take`, in the node's turn; empty if a similar node has just found nothing.
 
-        num_announced: how often work was announced before this call. A node that was not heard here has no others
-        like it.
+        num_announced: number of announcements of work before this call. A node without a known offer has no similar
+        nodes.
         """
         offer = self._offers.get(node_id, node_id)
         key = (offer, None if task_ids is None else tuple(task_ids))
@@ -71,8 +71,9 @@ class LeaseTurns:
 
 
 def _likeness(beat: Heartbeat) -> Hashable:
-    """The same for nodes that can run the same. One that has GPUs is like no other: some of them may be taken. It is
-    its id."""
+    """Equal for nodes that can run the same work. A node with GPUs is like no other, because some of its GPUs may be in
+    use; its key is its id.
+    """
     offer = beat.offer
     if offer is None:
         return None
@@ -83,12 +84,12 @@ def _likeness(beat: Heartbeat) -> Hashable:
 
 
 class _Kind:
-    """Nodes that can run the same."""
+    """Nodes that can run the same work."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.empty_at = -1
-        """How often work had been announced before the last try in vain."""
+        """Number of announcements of work before the last unsuccessful try."""
         self.num_using = 0
 
 

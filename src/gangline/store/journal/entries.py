@@ -214,7 +214,7 @@ class Unframed(NamedTuple):
 
 class Frame(NamedTuple):
     offset: int
-    """Where it begins in its file, bytes."""
+    """Offset of its beginning in the file, in bytes."""
     number: int
     era: int
     payload: bytes
@@ -234,9 +234,9 @@ def _crc(marker: bytes, unframed: Unframed) -> int:
 
 
 def read_frame(file: BinaryIO, offset: int, end: int, marker: bytes | None) -> Frame | None:
-    """The frame that begins at `offset`; None when it is torn or damaged, or would not end by `end`.
+    """The frame that begins at `offset`; None if it is torn or damaged, or would extend past `end`.
 
-    marker: None takes any.
+    marker: None accepts any.
     """
     file.seek(offset)
     head = file.read(_HEAD.size)
@@ -253,7 +253,7 @@ def read_frame(file: BinaryIO, offset: int, end: int, marker: bytes | None) -> F
 
 
 def read_frames(file: BinaryIO, end: int, marker: bytes) -> Iterator[Frame]:
-    """All that are whole, in order; damage between them is passed over."""
+    """All intact frames, in order, skipping damage between them."""
     offset: int | None = 0
     while offset is not None:
         while (frame := read_frame(file, offset, end, marker)) is not None:
@@ -286,11 +286,11 @@ def cut_off(path: Path, end: int) -> Path:
 class FrameWriter:
     """The end of one file. All methods raise OSError, after which the file is unchanged.
 
-    Blocking; to be used by one thread at a time.
+    Blocking; must be used by one thread at a time.
     """
 
     def __init__(self, path: Path, marker: bytes) -> None:
-        """Goes on at the end of the file; makes it if missing, its name durable."""
+        """Continues at the end of the file. Creates a missing file durably."""
         self._marker = marker
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -300,10 +300,10 @@ class FrameWriter:
             os.close(self._file)
             raise
         self._is_torn = False
-        """Whether a failed write has left bytes behind `size`."""
+        """Whether a failed write left bytes after `size`."""
 
     def append(self, frames: list[Unframed]) -> list[int]:
-        """All or none, durable on return; their offsets."""
+        """Append all frames or none, durable on return. Returns their offsets."""
         if self._is_torn:
             self._cut()
         offsets, pieces, end = list[int](), list[bytes](), self.size

@@ -28,7 +28,7 @@ from gangline.machine.durable import disk_full_error, make_folder, sync, write_n
 __all__ = ["Reports", "ResultStore", "Results", "Staged", "StagedResult"]
 
 _NUM_THREADS = 4
-"""One waits for the database; others decode, and write files."""
+"""One waits for the database; the others decode and write files."""
 
 _INCOMING = ".incoming"  # no id begins with a dot
 _ABANDONED_S = 24 * 3600.0
@@ -189,8 +189,9 @@ def _explained(error: OSError) -> StoreError:
 
 
 class Reports:
-    """Stores results in threads of its own: hundreds of them may wait for the one writer, and nobody else's work is to
-    stand behind these. To be closed."""
+    """Stores results in its own threads: hundreds of them may wait for the single writer, and must not delay other
+    work. Must be closed.
+    """
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class Reports:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store-reports")
 
     async def take(self, session_id: str, data: bytes) -> ResultReceipt:
-        """Store a node's result (MessagePack of a SessionResult), then let it count.
+        """Store a node's result (MessagePack of a SessionResult), then record it.
 
         Raises: msgspec.ValidationError, Conflict, NotFound, LeaseLost, StoreError, DiskFull.
         """
@@ -229,5 +230,5 @@ class Reports:
         return receipt
 
     def close(self) -> None:
-        """Blocks until no result is being stored. Afterwards none is taken."""
+        """Blocks until no result is being stored. Later ones are refused."""
         self._threads.shutdown()

@@ -27,7 +27,7 @@ def gangline_evidence(sample: Sample, record: Mapping[str, Any]) -> None:
 
 
 def _gangline_mask(sample: Sample, given: Mapping[str, Any] | None) -> None:
-    """given: `RowMask`, as exports write it. A turn without kept ids was drawn from the whole vocabulary."""
+    """given: `RowMask`, as written by exports. A turn without kept ids was drawn from the whole vocabulary."""
     if given is None or _is_missing(sample, "sampling mask", given):
         return
     try:
@@ -85,7 +85,7 @@ def _add_first(sample: Sample, wrong: np.ndarray[Any, np.dtype[np.bool_]], words
 
 
 def _gangline_experts(sample: Sample, given: Mapping[str, Any] | None) -> None:
-    """given: `RowExperts`, as exports write it."""
+    """given: `RowExperts`, as written by exports."""
     if given is None or _is_missing(sample, "routed experts", given):
         return
     try:

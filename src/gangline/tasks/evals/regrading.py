@@ -25,7 +25,7 @@ __all__ = ["Candidate", "Grader", "RegradeRun"]
 
 
 class Grader(Protocol):
-    """`gangline.wire.client.ServerClient` is one."""
+    """A list of nodes, such as `gangline.wire.client.ServerClient`."""
 
     async def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
         """Raises: CallerError if the session cannot be graded."""

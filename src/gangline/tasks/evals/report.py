@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     by: dict[str, list[Slice]]
     """Metadata key -> a slice for each of its values, sorted by value."""
     tasks: dict[str, float]
-    """Task -> mean reward of its sessions that count."""
+    """Task -> mean reward of its counted sessions."""
     lines: tuple[TaskLine, ...] = ()
     """Every task with its sessions, the worst first; tasks of which no session counts before all others."""
 

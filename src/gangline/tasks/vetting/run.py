@@ -96,7 +96,7 @@ class VettingRun:
         return [self._judged(subject, record) for subject, record in found if record is not None]
 
     async def run(self) -> None:
-        """Until every task has a record or a failure. Trials under way are cancelled when it is cancelled."""
+        """Run until every task has a record or a failure. Cancelling it cancels the running trials."""
         await self._open.all(self._one(one) for one in self._subjects if self._key_of(one) not in self._records)
 
     def _judged(self, subject: Subject, record: TaskRecord) -> TaskRecord:

@@ -215,14 +215,14 @@ async def until_held(handle: Sandbox, lock: str = "lock") -> None:
 
 
 async def is_held(handle: Sandbox, lock: str = "lock") -> bool:
-    """Whether any process still has the lock."""
+    """Whether any process still holds the lock."""
     result = await handle.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
     assert result.exit_code in (0, 9), f"flock itself failed: {result}"
     return result.exit_code == 9
 
 
 async def is_let_go(handle: Sandbox, lock: str = "lock", within_s: float = 10.0) -> bool:
-    """Whether the last process that has the lock ends within this time."""
+    """Whether the last process that holds the lock ends within this time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while True:
@@ -241,7 +241,7 @@ async def until_present(handle: Sandbox, path: str) -> None:
 
 
 async def timed_out_beside(handle: Sandbox, command: str, lock: str = "lock") -> ExecResult:
-    """Run a command into its timeout, once with time enough for it to have taken the lock."""
+    """Run a command until it times out, with enough time for it to take the lock."""
     timeout_s = 1.0
     while True:
         result = await handle.exec(command, timeout_s=timeout_s)
@@ -253,7 +253,7 @@ async def timed_out_beside(handle: Sandbox, command: str, lock: str = "lock") ->
 
 
 def promised(handle: Sandbox, name: str) -> str:
-    """How the runtime says to enforce a limit, or the network. Raises: unittest.SkipTest when it says not to."""
+    """How the runtime enforces a limit, or the network. Raises: unittest.SkipTest if it reports that it does not."""
     told = handle.limits().get(name, NOT_ENFORCED)
     if told in (NOT_ENFORCED, NOT_SUPPORTED):
         raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {told}")

@@ -47,7 +47,9 @@ rm "$HOME/.config/tool"; find . "$HOME" -exec touch -h -d @1000000001 {} +
 
 @asynccontextmanager
 async def _with_tree(bench: Bench) -> AsyncGenerator[tuple[Sandbox, Checkpoint, bytes]]:
-    """A sandbox, its checkpoint, and the listing of that. Raises: unittest.SkipTest where there are none."""
+    """A sandbox, its checkpoint, and the checkpoint's listing. Raises: unittest.SkipTest if checkpoints are not
+    supported.
+    """
     handle = await bench.start()
     promised(handle, "checkpoints")
     made = await handle.exec(_TREE)

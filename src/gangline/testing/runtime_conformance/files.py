@@ -203,7 +203,7 @@ async def an_upload_takes_the_place_of_what_has_its_name(bench: Bench) -> None:
 
 
 async def _answered_either_way(handle: Sandbox, path: str) -> None:
-    """A pipe of the agent's is replaced or refused; nobody waits for its reader."""
+    """The agent's pipe is replaced or refused; the call does not wait for its reader."""
     with contextlib.suppress(CallerError):
         await handle.upload(path, b"new")
         assert await handle.download(path) == b"new"

@@ -59,7 +59,7 @@ async def _host(name: str) -> AsyncGenerator[int]:
 
 
 async def _fetch(handle: Sandbox, url: str, **env: str) -> ExecResult:
-    """Fetch like a program that heeds the proxy variables also for local-looking hosts."""
+    """Fetch like a program that uses the proxy variables even for local-looking hosts."""
     return await handle.exec(["python3", "-c", _FETCH, url], env={"NO_PROXY": "", "no_proxy": "", **env})
 
 

@@ -96,9 +96,9 @@ class Group:
     task_id: str
     sessions: tuple[SessionResult, ...]
     coalitions: CoalitionRewards | None = None
-    """None where no coalitions are measured, and before they are."""
+    """None if coalitions are not measured, or not yet."""
     greedy: Greedy | None = None
-    """None where no greedy session runs."""
+    """None if no greedy session runs."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -59,7 +59,7 @@ async def measure_spread(
 
 
 def spread_view(report: SpreadReport) -> Lines:
-    """A line for each group, the least informative first, then the figures over all."""
+    """A line per group, the least informative first, then the overall figures."""
     table = FactTable("task", "mean#", "deviation#", prose("rewards"))
     for group in sorted(report.groups, key=lambda one: one.deviation)[:_SHOWN_GROUPS]:
         table.add_row(

@@ -32,8 +32,8 @@ _RECENT = 5
 
 
 def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> FactTable:
-    """Steps as rows, the mean reward of each as a bar, and evaluations where they were made. A bar is full at the
-    largest reward, or at 1.
+    """One row per step, with its mean reward as a bar, and rows for evaluations. A full bar is the largest reward, or
+    1.
     """
     from gangline.train.runs.records import StepRecord
 

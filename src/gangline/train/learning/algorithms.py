@@ -41,7 +41,7 @@ class Algorithm(TrainingOptions):
     token_baseline: Literal["optimal"] | None = None
     """A baseline per token, from the returns and gradient sizes of the group's sessions; None: one per session."""
     compare: Literal["sessions", "roles"] = "sessions"
-    """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
+    """Whether to compare the rewards of sessions, or of each role in them (M-GRPO)."""
     dynamic_sampling: bool = False
     """Whether to leave out groups whose rewards are all equal and collect others instead."""
     resampling: ResamplingSettings | None = None

@@ -99,8 +99,9 @@ class DryRun:
         on_group: Callable[[GroupSpread], None] = lambda _: None,
         retry_s: float = 0.5,
     ) -> None:
-        """stream: under ids of its own. compares: see `SpreadReport`. selection: of the experiment, without its
-        control."""
+        """stream: with its own task ids. compares: see `SpreadReport`. selection: the experiment's, without its
+        control.
+        """
         self._open = OpenTasks(service, retry_s)
         self._tasks = list(islice(stream.tasks(), num_groups))
         self._num_samples = num_samples

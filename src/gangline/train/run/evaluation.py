@@ -146,7 +146,7 @@ class Evaluation:
         return record
 
     async def _all(self, task_ids: list[str], version: int) -> list[_Judged]:
-        """Tasks that were begun and are no longer needed are cancelled at the service."""
+        """Cancels tasks at the service that were started and are no longer needed."""
         pairs = zip(self._tasks, task_ids, strict=True)
         return await self._open.all(self._one(task, task_id, version) for task, task_id in pairs)
 

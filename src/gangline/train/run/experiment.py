@@ -56,7 +56,7 @@ class DataSettings(TrainingOptions):
     tasks: Path
     """As for `gangline submit`: JSON, JSON lines or TOML; relative to the experiment's file. Ids are replaced."""
     num_samples: int = Field(default=8, ge=1)
-    """Sessions of each group."""
+    """Sessions per group."""
     shuffle: bool = True
     """Shuffles each pass over the tasks by the experiment's seed; with a sampler, the tasks not yet drawn."""
     vetted: Vetted = "any"
@@ -82,7 +82,7 @@ class Experiment(TrainingOptions):
     hooks: HookSettings = HookSettings()
     """Functions of installed distributions, by entry point name."""
     coalitions: CoalitionSettings | None = None
-    """The players among whom a session's advantage is shared out, by sessions with only some of them; None: nobody."""
+    """Distributes a session's advantage among players, using sessions with only some of them; None disables it."""
     data: DataSettings
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()

@@ -74,7 +74,7 @@ class ServerClient(CallerSessions):
         return await self.request_json("POST", "/v1/tasks:batch", list[Submitted], body=body)
 
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
-        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        """The task now, when it has ended, or after `wait_s`. Raises: NotFound."""
         params = {"wait_s": f"{wait_s:g}"} if wait_s > 0 else None
         return await self.request_json("GET", f"/v1/tasks/{task_id}", TaskView, params=params, wait_s=wait_s)
 

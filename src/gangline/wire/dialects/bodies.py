@@ -64,7 +64,7 @@ _UPPER = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _NOTHING = frozenset({"null", "false", "0", '""', "[]", "{}"})
 
 THINKING_KINDS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
-"""Word of a `type` -> whether thinking is on. Of other words, such as `auto`, the template decides."""
+"""Value of `type` -> whether thinking is on. For other values, such as `auto`, the template decides."""
 _UNSAID = ("", "auto", "default", "thinking_level_unspecified")
 
 
@@ -76,22 +76,23 @@ def wish_of_effort(word: str | None) -> ThinkingWish:
 
 
 def speaks_of_state(field: str, value: str) -> bool:
-    """Whether an undeclared field, by its name, would bring or change a part of the conversation. value: JSON."""
+    """Whether the name of an undeclared field suggests that it adds to or changes the conversation. value: JSON."""
     words = _UPPER.sub(r"_\1", field).lower()
     return value.strip() not in _NOTHING and _STATE.search(words) is not None
 
 
 class DeclaredFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Each field is in one of the three. A field that is in none is dropped as unknown; where its name speaks of state,
-    or it names a reply of the session, the call is refused."""
+    """Each field is in one of the three tables. A field in no table is dropped as unknown, but the call is rejected if
+    its name suggests state or it contains the id of a reply of the session.
+    """
 
     served: frozenset[str]
     refused: Mapping[str, tuple[Any, ...]]
-    """Field -> the values at which it changes nothing."""
+    """Field -> values that have no effect."""
     dropped: Mapping[str, str]
-    """Field -> why nothing is lost without it."""
+    """Field -> why it can be dropped."""
     limits: Mapping[str, str] = {}
-    """Served field -> what of it is refused."""
+    """Served field -> the part of it that is rejected."""
 
     def refuses(self, field: str, value: Any) -> bool:
         return field in self.refused and value not in self.refused[field]

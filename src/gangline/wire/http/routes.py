@@ -37,19 +37,19 @@ _OWN = "/v1/"
 """Below it unknown query parameters are refused. Other systems' routes, and probes, may send unused ones."""
 
 REFUSED = (401, 403)
-"""Statuses of requests without the token, or from a web page of another site."""
+"""Statuses of requests without the token, or from another site's web page."""
 
 SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
-"""Object of a request, where its path does not name it: set by the handler."""
+"""Object of a request whose path does not name it; set by the handler."""
 
 VISITOR: ContextVar[str | None] = ContextVar("visitor", default=None)
-"""Name of the signed-in browser that sent a request: set at the door."""
+"""Name of the signed-in browser that sent a request; set by `Door`."""
 
 _CLIENT_LEFT = 499
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that changed something, or that was refused for want of the token or for where it came from."""
+    """One request that changed something, or was refused because of its missing token or its origin."""
 
     at: float
     """Unix time, UTC, seconds."""
@@ -58,19 +58,19 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     """`token` and a digest of it, `page` and a digest of a signed-in browser's cookie, or `no token`."""
     address: str
-    """Address of the other end of the connection."""
+    """Address of the connection's other end."""
     forwarded_for: str | None = None
-    """The client's address as named by `X-Forwarded-For`, a header that anyone can send."""
+    """The client's address in `X-Forwarded-For`, a header that anyone can send."""
     method: str
     path: str
     subject: str | None = None
-    """The object of the action, where the path does not name it."""
+    """The object of the action, if the path does not name it."""
     status: int
-    """Status of the answer; 499 where the client disconnected before it."""
+    """Status of the answer; 499 if the client disconnected before it."""
 
 
 class Actions(Protocol):
-    """Storage of actions. `write` blocks, may be called from any thread, and never raises."""
+    """Storage of actions. `write` blocks, can be called from any thread, and never raises."""
 
     where: str
 
@@ -78,12 +78,12 @@ class Actions(Protocol):
 
 
 def who(token: str | None) -> str:
-    """Names a token without disclosing it."""
+    """Identifies a token without disclosing it."""
     return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
 
 
 def given_token(request: web.Request, *, password_too: bool) -> str:
-    """The bearer token of a request, else the one in the header of Polar's clients; empty when there is none.
+    """The bearer token of a request, else the one in the header of Polar's clients; empty if there is none.
 
     password_too: whether it may be the password of the URL, `http://any:TOKEN@host`.
     """
@@ -100,7 +100,7 @@ def given_token(request: web.Request, *, password_too: bool) -> str:
 
 
 def _password(credentials: str) -> str:
-    """Source: RFC 7617. Empty where they cannot be read."""
+    """Source: RFC 7617. Empty if they cannot be decoded."""
     try:
         return base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape").partition(":")[2]
     except ValueError:
@@ -108,9 +108,9 @@ def _password(credentials: str) -> str:
 
 
 def audited(handler: Handler, actions: Actions, *, routine: bool, path: str | None = None) -> Handler:
-    """The handler, with its actions written before they are answered; routine requests only when refused.
+    """The handler, with its actions logged before they are answered; routine requests only if refused.
 
-    An action whose client leaves before the answer is written too. path: written in place of the request's own.
+    Also logged if the client disconnects before the answer. path: logged in place of the request's own.
     """
 
     def action_of(request: web.Request, status: int) -> Action:

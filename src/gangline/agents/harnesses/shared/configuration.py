@@ -16,7 +16,7 @@ async def write_json(runtime: Sandbox, path: str, value: Mapping[str, Any]) -> N
 
 
 async def write_skills(runtime: Sandbox, folder: str, skills: Mapping[str, Mapping[str, str]]) -> None:
-    """Each into a folder of its name, as the programs that know skills all want them."""
+    """Writes each skill to a folder of its name, which all programs with skills expect."""
     for name, files in skills.items():
         for path, content in files.items():
             await runtime.upload(f"{folder}/{name}/{path}", content.encode())

@@ -79,7 +79,7 @@ def provider_environment(context: HarnessContext) -> dict[str, str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace each placeholder by its value, in one pass: a value that holds a placeholder is not filled again."""
+    """Replace each placeholder by its value, in one pass: placeholders inside values are not replaced."""
     return _TEMPLATE.sub(lambda match: values[match[1]], template)
 
 
@@ -91,7 +91,7 @@ def shell_text(command: str) -> str:
     """A shell command whose placeholders are expansions of variables.
 
     Raises:
-        ValueError: a placeholder stands between single quotes, where a shell expands nothing.
+        ValueError: a placeholder is between single quotes, where a shell expands nothing.
     """
     pieces: list[str] = []
     position, quote = 0, ""
@@ -111,7 +111,7 @@ def shell_text(command: str) -> str:
 
 
 def _after_quote(quote: str, mark: str) -> str:
-    """The open quote ("" is none) after a quotation mark was read under `quote`."""
+    """The open quote ("" if there is none) after reading a quotation mark while `quote` was open."""
     if not quote:
         return mark
     return "" if mark == quote else quote

@@ -117,7 +117,7 @@ class Tunnels:
 
 
 class HarborRuntime(Runtime):
-    """Environments of one of Harbor's classes, the operator's choice."""
+    """Runs Harbor environments of the class that the operator chose."""
 
     name: ClassVar[str] = "harbor"
 
@@ -206,7 +206,9 @@ class HarborSandbox(SupervisedSandbox):
 
     @property
     def _uid(self) -> int:
-        """The agent's. Without the right to hold one here, it may be another sandbox's of a shared kernel."""
+        """The agent's uid. Without permission to allocate one here, other sandboxes on a shared kernel may have the
+        same.
+        """
         return FIRST_UID + zlib.crc32(self.runtime_id.encode()) % NUM_UIDS if self._user is None else self._user.uid
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -304,7 +306,7 @@ class _Environment:
             await to_end(self._removed(self._bridge))
 
     async def _removed(self, bridge: Bridge) -> None:
-        """A new bridge finds what a dead one has started, where Harbor's class finds it by its name."""
+        """A new bridge finds an environment of a dead one if Harbor's class finds it by name."""
         asked = _asked(self._settings, self._start.runtime_id, self._start.folder)
         with suppress(InvalidRequest):  # it was never made
             if bridge.is_alive:

@@ -70,7 +70,7 @@ class WarmPool:
         self._start = start
         self._sizes = sizes
         self._spares: list[_Spare] = []
-        """The oldest first."""
+        """Oldest first."""
         self._wanted: deque[tuple[WarmKey, RuntimeSpec]] = deque(maxlen=sizes.count)
         """To be started: one for each that was asked for."""
         self._filling: asyncio.Task[None] | None = None

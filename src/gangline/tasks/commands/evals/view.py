@@ -33,7 +33,7 @@ Rows = tuple[str, Sequence[str | Column], list[Row]]
 
 
 def figures(report: Report) -> list[Rows]:
-    """The figures over all sessions, by each key, outcomes and failures."""
+    """The figures over all sessions and by each key, then outcomes and failures."""
     found = [("evaluation " + report.name, *_figures("", [report.whole]))]
     found += [(f"by {key}", *_figures(key, slices)) for key, slices in report.by.items()]
     whole = report.whole

@@ -60,7 +60,7 @@ class BesideTask:
         return admitted
 
     async def cancel(self) -> None:
-        """End what the service may still run."""
+        """Cancel the tasks that the service may still be running."""
         for one in (self.coalitions, self.greedy):
             if one is not None:
                 await one.cancel()
