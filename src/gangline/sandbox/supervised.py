@@ -346,7 +346,8 @@ class SupervisedSandbox(Sandbox):
         await self._end(is_last=is_last)
         if self._foreman is not None:
             await self._foreman.end()
-            self._foreman = None
+            if not self._foreman.alive:  # one on another machine may wait for the next command
+                self._foreman = None
 
     async def stop(self) -> None:
         await self._disk.close()
