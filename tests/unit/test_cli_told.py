@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
 
 from gangline.cli.machine.checks import CHECKS
 from gangline.cli.machine.checks_service import check_runtimes
+from gangline.cli.options.settings import COMMANDS, given_to
 from gangline.cli.service import node_addresses, status, up
 from gangline.cli.service.bring_up import Plan
 from gangline.cli.tasks.files import parse_tasks
@@ -19,6 +20,7 @@ from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import InvalidRequest, ServerUnavailable, Unauthorized
 from gangline.domain.views import NodeView, ServiceStatus, SessionView
 from gangline.settings.machine import Settings
+from gangline.settings.service import LEAVES
 from gangline.wire.client.running import Running
 
 SESSION = SessionView(
@@ -94,6 +96,28 @@ class _Client:
         node = NodeView(**told, url="http://far:8701", first_seen_at=0, last_seen_at=0)
         counts: dict[str, Any] = {"tasks": {}, "sessions": {}, "stages": {}, "callbacks": {}}
         return ServiceStatus(version="1", at=0, oldest_queued_s=None, nodes=(node,), **counts)
+
+
+_TEXTS = {int: "3", float: "3", bool: None}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_understood_by_the_name_of_its_key(command: str) -> None:
+    by_key: list[str] = []
+    by_option: list[str] = []
+    for key in COMMANDS[command].options:
+        leaf = LEAVES[key]
+        text = get_args(leaf.kind)[0] if get_origin(leaf.kind) is Literal else _TEXTS.get(leaf.kind, "1")
+        values = [] if text is None else [text]
+        by_key += [f"--{key.rpartition('.')[2].replace('_', '-')}", *values]
+        by_option += [leaf.option, *values]
+    assert set(given_to(COMMANDS[command], by_key)) == set(COMMANDS[command].options)
+    assert given_to(COMMANDS[command], by_key) == given_to(COMMANDS[command], by_option)
+
+
+def test_an_option_under_both_its_names_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="--id is given in two ways"):
+        given_to(COMMANDS["node"], ["--id", "a", "--node-id", "b"])
 
 
 @pytest.mark.parametrize("named", [True, False])

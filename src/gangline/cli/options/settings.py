@@ -48,6 +48,8 @@ _NODE_OPTIONS = Annotated[
 ]
 _UNSET = "__unset"
 """Ends the names of parameters that unset a flag."""
+_BY_KEY = "__by_key"
+"""Ends the names of parameters that take an option by the name of its key: `--node-id` for `--id`."""
 _FROM_STDIN = Annotated[bool, typer.Option(FROM_STDIN, hidden=True)]
 
 
@@ -182,6 +184,18 @@ def _unsetting(command: ServedCommand) -> list[inspect.Parameter]:
     ]
 
 
+def _by_key(command: ServedCommand) -> list[inspect.Parameter]:
+    """Hidden, too: what a config file calls an option is understood, and help has one name for each."""
+    taken = {LEAVES[key].option for key in command.options}
+    names = {key: f"--{LEAVES[key].name.replace('_', '-')}" for key in command.options}
+    hidden = {
+        key: Annotated[_type_of(LEAVES[key]) | None, typer.Option(name, hidden=True)]
+        for key, name in names.items()
+        if name not in taken
+    }
+    return [_keyword(key.replace(".", "__") + _BY_KEY, annotation, None) for key, annotation in hidden.items()]
+
+
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -190,10 +204,11 @@ def given_in(context: Any) -> dict[str, Any]:
     """Values by key, of the options that are on the command line. Raises: InvalidRequest for a contradiction."""
     given: dict[str, Any] = {}
     for name, value in context.params.items():
-        key, source = name.removesuffix(_UNSET).replace("__", ".", 1), context.get_parameter_source(name)
+        plain, source = name.removesuffix(_UNSET).removesuffix(_BY_KEY), context.get_parameter_source(name)
+        key = plain.replace("__", ".", 1)
         if key in LEAVES and source is not None and source.name == "COMMANDLINE":
             if key in given:
-                raise InvalidRequest(f"{LEAVES[key].option} and {LEAVES[key].unset} contradict each other: give one.")
+                raise InvalidRequest(f"{LEAVES[key].option} is given in two ways that contradict each other: give one.")
             given[key] = False if name.endswith(_UNSET) else value
     return {**given, **_node_options(context.params.get("node_options"))}
 
@@ -252,6 +267,7 @@ def with_settings(
             *([_keyword("node_options", _NODE_OPTIONS, None)] if command.takes_node_options else ()),
             *(_parameter(command, key) for key in command.options),
             *_unsetting(command),
+            *_by_key(command),
             _keyword("config", ConfigOption, None),
             *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
             *([_keyword("from_stdin", _FROM_STDIN, False)] if command.is_child else ()),
