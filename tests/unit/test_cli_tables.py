@@ -39,8 +39,10 @@ from gangline.store.audit import Action
 from gangline.tasks.commands import check_rows, preset, task_files
 from gangline.tasks.commands.datasets import data
 from gangline.tasks.commands.evals import evaluate, regrade
+from gangline.tasks.commands.evals.view import comparison_table
 from gangline.tasks.evals.records import SessionRecord
 from gangline.tasks.evals.report import make_report
+from gangline.tasks.evals.statistics import Difference
 from gangline.train.commands import demo, dry_run, runs, train
 from gangline.train.commands.view import reward_chart
 from gangline.train.run.dry_run import SpreadReport
@@ -144,6 +146,15 @@ def _evaluation() -> Any:
     return make_report(ID, records, num_samples=4, ks=(1, 4), by=("repo",))
 
 
+def _comparison() -> FactTable:
+    first, second = (msgspec.structs.replace(_evaluation(), name=f"my-agent-{when}") for when in ("before", "after"))
+    names = tuple(first.tasks)
+    difference = Difference(
+        mean=0.1, standard_error=0.1, low=-0.1, high=0.1, num_tasks=2, better=names[:1], worse=names[1:]
+    )
+    return comparison_table(first, second, difference)
+
+
 AUDIT: dict[str, Any] = {
     "report": dict.fromkeys(
         ("num_sessions", "num_traces", "num_completions", "num_sampled_tokens", "num_trained_tokens"), NUMBER
@@ -210,6 +221,7 @@ PRINTED: dict[str, Print] = {
     "check-rows": lambda _: check_rows._print(Path(PATH), _rows_report()),  # pyright: ignore[reportPrivateUsage]
     "regrade": lambda _: regrade._show(REGRADED, Path(PATH), as_json=False),  # type: ignore[arg-type] # pyright: ignore
     "eval": lambda _: evaluate._show(_evaluation(), 0, as_json=False),  # pyright: ignore[reportPrivateUsage]
+    "compare": shown(_comparison),
     "data": lambda _: data._show(_dataset(), Path(PATH), as_json=False),  # pyright: ignore[reportPrivateUsage]
     "demo": lambda _: demo._print_sessions(_fields(demo.Report, audit=AUDIT)),  # pyright: ignore[reportPrivateUsage]
     "train algorithms": printed(train.algorithms),
@@ -221,7 +233,7 @@ PRINTED: dict[str, Print] = {
 """Command -> prints its table."""
 
 NO_TABLE = {
-    *("init", "up", "down", "cancel", "open", "logs", "export", "compare", "fork", "vet", "engine", "server", "node"),
+    *("init", "up", "down", "cancel", "open", "logs", "export", "fork", "vet", "engine", "server", "node"),
     *("cluster", "serve", "serve-agent", "tasks show", "tasks from", "preset show", "preset tasks", "image build"),
     *("image prune", "harness install"),
 }
