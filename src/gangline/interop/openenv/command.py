@@ -112,7 +112,6 @@ class _Server:
         from gangline.cli.options.settings import UP
         from gangline.cli.service.through import with_own
         from gangline.cli.service.up import plan_of
-        from gangline.interop.openenv.command import create_engine
         from gangline.models.engine_server.app import serving
         from gangline.settings.service import resolve
 
