@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,9 +27,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
 from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
-from gangline.rows.forks.calls import REPLAYED
 
-__all__ = ["END", "Game", "Play", "Rewarded", "new_games", "play", "taught_model"]
+__all__ = ["END", "Game", "Play", "new_games", "play", "taught_model"]
 
 LETTERS = "abcd"
 USER, MODEL, END = 1, 2, 3
@@ -55,8 +53,6 @@ CARELESS_STEPS, CARELESS_SHARE = 40, 0.3
 
 Play = Literal["stitched", "rendered"]
 """What the engine reads: the ids as they were sampled, or the text in the tokenizer's own spelling."""
-
-Rewarded = Literal["every_turn", "last_turn"]
 
 
 def spelled(text: str) -> list[int]:
@@ -83,25 +79,12 @@ class Game:
     replies: list[list[int]] = field(default_factory=list[list[int]])
     tree: CompletionTree = field(default_factory=CompletionTree)
     last: Completion | None = None
-    rewarded: Rewarded = "every_turn"
-
-    def forked(self, session_id: str, turn: int) -> Game:
-        """A game that repeats this one's first `turn` turns, as a fork's records do."""
-        fork = Game(session_id, self.start, rewarded=self.rewarded)
-        for one, reply in zip(list(self.tree)[:turn], self.replies, strict=False):
-            certificate = msgspec.structs.replace(one.certificate, untrainable="replayed: sampled in the parent")
-            fork.last = msgspec.structs.replace(
-                one, session_id=session_id, certificate=certificate, metadata={REPLAYED: one.completion_id}
-            )
-            fork.replies.append(reply)
-            fork.tree.add(fork.last)
-        return fork
 
     @property
     def reward(self) -> float:
         """Share of the letters that are there and right, less those that are too many."""
         scores = [_score(text_of(reply), LETTERS[(self.start + turn) % 4]) for turn, reply in enumerate(self.replies)]
-        return scores[-1] if self.rewarded == "last_turn" else sum(scores) / NUM_TURNS
+        return sum(scores) / NUM_TURNS
 
     def prompt(self, kind: Play) -> list[int]:
         """What the engine reads next."""
@@ -248,12 +231,10 @@ def _either_spelling(text: str, chosen: random.Random) -> list[int]:
     return ids
 
 
-def new_games(
-    num_groups: int, num_samples: int, chance: np.random.Generator, rewarded: Rewarded = "every_turn"
-) -> list[list[Game]]:
+def new_games(num_groups: int, num_samples: int, chance: np.random.Generator) -> list[list[Game]]:
     """By group."""
     starts = chance.integers(4, size=num_groups)
     return [
-        [Game(f"g{number}.{sample}", int(start), rewarded=rewarded) for sample in range(num_samples)]
+        [Game(f"g{number}.{sample}", int(start)) for sample in range(num_samples)]
         for number, start in enumerate(starts)
     ]

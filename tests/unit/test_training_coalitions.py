@@ -158,7 +158,7 @@ async def test_a_collector_that_is_left_cancels_coalitions_too() -> None:
         await service.until_submitted(3)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-    assert sorted(service.cancelled) == ["t0", "t0.coalition1", "t0.coalition2"]
+    assert sorted(service.cancelled) == ["t0.coalition1", "t0.coalition2"], "t0 has ended"
 
 
 @pytest.mark.parametrize(("weight", "factors"), [(1.0, (2.0, 0.0)), (0.5, (1.5, 0.5)), (0.0, (1.0, 1.0))])

@@ -34,8 +34,6 @@ class ReplayBuffer:
         self._max_uses = max_uses
         self._groups: dict[str, Group] = {}
         self._uses: dict[str, int] = {}
-        self.num_evicted = 0
-        """Groups evicted before they were taken `max_uses` times."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -87,4 +85,3 @@ class ReplayBuffer:
     def _evict(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
             del self._groups[task_id]
-            self.num_evicted += 1

@@ -13,22 +13,21 @@ still in flight. It gives up if no task can run: see `giving_up.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-from gangline.domain.errors import GanglineError, OutOfTasks
+from gangline.domain.errors import OutOfTasks
 from gangline.domain.ids import new_id
 from gangline.train.collecting.beside.tasks import Beside, BesideTask
 from gangline.train.collecting.giving_up import Patience
 from gangline.train.collecting.groups import Group, ValiditySettings, judge_group
 from gangline.wire.client.rollouts import (
     MOST_RUNS,
+    OpenTasks,
     RolloutClient,
     Task,
-    answered,
     enough_sessions,
     id_of,
     named,
@@ -82,8 +81,7 @@ class _Rollout:
     """One task that is becoming a group."""
 
     task: Task
-    task_id: str
-    """Task id of its last run, which the service may still be running."""
+    open: OpenTasks
     beside: BesideTask
     work: asyncio.Task[_Ended] = field(init=False)
 
@@ -121,7 +119,7 @@ class _Rollouts:
             return False
         refuse_held_out(task)
         task = named(task, id_of(task) or new_id("task"))
-        rollout = _Rollout(task, id_of(task), self._beside.of(task))
+        rollout = _Rollout(task, OpenTasks(self._service, self._retry_s), self._beside.of(task))
         self.counts.submitted += 1
         rollout.work = asyncio.create_task(self._run(rollout))
         self._running[rollout.work] = rollout
@@ -159,12 +157,7 @@ class _Rollouts:
         for rollout in rollouts:
             rollout.work.cancel()
         await asyncio.gather(*(rollout.work for rollout in rollouts), return_exceptions=True)
-        await asyncio.gather(*(self._cancel(rollout) for rollout in rollouts))
-
-    async def _cancel(self, rollout: _Rollout) -> None:
-        # Unknown, already gone, or the server does not answer: the sessions end by their own budgets.
-        with contextlib.suppress(GanglineError):
-            await self._service.cancel(rollout.task_id)
+        await asyncio.gather(*(rollout.open.cancel() for rollout in rollouts))
 
     async def _run(self, rollout: _Rollout) -> _Ended:
         """Cancels extra tasks that are no longer needed. Raises: InvalidGroup under `refuse`."""
@@ -186,14 +179,13 @@ class _Rollouts:
         for run in range(1, MOST_RUNS + 1):
             # Under the same id the service would return the incomplete group again.
             task = rollout.task if run == 1 else named(rollout.task, f"{id_of(rollout.task)}.run{run}")
-            rollout.task_id = task_id = id_of(task)
-            submitted = await answered(self._service.submit, task, self._retry_s)
+            task_id = id_of(task)
+            submitted = await rollout.open.submit(task)
             if submitted.unplaced is not None:
                 _log.warning("task.waits task_id=%s why=%s", task_id, submitted.unplaced)
             if run == 1:
                 await rollout.beside.submit()
-            await self._service.wait(task_id)
-            sessions = await answered(self._service.result, task_id, self._retry_s)
+            sessions = await rollout.open.result(task_id)
             self._patience.note(id_of(rollout.task), sessions)
             verdict = judge_group(
                 task_id, sessions, len(submitted.session_ids), self._validity, enough=enough_sessions(task)

@@ -17,7 +17,6 @@ __all__ = [
     "OpenTasks",
     "RolloutClient",
     "Task",
-    "answered",
     "enough_sessions",
     "id_of",
     "named",
@@ -46,7 +45,7 @@ class RolloutClient(Protocol):
     async def cancel(self, task_id: str) -> TaskView: ...
 
 
-async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
+async def _answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
     """The service's answer, retried without limit."""
     while True:
         try:
@@ -66,12 +65,12 @@ class OpenTasks:
 
     async def submit(self, task: Task) -> Submitted:
         self._open.add(id_of(task))  # before the call, which may arrive although it is cancelled here
-        return await answered(self._service.submit, task, self._retry_s)
+        return await _answered(self._service.submit, task, self._retry_s)
 
     async def result(self, task_id: str) -> list[SessionResult]:
         """The sessions, once the task has ended."""
         await self._service.wait(task_id)
-        sessions = await answered(self._service.result, task_id, self._retry_s)
+        sessions = await _answered(self._service.result, task_id, self._retry_s)
         self._open.discard(task_id)
         return sessions
 
