@@ -4,8 +4,6 @@ import _signal  # pyright: ignore[reportMissingImports] - `signal` imports `enum
 import gc
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command. Until it is loaded there is nothing to clean up, and an extension module that is being loaded

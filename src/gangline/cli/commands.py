@@ -15,8 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from gangline.settings.wings import wing_entries
 
-__all__ = ["COMMANDS", "Command", "LazyCommands", "import_command", "is_installed", "load_command", "module_of"]
-
 
 class Command(NamedTuple):
     """A line of `gangline --help`."""

@@ -14,8 +14,6 @@ from gangline.cli.commands import COMMANDS, LazyCommands, import_command, is_ins
 from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
-__all__ = ["build_app", "load"]
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:

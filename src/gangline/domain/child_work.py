@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["ChildWork", "Limits", "OverLimit"]
-
 
 class Limits(NamedTuple):
     """Limits of one child."""

@@ -20,28 +20,6 @@ from gangline.domain.images import ImageEvidence
 from gangline.domain.masks import MaskEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
-__all__ = [
-    "EMPTY_GENERATION",
-    "MEDIA",
-    "OF_ENVIRONMENT",
-    "OWN_EVIDENCE",
-    "Certificate",
-    "Completion",
-    "CompletionTree",
-    "Constraint",
-    "Context",
-    "DivergenceCause",
-    "Held",
-    "Lineage",
-    "LogprobKind",
-    "NumbersEvidence",
-    "ParseStatus",
-    "PromptSource",
-    "RecordedCalls",
-    "Relation",
-    "VersionSpan",
-]
-
 OF_ENVIRONMENT = "of_environment"
 """In `Completion.metadata`: true where an environment made the call."""
 

@@ -27,29 +27,6 @@ from gangline.domain.session import HarnessExit
 from gangline.domain.task import McpServer, NetworkPolicy, TaskRequest
 from gangline.domain.trajectory import Trajectory
 
-__all__ = [
-    "AgentRun",
-    "Builder",
-    "Capability",
-    "Controlled",
-    "DependsOnTools",
-    "DropsTurns",
-    "EvaluationContext",
-    "Evaluator",
-    "GraderEngine",
-    "GradesClean",
-    "Harness",
-    "HarnessContext",
-    "HarnessVerdict",
-    "Launch",
-    "Logged",
-    "Reward",
-    "SupportsCapabilities",
-    "Tidies",
-    "VariesBetweenRuns",
-    "depends_on_tools",
-]
-
 Capability = Literal["mcp_servers", "skills"]
 """A field of `AgentSpec` that only some harnesses support."""
 

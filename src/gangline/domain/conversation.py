@@ -7,24 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = [
-    "Document",
-    "Image",
-    "Message",
-    "ModelCall",
-    "Part",
-    "Role",
-    "SamplingParams",
-    "Text",
-    "Thinking",
-    "ToolCall",
-    "ToolChoice",
-    "ToolDefinition",
-    "ToolResult",
-    "Usage",
-    "message_text",
-]
-
 # Messages and their parts hold no cycles, so the collector need not look at them (`gc=False`): long conversations are
 # thousands of objects, and a look at them takes tens of milliseconds.
 Role = Literal["system", "developer", "user", "assistant", "tool"]

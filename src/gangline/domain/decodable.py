@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["warm_decoder"]
-
 
 def warm_decoder(*kinds: Any) -> None:
     """Prepare the decoders of these types, and of all types inside. Call it below their definitions."""

@@ -8,16 +8,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import msgspec
 from pydantic import BaseModel
 
-__all__ = [
-    "CallResult",
-    "EnvironmentCall",
-    "EnvironmentKind",
-    "GradedEnvironment",
-    "HasOpening",
-    "OfferedTool",
-    "SessionEnvironment",
-]
-
 
 class EnvironmentKind(Protocol):
     """A kind of environment: entry points `gangline.environments`. Constructed with its validated `Config`."""

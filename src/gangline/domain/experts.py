@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ExpertArray", "ExpertEvidence", "ExpertNumber", "ExpertsMissing", "RowExperts"]
-
 ExpertArray = NDArray[np.unsignedinteger[Any]]
 """[tokens, layers, chosen] numbers of experts, in the order in which the engine reported them."""
 

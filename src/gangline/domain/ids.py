@@ -7,8 +7,6 @@ import secrets
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["ID_PATTERN", "RECORD_KEY", "ROLE_PATTERN", "new_id", "new_secret", "validated_id"]
-
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Letters, digits, `.`, `_`, `-`; at most 128 characters, without a leading dot or dash and without path separators."""
 

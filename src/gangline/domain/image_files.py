@@ -23,17 +23,6 @@ from gangline.domain.conversation import Image, Message
 from gangline.domain.images import PlacedImage, images_in, is_inline
 from gangline.domain.trajectory import Trace
 
-__all__ = [
-    "MAX_FILE_BYTES",
-    "HoldsImages",
-    "PixelsMissing",
-    "Refused",
-    "file_of",
-    "image_files",
-    "image_problems",
-    "placed_images",
-]
-
 MAX_FILE_BYTES = 32 << 20
 
 

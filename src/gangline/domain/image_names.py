@@ -11,8 +11,6 @@ import re
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
-__all__ = ["MAX_IMAGES", "engine_names", "has_image", "located", "packed"]
-
 MAX_IMAGES = 2000
 """Images of one folder that a node tells. Of a folder with more it tells nothing."""
 

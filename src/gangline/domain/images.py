@@ -8,8 +8,6 @@ import msgspec
 
 from gangline.domain.conversation import Image, Message, ToolResult
 
-__all__ = ["ImageEvidence", "PlacedImage", "images_in", "is_inline"]
-
 
 class PlacedImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image of a prompt. Its placeholder ids are `prompt[start : start + length]`, counted from the prompt's

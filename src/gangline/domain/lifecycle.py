@@ -15,21 +15,6 @@ from typing import Literal, get_args
 
 from gangline.domain.errors import Failure
 
-__all__ = [
-    "OUTCOMES",
-    "STAGES",
-    "STOPPED_BY_LIMIT",
-    "UNGRADED",
-    "CallLimit",
-    "Outcome",
-    "SessionState",
-    "Stage",
-    "TaskState",
-    "can_move",
-    "is_infrastructure_fault",
-    "may_retry",
-]
-
 Stage = Literal["init", "ready", "run", "postrun"]
 STAGES: tuple[Stage, ...] = ("init", "ready", "run", "postrun")
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from gangline.domain.tokens import TokenIds
 
-__all__ = ["MaskEvidence", "RowMask", "SamplingMask"]
-
 _NUMBER = np.dtype("<i4")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["McpSource"]
-
 
 class McpSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task names the URL and cannot change anything else; the node connects, the sandbox does not."""

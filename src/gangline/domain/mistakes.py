@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 
 from gangline.domain.errors import CallerError, InvalidRequest, UnknownPlugin
 
-__all__ = ["Problems", "mistakes"]
-
 _MOST_SHOWN = 20
 
 

@@ -15,8 +15,6 @@ import msgspec
 
 from gangline.domain.public_addresses import is_public
 
-__all__ = ["USUAL_PORTS", "NetworkRule", "is_named", "may_dial", "normal_host", "split_host_port"]
-
 USUAL_PORTS = (80, 443)
 """The ports of a rule without one."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")

@@ -7,8 +7,6 @@ from typing import Self
 
 import msgspec
 
-__all__ = ["NodeNumbers"]
-
 
 class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """In `Heartbeat.metrics` and `NodeView.metrics`, by these names. Totals are since the node's start."""

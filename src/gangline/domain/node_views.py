@@ -12,23 +12,6 @@ import msgspec
 from gangline.domain.errors import Boundary
 from gangline.domain.lifecycle import Stage
 
-__all__ = [
-    "BackendState",
-    "BackendView",
-    "BreakerState",
-    "BreakerView",
-    "Claim",
-    "DiskState",
-    "EngineTime",
-    "ExternalView",
-    "GateMode",
-    "GateState",
-    "NodeStatus",
-    "OpenedSession",
-    "Stuck",
-    "TemplateFacts",
-]
-
 GateMode = Literal["drain", "keep"]
 BackendState = Literal["healthy", "unhealthy", "draining"]
 BreakerState = Literal["closed", "open", "trying"]

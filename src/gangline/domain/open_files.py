@@ -7,8 +7,6 @@ import resource
 
 from gangline.domain.errors import TooManyFiles
 
-__all__ = ["out_of_files"]
-
 _ENOUGH = 65_536
 
 

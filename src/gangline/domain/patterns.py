@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, cast
 
-__all__ = ["checked_pattern"]
-
 _SRE: Any = import_module("re._parser")  # the syntax tree of `re`, which has no public name
 _REPEATS = (_SRE.MAX_REPEAT, _SRE.MIN_REPEAT)
 

@@ -12,8 +12,6 @@ from gangline.domain.image_names import has_image, located
 from gangline.domain.task import NetworkPolicy, TaskRequest
 from gangline.domain.task_values import HARMLESS
 
-__all__ = ["Allowed", "Needs", "Offer", "nearest", "needs_of"]
-
 _NETWORKS: tuple[str, ...] = get_args(NetworkPolicy)
 
 _MAX_IMAGE_CHARS = 1000

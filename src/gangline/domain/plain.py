@@ -17,8 +17,6 @@ from typing import Any, cast
 
 import msgspec
 
-__all__ = ["plain", "plain_number", "plain_text"]
-
 _MAX_DEPTH = 100
 _MAX_BYTES = 4 << 20
 """For all texts and values together. The rest is left out, with a note."""

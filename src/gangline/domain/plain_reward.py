@@ -9,8 +9,6 @@ from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.plain import plain, plain_number, plain_text
 
-__all__ = ["plain_reward"]
-
 
 def plain_reward(found: Any) -> Reward:
     """Raises: EvaluatorError when it is not a reward, or one of its numbers is not a finite number."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-__all__ = ["is_public"]
-
 _V4_CLOSED = (
     "0.0.0.0/8",  # this network
     "10.0.0.0/8",

@@ -10,8 +10,6 @@ import msgspec
 from gangline.domain.completion import ParseStatus
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, Usage
 
-__all__ = ["Reply", "ReplyChoice", "ReplyDelta", "TokenLogprob", "ToolCallDelta", "whole_delta"]
-
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """One sampled token as a client that asked for log-probs sees it."""

@@ -19,21 +19,6 @@ from gangline.domain.ids import validated_id
 from gangline.domain.task import RuntimeSpec
 from gangline.domain.usage import Usage, unmeasured
 
-__all__ = [
-    "Channel",
-    "Checkpoint",
-    "CheckpointMethod",
-    "ExecRequest",
-    "ExecResult",
-    "OutputSink",
-    "Runtime",
-    "RuntimeStart",
-    "RuntimeUser",
-    "Sandbox",
-    "SideServices",
-    "in_binary_units",
-]
-
 RuntimeUser = Literal["agent", "grader"]
 """Users of a sandbox, neither of them root. Not every runtime has the second one: see `Sandbox.grader_home`."""
 

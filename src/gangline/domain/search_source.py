@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["SearchSource"]
-
 
 class SearchSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task names a source and cannot change it: neither its path, nor its URL, nor its key."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["derived_seed"]
-
 
 def derived_seed(*path: int) -> int:
     """A seed of its own for each path of whole numbers, such as (seed, number of the task): from 0 to 2^63 - 1."""

@@ -9,8 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from gangline.domain.task_values import Argv, Command, Environment, Image, Line
 
-__all__ = ["MAX_SERVICES", "ServiceCondition", "ServiceHealthcheck", "ServiceName", "ServiceSpec", "checked_services"]
-
 MAX_SERVICES = 16
 
 ServiceCondition = Literal["started", "ready"]

@@ -14,21 +14,6 @@ from gangline.domain.placement import Offer
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import SessionUsage
 
-__all__ = [
-    "Grading",
-    "GradingRequest",
-    "HarnessExit",
-    "Heartbeat",
-    "HeartbeatReply",
-    "KeptTurns",
-    "Lease",
-    "SessionResult",
-    "StageTiming",
-    "Turns",
-    "is_usable",
-    "made_no_call",
-]
-
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A node's timed claim on a session."""

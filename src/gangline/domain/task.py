@@ -34,33 +34,6 @@ from gangline.domain.task_values import (
 )
 from gangline.domain.vetting import TaskVerdict
 
-__all__ = [
-    "AgentSpec",
-    "BuilderSpec",
-    "CaptureSpec",
-    "EnvironmentSpec",
-    "EvaluatorSpec",
-    "ExecAction",
-    "ForkSpec",
-    "LimitsSpec",
-    "McpServer",
-    "NetworkPolicy",
-    "ParameterRule",
-    "PrepareAction",
-    "RuntimeSpec",
-    "SamplingPolicy",
-    "SolutionSpec",
-    "StepSpec",
-    "SystemCall",
-    "TaskRequest",
-    "TextEncoding",
-    "WriteAction",
-    "decoded",
-    "metadata_value",
-    "task_digest",
-    "vetted_digest",
-]
-
 NetworkPolicy = Literal["none", "proxy", "full", "list"]
 SystemCall = Literal["keyring", "io_uring", "userfaultfd", "perf_events", "bpf", "vsock", "user_namespaces"]
 """Interfaces to the kernel that agents are refused unless their task asks for them."""

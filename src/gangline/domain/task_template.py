@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import msgspec
 
-__all__ = ["filled"]
-
 _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

@@ -14,24 +14,6 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-__all__ = [
-    "HARMLESS",
-    "MAX_SECONDS",
-    "AnyPath",
-    "Argv",
-    "Command",
-    "Environment",
-    "FilePath",
-    "FolderPath",
-    "Image",
-    "Line",
-    "Seconds",
-    "Size",
-    "TemplateArguments",
-    "file_path",
-    "why_not_an_argument",
-]
-
 MAX_SECONDS = 366 * 24 * 3600
 MAX_VARIABLE_BYTES = 128 << 10
 """What Linux takes of one variable, its name included, or of one argument (MAX_ARG_STRLEN)."""

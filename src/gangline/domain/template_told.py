@@ -11,8 +11,6 @@ from typing import Any
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.task import TaskRequest
 
-__all__ = ["TEMPLATES_GUIDE", "lacks", "lacks_of_tasks", "told"]
-
 TEMPLATES_GUIDE = "docs/guides/templates.md"
 _SAID: dict[str, tuple[str, str]] = {
     "keeps_thinking": ("keeps thinking", "drops thinking"),

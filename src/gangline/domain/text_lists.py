@@ -9,8 +9,6 @@ import tokenize
 import warnings
 from typing import Any, cast
 
-__all__ = ["texts_of"]
-
 _NOTHING = {"", "nan", "none", "null", "<na>"}
 _BRACKETS = {"[", "]", "(", ")", "{", "}", ","}
 _LAYOUT = {tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER}

@@ -13,19 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Logprobs",
-    "LossMask",
-    "TokenIds",
-    "Versions",
-    "common_prefix_len",
-    "decode_msgpack",
-    "encode_json",
-    "encode_msgpack",
-    "logprobs",
-    "token_ids",
-]
-
 TokenIds = NDArray[np.int32]
 """[T] token ids."""
 Logprobs = NDArray[np.float32]

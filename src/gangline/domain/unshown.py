@@ -10,8 +10,6 @@ from gangline.domain.completion import Completion, CompletionTree
 if TYPE_CHECKING:
     from gangline.domain.task import AgentSpec
 
-__all__ = ["TOOLS", "TOOL_RESULTS", "UNSHOWN_GUIDE", "unshown", "unshown_lines", "why_hidden"]
-
 TOOLS = "tools (the template does not render them)"
 TOOL_RESULTS = "tool results (the template does not render them)"
 """Names in a record's `dropped`."""

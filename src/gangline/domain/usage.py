@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["AMOUNTS", "Amount", "SessionUsage", "Usage", "since", "summed", "unmeasured"]
-
 Amount = Literal[
     "cpu_s",
     "peak_memory_bytes",

@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["CheckStatus", "TaskVerdict", "VerdictName"]
-
 VerdictName = Literal["sound", "unproven", "defective"]
 """`sound`: all checks passed. `unproven`: none failed, and one that matters was not made. `defective`: one failed."""
 CheckStatus = Literal["passed", "failed", "not_checked"]

@@ -14,29 +14,6 @@ from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 
-__all__ = [
-    "HEARTBEAT_REFUSED",
-    "Annotation",
-    "AnnotationPage",
-    "Event",
-    "ForkNode",
-    "ForkTree",
-    "NodeView",
-    "PageLink",
-    "ResultReceipt",
-    "ResultReference",
-    "ServiceStatus",
-    "SessionPage",
-    "SessionView",
-    "Submitted",
-    "TaskPage",
-    "TaskSummary",
-    "TaskView",
-    "TurnsReceipt",
-    "Verdict",
-]
-
-
 Verdict = Literal["good", "bad", "unsure"]
 
 HEARTBEAT_REFUSED = "heartbeat_refused_"

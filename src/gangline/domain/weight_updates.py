@@ -8,8 +8,6 @@ import msgspec
 
 from gangline.domain.node_views import GateMode
 
-__all__ = ["GATE_PHASES", "GateUpdate", "slowest_phase", "told_phases"]
-
 GATE_PHASES = ("drain", "held")
 """Phases that a gate measures itself."""
 

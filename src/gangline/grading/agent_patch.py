@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from gangline.domain.errors import CallerError, EvaluatorError
 from gangline.domain.sandbox import ExecResult, Sandbox
 
-__all__ = ["GIT_ENV", "NO_CONFIG", "Base", "Patch", "base_of", "private_home", "run", "said", "take_patch"]
-
 _GIT_TIMEOUT_S = 300.0
 _MAX_LISTING_BYTES = 256 << 20
 _MAX_OBJECTS_BYTES = 256 << 20

@@ -11,8 +11,6 @@ from gangline.domain.errors import CallerError
 from gangline.domain.task_values import FilePath
 from gangline.grading.transcript import last_answer
 
-__all__ = ["AnswerSource", "answer_of", "without_thoughts"]
-
 _END_OF_THOUGHT = "</think>"
 
 

@@ -27,8 +27,6 @@ from gangline.grading.transcript import transcript
 from gangline.grading.untrusted.graded_before import GradedBefore
 from gangline.settings import plugins
 
-__all__ = ["FunctionConfig", "FunctionEvaluator"]
-
 
 class FunctionConfig(BaseModel):
     """Configuration of evaluator `function`."""

@@ -11,8 +11,6 @@ from gangline.domain.errors import EvaluatorError
 from gangline.domain.lifecycle import UNGRADED
 from gangline.domain.sandbox import Sandbox
 
-__all__ = ["SessionCompletedConfig", "SessionCompletedEvaluator"]
-
 
 class SessionCompletedConfig(BaseModel):
     """Configuration of evaluator `session_completed`."""

@@ -17,8 +17,6 @@ from contextlib import asynccontextmanager
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.sandbox import ExecResult, Sandbox
 
-__all__ = ["serving_solution"]
-
 _SOCKET = ".gangline/solution"
 """Relative to the working folder, because the name of a socket must be short."""
 _CLIENT = ".gangline/solution"

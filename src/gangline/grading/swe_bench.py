@@ -51,8 +51,6 @@ from gangline.grading.untrusted.verdict_of_log import (
 )
 from gangline.settings.plugins import explain
 
-__all__ = ["SweBenchConfig", "SweBenchEvaluator"]
-
 _MAX_LOG_BYTES = 64 << 20
 _MAX_SHOWN_CHARS = 2_000
 _ARTIFACT = "patch.diff"

@@ -17,8 +17,6 @@ from gangline.domain.text_lists import texts_of
 from gangline.grading.untrusted.outcomes import Status
 from gangline.grading.untrusted.patch_text import files_of
 
-__all__ = ["PROTECTED", "PYTEST_PARSERS", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
-
 TEST_TIMEOUT_S = 1800.0
 PYTEST_PARSERS = frozenset(
     f"parse_log_{name}"

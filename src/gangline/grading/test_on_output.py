@@ -15,8 +15,6 @@ from gangline.grading.answers import AnswerSource, answer_of, without_thoughts
 from gangline.grading.untrusted.patterns import matches
 from gangline.grading.untrusted.same_value import is_same_value
 
-__all__ = ["Check", "TestOnOutputConfig", "TestOnOutputEvaluator"]
-
 _REGEX_TIMEOUT_S = 10.0
 _MAX_SHOWN_CHARS = 500
 

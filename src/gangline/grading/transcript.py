@@ -19,8 +19,6 @@ from gangline.domain.contracts import EvaluationContext
 from gangline.domain.conversation import Document, Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.trajectory import Trace, Trajectory
 
-__all__ = ["chat_messages", "last_answer", "transcript"]
-
 
 def transcript(context: EvaluationContext) -> dict[str, Any]:
     return {

@@ -15,8 +15,6 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
-__all__ = ["SOURCE", "read_tau2_task", "read_tau2_tasks"]
-
 _PREFIX = "tau2:"
 _TALK_S = 3600.0
 _CALL_S = 300.0

@@ -18,25 +18,6 @@ from pathlib import Path
 
 from gangline.domain.errors import DiskFull
 
-__all__ = [
-    "acquire",
-    "append",
-    "disk_full_at",
-    "disk_full_error",
-    "is_disk_full",
-    "is_locked",
-    "locked",
-    "make_folder",
-    "making",
-    "remove_unfinished",
-    "replacing",
-    "sync",
-    "sync_tree",
-    "write_new",
-    "write_once",
-    "write_whole",
-]
-
 _UNFINISHED = ".new"
 _PRIVATE = 0o600
 

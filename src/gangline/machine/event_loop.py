@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Share", "Turn", "call_all", "is_cancelled", "is_fault", "session_task", "to_end"]
-
 ResultT = TypeVar("ResultT")
 
 _MAX_HELD_S = 0.001

@@ -6,8 +6,6 @@ for 8 MB. In Python that mostly happens while holding the interpreter's lock, so
 
 from __future__ import annotations
 
-__all__ = ["LARGE_BYTES", "make_resident"]
-
 LARGE_BYTES = 256 << 10
 """Size from which it is worthwhile."""
 

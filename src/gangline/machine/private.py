@@ -15,14 +15,6 @@ from pathlib import Path
 
 from gangline.machine.durable import make_folder
 
-__all__ = [
-    "close_files",
-    "close_to_others",
-    "make_private_folder",
-    "open_data_folder",
-    "open_private",
-]
-
 log = logging.getLogger("gangline.machine.private")
 
 _OTHERS = 0o077

@@ -18,8 +18,6 @@ from typing import Any
 
 from gangline.machine.event_loop import to_end
 
-__all__ = ["program"]
-
 _BUFFER_BYTES = 1 << 16
 
 

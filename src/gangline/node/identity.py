@@ -9,8 +9,6 @@ from pathlib import Path
 from gangline.domain.errors import StoreError
 from gangline.machine.durable import write_whole
 
-__all__ = ["node_identity"]
-
 _FORM = re.compile(r"[0-9a-f]{32}")
 
 

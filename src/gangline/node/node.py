@@ -73,8 +73,6 @@ from gangline.wire.http.problems import problem_response
 from gangline.wire.http.routes import HEALTH, Door, Route
 from gangline.wire.http.same_origin import OwnNames, refuse_open_door
 
-__all__ = ["TITLE", "control_routes", "reap", "serve"]
-
 log = logging.getLogger("gangline.node")
 
 TITLE = "Gangline node"

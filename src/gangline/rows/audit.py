@@ -24,8 +24,6 @@ from gangline.rows.comparability import why_not_trainable
 from gangline.rows.renderings import count_renderings
 from gangline.settings.evidence import evidence_kinds
 
-__all__ = ["AuditReport", "ClassCount", "Violation", "audit", "merge_reports", "turn_class"]
-
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One broken promise, in words."""

@@ -29,21 +29,6 @@ from gangline.domain.tokens import LossMask, TokenIds, Versions, token_ids
 from gangline.domain.trajectory import Splice, Trace, TraceRole, Trajectory, TurnSpan
 from gangline.rows.lineage import CallRole, assign_roles
 
-__all__ = [
-    "BuilderConfig",
-    "Chain",
-    "Turn",
-    "built",
-    "check_claims",
-    "find_chains",
-    "goes_on_from",
-    "is_exact",
-    "make_trajectory",
-    "new_messages_since",
-    "turns_of",
-    "why_masked",
-]
-
 
 def built(builder: Builder, completions: Iterable[Completion], *, session_id: str, task_id: str) -> Trajectory:
     """Raises: BuilderError, and ValueError when the completions do not fit together."""

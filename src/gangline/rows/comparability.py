@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from gangline.domain.completion import Certificate
 from gangline.domain.evidence.masks import is_masked, why_not_replayed
 
-__all__ = ["scoring_temperature", "why_not_comparable", "why_not_trainable"]
-
 
 def scoring_temperature(certificate: Certificate) -> float:
     """Raw log-probs are from before the temperature; greedy sampling (0) records the untempered distribution."""

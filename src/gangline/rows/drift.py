@@ -18,8 +18,6 @@ from gangline.domain.completion import Completion, CompletionTree, Context, Dive
 from gangline.domain.errors import BuilderError
 from gangline.rows.renderings import count_renderings
 
-__all__ = ["Break", "CallDrift", "DriftReport", "call_drifts", "drift_by", "drift_report"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

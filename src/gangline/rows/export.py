@@ -9,8 +9,6 @@ from typing import Literal
 from gangline.domain.session import SessionResult
 from gangline.rows.rows import rows_of, write_jsonl, write_msgpack
 
-__all__ = ["Format", "export_rows"]
-
 Format = Literal["parquet", "jsonl", "msgpack"]
 
 

@@ -36,8 +36,6 @@ from gangline.domain.completion import Completion, CompletionTree, Lineage
 from gangline.domain.conversation import Message, Text, ToolCall, ToolResult, message_text
 from gangline.domain.trajectory import TraceRole
 
-__all__ = ["CallRole", "assign_roles"]
-
 _NEAR = 32
 """Calls before (or after) a segment that are searched for its origin (or its use)."""
 

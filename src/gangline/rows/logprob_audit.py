@@ -18,8 +18,6 @@ from gangline.rows.audit import turn_class
 from gangline.rows.comparability import scoring_temperature, why_not_comparable
 from gangline.rows.shared_prefixes import with_whole_prompts
 
-__all__ = ["LogprobDifferences", "LogprobStats", "Score", "compare_logprobs"]
-
 Score = Callable[[TokenIds, float], Logprobs]
 """(ids [T], temperature) -> log-prob of each id given those before it [T]; the first entry is not read."""
 

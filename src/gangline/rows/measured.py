@@ -8,8 +8,6 @@ from typing import Any, cast
 from gangline.domain.lifecycle import UNGRADED, Outcome, is_infrastructure_fault
 from gangline.domain.session import SessionResult, made_no_call
 
-__all__ = ["needs_model", "why_not_measured", "why_without_reward"]
-
 _FAILED: tuple[Outcome, ...] = ("agent_error", "agent_timeout", "memory_limit")
 
 

@@ -37,8 +37,6 @@ except ImportError as error:
         f"Run: {extra_command('parquet')}"
     ) from error
 
-__all__ = ["SCHEMA", "read_parquet", "write_parquet"]
-
 _ROWS_IN_A_GROUP = 256
 _IDS_IN_A_GROUP = 1 << 21
 """A group ends with the row that reaches it."""

@@ -16,8 +16,6 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import Grading, SessionResult
 from gangline.rows.rewards import apply_reward
 
-__all__ = ["Grade", "Regrade", "read_regrades", "regraded"]
-
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
     """The grade that a session was recorded with."""

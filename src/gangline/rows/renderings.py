@@ -8,8 +8,6 @@ from typing import Protocol
 
 from gangline.domain.completion import PromptSource
 
-__all__ = ["count_renderings"]
-
 _NAMES = {True: "as_rendered", False: "not_as_rendered", None: "not_compared"}
 
 

@@ -20,8 +20,6 @@ import msgspec
 
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 
-__all__ = ["MAX_PERIOD", "is_loop"]
-
 MAX_PERIOD = 4
 """Longest cycle that is found, in rounds."""
 _MAX_PARSED_CHARS = 1 << 16

@@ -10,8 +10,6 @@ from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.trajectory import Trace, Trajectory
 
-__all__ = ["ON_UNPARSED", "apply_reward", "carry_rewards", "lowered_where_unparsed", "num_unparsed"]
-
 ON_UNPARSED = "on_unparsed"
 """In a reward's details: the turns whose tool calls could not be read, and the reward as it was graded."""
 

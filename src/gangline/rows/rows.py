@@ -26,15 +26,6 @@ from gangline.domain.trajectory import SharedPrefix, Splice, Trace, TraceRole, T
 from gangline.machine.durable import replacing
 from gangline.settings.evidence import evidence_kinds
 
-__all__ = [
-    "Row",
-    "read_jsonl",
-    "read_msgpack",
-    "rows_of",
-    "write_jsonl",
-    "write_msgpack",
-]
-
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One trace with the facts about its session. Arrays but `prompt_ids` are [len(response_ids)]."""

@@ -19,8 +19,6 @@ from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.domain.trajectory import SharedPrefix, Trace
 from gangline.rows.rows import Row
 
-__all__ = ["share_prefixes", "with_whole_prompts"]
-
 T = TypeVar("T", Trace, Row)
 
 _FIRST_LOOK = 64

@@ -34,21 +34,6 @@ from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
 from gangline.sandbox.supervised import SupervisedSandbox
 
-__all__ = [
-    "GRADER_HOME",
-    "HOME",
-    "NamespacedSandbox",
-    "can_give_users",
-    "check_image_path",
-    "check_spec",
-    "check_written",
-    "checked_folders",
-    "grader_folder",
-    "held_user",
-    "inner_uid",
-    "try_out",
-]
-
 HOME = "/home/agent"
 GRADER_HOME = "/home/grader"
 _CAP_SYS_ADMIN = 21

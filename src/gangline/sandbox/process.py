@@ -29,8 +29,6 @@ from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
-__all__ = ["ProcessRuntime"]
-
 
 class ProcessRuntime(Runtime):
     """Runs commands as plain processes, each sandbox in a folder of its own."""

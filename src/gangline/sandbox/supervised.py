@@ -37,8 +37,6 @@ from gangline.sandbox.shared.leftovers import Mark, remove_folder, write_mark
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import HeldUser
 
-__all__ = ["SupervisedSandbox"]
-
 _T = TypeVar("_T")
 
 

@@ -30,8 +30,6 @@ from gangline.wire.http.routes import HEALTH, Door, Route
 from gangline.wire.http.same_origin import OwnNames
 from gangline.wire.http.visitors import Visitors
 
-__all__ = ["TITLE", "all_routes", "create_app"]
-
 TITLE = "Gangline rollout server"
 MAX_TASK_BYTES = 64 * 1024**2
 MAX_RESULT_BYTES = 1024**3

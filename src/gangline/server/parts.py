@@ -13,8 +13,6 @@ from gangline.server.service.core import RolloutService
 from gangline.settings.wings import wing_parts
 from gangline.wire.http.routes import Route
 
-__all__ = ["CallbackBody", "ServerPart", "ServerPlace", "server_parts"]
-
 CallbackBody = Callable[[str, str], Awaitable[bytes]]
 """Task id and the callback's URL -> the body of the callback."""
 

@@ -33,8 +33,6 @@ from gangline.wire.http.listening import listening
 from gangline.wire.http.same_origin import OwnNames, refuse_open_door
 from gangline.wire.http.visitors import Visitors
 
-__all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving", "turn_store"]
-
 
 class Running(NamedTuple):
     """A running server."""

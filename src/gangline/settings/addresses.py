@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["local_url", "reachable_url"]
-
 _EVERYWHERE = ("0.0.0.0", "::", "")
 
 

@@ -11,8 +11,6 @@ from gangline.domain.evidence.masks import MASKS
 from gangline.domain.task import CaptureSpec
 from gangline.settings import plugins
 
-__all__ = ["BUILT_IN", "asked_kinds", "evidence_kinds"]
-
 log = logging.getLogger("gangline.settings.plugins")
 
 BUILT_IN: tuple[EvidenceKind, ...] = (EXPERTS, MASKS)

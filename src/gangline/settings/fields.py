@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-__all__ = ["TABLES", "Leaf", "Setting", "leaves_of"]
-
 TABLES = ("server", "node", "cluster", "up")
 """Tables of gangline.toml. The machine's own settings are above them."""
 

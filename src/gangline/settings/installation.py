@@ -15,8 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-__all__ = ["extra_command", "package_command", "smollm2_command"]
-
 
 def extra_command(extra: str, name: str = "gangline") -> str:
     """The shell command that adds an extra of the installed distribution `name`, from its original source."""

@@ -14,8 +14,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Setting
 from gangline.settings.sources import Origin, Sources
 
-__all__ = ["Settings", "machine_settings", "read_secret"]
-
 _Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 
 

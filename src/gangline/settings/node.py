@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gangline.domain.search_source import SearchSource
     from gangline.domain.task import SamplingPolicy
 
-__all__ = ["CallLimits", "NodeSettings", "RoleEngines"]
-
 _JsonTable = dict[str, Any]
 SourceT = TypeVar("SourceT", "SearchSource", "McpSource")
 

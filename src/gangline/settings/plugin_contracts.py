@@ -17,8 +17,6 @@ from pydantic import BaseModel
 from gangline.domain.completion import OWN_EVIDENCE
 from gangline.domain.sandbox import Runtime
 
-__all__ = ["CONTRACTS", "Contract", "Kind", "faults", "instance_faults"]
-
 Kind = Literal[
     "dialect",
     "engine",

@@ -16,19 +16,6 @@ from gangline.settings.node import NodeSettings
 from gangline.settings.plugins import explain
 from gangline.settings.sources import DEFAULT, Origin, Sources
 
-__all__ = [
-    "FROM_STDIN",
-    "LEAVES",
-    "UP_DEFAULTS",
-    "ClusterSettings",
-    "Resolved",
-    "ServerSettings",
-    "UpSettings",
-    "read_tables",
-    "resolve",
-    "write_tables",
-]
-
 FROM_STDIN = "--settings-from-stdin"
 """Option of a child process that reads `write_tables` from its stdin."""
 _STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

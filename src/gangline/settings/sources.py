@@ -20,8 +20,6 @@ from pydantic import BaseModel, ValidationError
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import TABLES, Leaf, leaves_of
 
-__all__ = ["CONFIG_VARIABLE", "DEFAULT", "ConfigFile", "Origin", "Sources"]
-
 CONFIG_VARIABLE = "GANGLINE_CONFIG"
 """Path of the config file; if set to an empty value, no file is read."""
 _USUAL = Path("gangline.toml")

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["Group", "wing_entries", "wing_part", "wing_parts"]
-
 Group = Literal["gangline.commands", "gangline.importers", "gangline.parts", "gangline.server_parts"]
 
 

@@ -19,8 +19,6 @@ import msgspec
 from gangline.machine.private import make_private_folder
 from gangline.wire.http.routes import REFUSED, Action
 
-__all__ = ["ActionLog", "read_actions"]
-
 log = logging.getLogger("gangline.actions")
 
 MAX_FILE_BYTES = 16 * 1024**2

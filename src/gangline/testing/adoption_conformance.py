@@ -30,8 +30,6 @@ from gangline.sandbox.shared.leftovers import LABEL
 from gangline.settings import plugins
 from gangline.testing.runtime_conformance.bench import daemon, is_held, promised, until_held, until_present
 
-__all__ = ["AdoptionCheck", "Lives", "adoption_checks", "in_keeper", "run_adoption_check"]
-
 _PATIENCE_S = 60.0
 _UNTIL_GO = "echo begun; touch ready; while [ ! -e go ]; do sleep 0.02; done; echo ended"
 

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["prepare", "work"]
-
 _seen: list[object] = []
 
 

@@ -31,8 +31,6 @@ from gangline.domain.session import HarnessExit
 from gangline.domain.trajectory import Trajectory
 from gangline.rows.rewards import apply_reward
 
-__all__ = ["Check", "Subject", "checks", "run_check"]
-
 _MAX_HELD_S = 1.0
 """Seconds that an evaluator may block the event loop, on which other sessions of the node wait."""
 _MAX_DETAILS_BYTES = 1 << 20

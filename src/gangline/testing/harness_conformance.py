@@ -39,8 +39,6 @@ from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.sandbox.process import ProcessRuntime
 from gangline.settings.machine import Settings
 
-__all__ = ["Bench", "Check", "Subject", "checks", "run_check"]
-
 _PATIENCE_S = 60.0
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _KEY, _MODEL, _BASE_URL = "key-of-this-session", "org/model:1", "http://127.0.0.1:8642/s/s1"

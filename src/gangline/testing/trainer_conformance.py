@@ -30,8 +30,6 @@ from gangline.rows.shared_prefixes import share_prefixes
 from gangline.train.collecting.groups import Group
 from gangline.train.trainers.contract import CONTRACT_VERSION, rows_of
 
-__all__ = ["Check", "ReadRow", "Subject", "checks", "run_check"]
-
 B = TypeVar("B")
 
 _PROMPT = (1, 4, 5, 6)

@@ -22,8 +22,6 @@ from gangline.agents.harnesses.shared.litellm import litellm_environment, litell
 from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["AiderConfig", "AiderHarness"]
-
 _PROGRAM = Program(
     harness="aider", command="aider", source="pypi", package="aider-chat", version="0.86.2", oldest=(3, 10)
 )

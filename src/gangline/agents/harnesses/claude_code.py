@@ -23,8 +23,6 @@ from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
-__all__ = ["ClaudeCodeConfig", "ClaudeCodeHarness"]
-
 _FOLDER = ".claude"
 _PROGRAM = Program(
     harness="claude_code",

@@ -22,8 +22,6 @@ from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
-__all__ = ["CodexConfig", "CodexHarness"]
-
 _FOLDER = ".codex"
 _PROVIDER = "gangline"
 _KEY_VARIABLE = "GANGLINE_API_KEY"

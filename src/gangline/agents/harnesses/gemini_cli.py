@@ -22,8 +22,6 @@ from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
-__all__ = ["GeminiCliConfig", "GeminiCliHarness", "mcp_servers"]
-
 _PROGRAM = Program(
     harness="gemini_cli",
     command="gemini",

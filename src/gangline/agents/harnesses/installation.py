@@ -32,19 +32,6 @@ from gangline.domain.sandbox import Sandbox
 from gangline.machine.durable import locked
 from gangline.settings import plugins
 
-__all__ = [
-    "Program",
-    "ProgramVersion",
-    "check_program",
-    "find_program",
-    "install",
-    "installed_version",
-    "npm_requirements",
-    "program_of",
-    "python_command",
-    "python_for",
-]
-
 log = logging.getLogger("gangline.harness")
 
 _NEWER_NODE = "node@22"

@@ -21,8 +21,6 @@ from gangline.agents.harnesses.shared.litellm import litellm_environment, litell
 from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["MiniSweAgentConfig", "MiniSweAgentHarness"]
-
 _PROGRAM = Program(
     harness="mini_swe_agent",
     command="mini",

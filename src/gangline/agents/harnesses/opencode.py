@@ -20,8 +20,6 @@ from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task import McpServer
 
-__all__ = ["OpencodeConfig", "OpencodeHarness"]
-
 _PROGRAM = Program(
     harness="opencode",
     command="opencode",

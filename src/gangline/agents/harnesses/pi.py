@@ -22,8 +22,6 @@ from gangline.agents.harnesses.shared.filtered import without_events
 from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["PiConfig", "PiHarness"]
-
 _PROGRAM = Program(
     harness="pi",
     command="pi",

@@ -20,8 +20,6 @@ from gangline.agents.harnesses.shared.prompt import prompt_argument
 from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["QwenCodeConfig", "QwenCodeHarness"]
-
 _PROGRAM = Program(
     harness="qwen_code",
     command="qwen",

@@ -26,8 +26,6 @@ from gangline.domain.errors import HarnessError
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task_values import Argv, Line, file_path
 
-__all__ = ["ShellConfig", "ShellHarness"]
-
 
 def _inside_workdir(name: str) -> str:
     if name.startswith("/") or ".." in name.split("/"):

@@ -23,8 +23,6 @@ from gangline.agents.tools.program import server_argv, server_program
 from gangline.domain.errors import ActionServerFailed, InvalidRequest
 from gangline.domain.sandbox import RuntimeUser, Sandbox
 
-__all__ = ["ActionServer", "ActionServerOptions", "Files", "PythonTool", "ShellTool"]
-
 _T = TypeVar("_T")
 _Result = TypeVar("_Result", ShellResult, PythonResult)
 

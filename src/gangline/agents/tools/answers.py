@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Captured", "Change", "Entry", "Found", "Match", "Nothing", "PythonResult", "ShellResult", "Tree", "View"]
-
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Seconds = Annotated[float, Meta(ge=0)]
 _Path = Annotated[str, Meta(max_length=8192)]

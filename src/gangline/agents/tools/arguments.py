@@ -12,8 +12,6 @@ import msgspec
 
 from gangline.agents.tools.contract import ToolFailed
 
-__all__ = ["read", "schema_of"]
-
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 

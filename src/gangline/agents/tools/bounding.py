@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gangline.agents.tools.answers import Captured
 
-__all__ = ["captured", "head_and_tail"]
-
 
 def head_and_tail(text: str, max_bytes: int) -> str:
     """The text, cut to at most `max_bytes` bytes of UTF-8 plus a notice in place of the omitted ones."""

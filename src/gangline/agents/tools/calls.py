@@ -9,8 +9,6 @@ from gangline.agents.tools.bounding import head_and_tail
 from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolFailed
 from gangline.domain.errors import ActionServerFailed, CallerError
 
-__all__ = ["observe"]
-
 
 async def observe(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Observation:
     """Call a tool. Errors that the model can act on become observations; every observation is bounded.

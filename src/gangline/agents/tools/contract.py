@@ -21,8 +21,6 @@ from gangline.domain.sandbox import Sandbox
 from gangline.domain.search_source import SearchSource
 from gangline.domain.task import NetworkPolicy
 
-__all__ = ["NoConfig", "Observation", "Tool", "ToolContext", "ToolFailed"]
-
 
 class ToolFailed(Exception):
     """A call cannot be executed. The message is for the model, which may try again."""

@@ -19,8 +19,6 @@ import msgspec
 from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
 from gangline.domain.sandbox import Channel, ExecResult
 
-__all__ = ["Link"]
-
 _T = TypeVar("_T")
 
 MAX_ANSWER_BYTES = 8 << 20

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["server_argv", "server_program"]
-
 _INSIDE = Path(__file__).with_name("inside")
 
 _BOOTSTRAP = """\

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
 from gangline.domain.sandbox import Sandbox
 
-__all__ = ["SessionServer"]
-
 
 class SessionServer:
     """`current` is the `action_server` of a tool context. Call `close` at the session's end."""

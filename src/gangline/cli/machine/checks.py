@@ -30,8 +30,6 @@ from gangline.settings.installation import extra_command, package_command, smoll
 from gangline.settings.machine import Settings
 from gangline.settings.plugins import make_runtime, usable
 
-__all__ = ["CHECKS", "Check", "Examination"]
-
 State = Literal["ok", "optional", "missing"]
 
 _ENOUGH_DISK_BYTES = 3 << 30

@@ -20,16 +20,6 @@ from gangline.settings.machine import Settings
 from gangline.wire.client.running import Service, read_running, read_server
 from gangline.wire.client.server import ServerClient
 
-__all__ = [
-    "SERVICE_CHECKS",
-    "check_engine",
-    "check_open_files",
-    "check_plugins",
-    "check_runtimes",
-    "check_server_port",
-    "check_service",
-]
-
 _USUAL_PORT = 8700
 _CHECKED_ALONE = ("sandbox", "apptainer", "docker", "podman")
 _ENOUGH_FILES = 8192

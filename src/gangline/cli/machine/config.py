@@ -18,8 +18,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Leaf
 from gangline.settings.service import LEAVES, Resolved, resolve
 
-__all__ = ["register"]
-
 _PASSWORD = re.compile(r"((?<=://)[^:/@]*:|[?&]password=)[^@&]*")
 
 config = typer.Typer(no_args_is_help=True, help="Show settings and where they come from.")

@@ -37,8 +37,6 @@ from gangline.store.sql.database import check_database
 if TYPE_CHECKING:
     from gangline.cli.machine.checks import Check
 
-__all__ = ["check_agent_python", "check_data_folder", "register"]
-
 _MARKS = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[bold red]missing[/]"}
 
 _SDKS = ("openai", "anthropic", "google.genai", "langgraph", "pydantic_ai", "agents", "smolagents", "mcp")

@@ -21,8 +21,6 @@ from gangline.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from gangline.cli.machine.harness_check import CheckReport
 
-__all__ = ["register"]
-
 harness = typer.Typer(no_args_is_help=True, help="List, install and check agent programs.")
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of harnesses.")]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Running
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
-
 CONTENT = "hello, sled"
 _GRADER = f"""if [ "$(cat hello.txt)" = "{CONTENT}" ]; then echo 1; else echo 0; fi > reward.txt"""
 _FILE = "/workspace/hello.txt"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gangline.sandbox.images.recipe import Recipe, Tool
     from gangline.sandbox.images.shelf import ImageRecord
 
-__all__ = ["register"]
-
 image = typer.Typer(no_args_is_help=True, help="Build, list and remove images for runtimes.")
 
 

@@ -13,8 +13,6 @@ from gangline.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from gangline.domain.task import EvaluatorSpec
 
-__all__ = ["EvaluatorOption", "checked_evaluator", "evaluator_fields", "given_evaluator"]
-
 EvaluatorOption = Annotated[
     str | None,
     typer.Option(

@@ -22,18 +22,6 @@ from gangline.settings.fields import Leaf
 from gangline.settings.service import FROM_STDIN, LEAVES, UP_DEFAULTS, Resolved, read_tables, resolve
 from gangline.settings.sources import CONFIG_VARIABLE
 
-__all__ = [
-    "CLUSTER",
-    "COMMANDS",
-    "NODE",
-    "SERVER",
-    "UP",
-    "ConfigOption",
-    "ServedCommand",
-    "given_to",
-    "with_settings",
-]
-
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

@@ -13,8 +13,6 @@ from gangline.settings.machine import Settings
 if TYPE_CHECKING:
     from gangline.machine.telemetry.traces import Traces
 
-__all__ = ["traces_of"]
-
 
 @contextmanager
 def traces_of(service: Literal["server", "node"], settings: Settings) -> Generator[Traces | None]:

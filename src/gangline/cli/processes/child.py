@@ -24,8 +24,6 @@ from gangline.machine.event_loop import to_end
 from gangline.machine.private import open_private
 from gangline.settings.service import FROM_STDIN
 
-__all__ = ["Child"]
-
 _TAIL_LINES = 8
 _MAX_LOG_BYTES = 64 << 20
 _END_AFTER_EOF_S = 2.0

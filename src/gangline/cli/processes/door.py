@@ -10,8 +10,6 @@ import typer
 from gangline.domain.errors import InvalidRequest
 from gangline.wire.http.same_origin import is_loopback
 
-__all__ = ["AllowedHostOption", "HostOption", "KeyEnvOption", "read_key", "url_of"]
-
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 KeyEnvOption = Annotated[
     str | None, typer.Option("--key-env", help="Variable with the key that clients send as a bearer token.")

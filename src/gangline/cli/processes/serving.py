@@ -25,15 +25,6 @@ from gangline.cli.terminal.output import log_to_stderr, print_json
 
 log = logging.getLogger("gangline.serving")
 
-__all__ = [
-    "GRACE_S",
-    "AllowedHostOption",
-    "HostOption",
-    "ParentOption",
-    "Service",
-    "serve",
-]
-
 GRACE_S = 20.0
 """How long a service may take to clean up after SIGTERM."""
 

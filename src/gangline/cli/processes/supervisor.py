@@ -20,8 +20,6 @@ from gangline.cli.processes.child import Child
 from gangline.cli.processes.serving import GRACE_S
 from gangline.domain.errors import GanglineError, NodeError
 
-__all__ = ["Supervisor"]
-
 _log = logging.getLogger("gangline.up")
 
 _WAITED_FOR = {

@@ -18,8 +18,6 @@ from gangline.cli.terminal.output import (
 )
 from gangline.domain.errors import InvalidRequest, NotFound
 
-__all__ = ["register"]
-
 _OUTPUT = ("harness.stdout", "harness.stderr")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gangline.rows.audit import AuditReport
     from gangline.rows.logprob_audit import LogprobDifferences, Score
 
-__all__ = ["audit_results", "load_score", "print_audit", "register"]
-
 _SHOWN_VIOLATIONS = 20
 TOLERANCE = 1e-3
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gangline.cli.results.records import RequestOf
     from gangline.domain.session import SessionResult
 
-__all__ = ["Choice", "checked_outcomes", "key_and_value"]
-
 
 def key_and_value(text: str) -> tuple[str, str]:
     """`--where`. Raises: InvalidRequest."""

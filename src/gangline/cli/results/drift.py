@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.rows.drift import Break, CallDrift, DriftReport
 
-__all__ = ["drift_document", "register"]
-
 By = Literal["session", "task", "harness", "model", "dialect"]
 _SHOWN_BREAKS = 10
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from gangline.cli.results.records import RequestOf
     from gangline.domain.session import SessionResult
 
-__all__ = ["COLUMNS", "register", "write_sessions_csv"]
-
 _PARTS = ("agent", "grading")
 COLUMNS: tuple[str, ...] = (
     *("task_id", "session_id", "attempt", "outcome", "reward"),

@@ -7,21 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "BuilderOption",
-    "FileNameOption",
-    "FormatOption",
-    "HeldOut",
-    "HeldOutOption",
-    "LeastRewardOption",
-    "OfOutcomeOption",
-    "RowFormat",
-    "SessionNames",
-    "VerdictsOption",
-    "WhereTaskOption",
-    "WholePromptsOption",
-]
-
 
 class RowFormat(StrEnum):
     parquet = "parquet"

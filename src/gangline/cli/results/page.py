@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gangline.domain.views import PageLink
     from gangline.wire.client.running import Service
 
-__all__ = ["register"]
-
 
 def open_page(
     read_only: Annotated[

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
 
-__all__ = ["draw_trajectory"]
-
 _LINE_CHARS = 150
 _CELL_HEIGHT = 1.05
 _HEAD, _TAIL = 14, 22

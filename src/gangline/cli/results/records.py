@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from gangline.domain.task import TaskRequest
     from gangline.domain.views import Annotation
 
-__all__ = [
-    "FileRecords",
-    "Records",
-    "RegradedRecords",
-    "RequestOf",
-    "ServerRecords",
-    "find_results",
-    "find_results_of",
-    "harness_of",
-    "open_records",
-    "regrades_file",
-]
-
 _PAGE = 500
 
 RequestOf = Callable[[str], "TaskRequest | None"]

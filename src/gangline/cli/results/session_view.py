@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gangline.domain.trajectory import Trace, TurnSpan
     from gangline.domain.usage import SessionUsage, Usage
 
-__all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_view"]
-
 _HEAD, _TAIL = 48, 80
 _SHORT_CHARS = 300
 """Characters of a message, unless all of it is asked for: the head and the tail."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
 
-__all__ = ["register"]
-
 
 def show(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
 
-__all__ = ["Run", "TextOf", "elided", "find_text_of", "runs_of", "standing"]
-
 TextOf = Callable[[int], str]
 """Text of one token id."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gangline.cli.terminal.tables import FactTable
     from gangline.store.audit import Action
 
-__all__ = ["register"]
-
 
 def actions(
     last: Annotated[int, typer.Option("--last", min=1, help="Number of actions to show, newest last.")] = 50,

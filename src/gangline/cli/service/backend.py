@@ -19,8 +19,6 @@ from gangline.domain.node_views import BackendView
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
 
-__all__ = ["register"]
-
 backend = typer.Typer(no_args_is_help=True, help="Add, remove and list the running engines behind each node.")
 
 

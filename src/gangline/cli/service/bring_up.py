@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gangline.cli.processes.child import Child
     from gangline.cli.processes.supervisor import Supervisor
 
-__all__ = ["Plan", "bring_up", "run_service", "server_child"]
-
 T = TypeVar("T")
 
 DEFAULT_PORT = 8700

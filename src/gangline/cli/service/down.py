@@ -16,8 +16,6 @@ from gangline.domain.errors import InvalidRequest, NodeError, ServerUnavailable
 from gangline.settings.machine import Settings
 from gangline.wire.client.running import holder, read_server
 
-__all__ = ["register"]
-
 
 def down(
     data: DataOption = None,

@@ -8,8 +8,6 @@ from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json, run
 from gangline.cli.terminal.tables import FactTable
 
-__all__ = ["register"]
-
 
 def drain(
     data: DataOption = None, server: ServerOption = None, node: NodesOption = None, as_json: JsonOption = False

@@ -12,8 +12,6 @@ from gangline.cli.processes.serving import AllowedHostOption, HostOption, Parent
 from gangline.cli.terminal.output import JsonOption, LogFormatOption
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["register"]
-
 
 def engine(
     model: Annotated[

@@ -18,8 +18,6 @@ from gangline.domain.weight_updates import GateUpdate, told_phases
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
 
-__all__ = ["register"]
-
 gate = typer.Typer(no_args_is_help=True, help="Hold model calls while weights are updated, and set the policy version.")
 
 

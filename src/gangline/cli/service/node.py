@@ -16,8 +16,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.settings.service import Resolved
 from gangline.wire.client.running import Service, find_service, refuse_both
 
-__all__ = ["register"]
-
 
 def _import_node() -> None:
     """Half of a node's start. Its server and its engine start meanwhile."""

@@ -17,8 +17,6 @@ from gangline.wire.client.running import Service, find_service, read_running
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
 
-__all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
-
 T = TypeVar("T")
 
 _HEARD_LATELY_S = 15.0

@@ -19,8 +19,6 @@ from gangline.wire.client import running
 if TYPE_CHECKING:
     from gangline.server.run import Storage
 
-__all__ = ["register"]
-
 _DAY_S = 86_400.0
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gangline.domain.views import SessionView, TaskView
     from gangline.wire.client.running import Service
 
-__all__ = ["register"]
-
 _NEWEST_TASKS = 20
 
 

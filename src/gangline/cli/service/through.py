@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Running, Service
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["with_own", "with_running"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
 from gangline.wire.client import running
 
-__all__ = ["plan_of", "register"]
-
 
 @with_settings(UP)
 def up(

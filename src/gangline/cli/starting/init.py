@@ -19,8 +19,6 @@ from gangline.cli.terminal.output import JsonOption, console, print_json
 from gangline.domain.errors import Conflict, InvalidRequest, UnknownPlugin
 from gangline.settings.installation import extra_command
 
-__all__ = ["register"]
-
 _FOLDER = Path(__file__).with_name("templates")
 
 

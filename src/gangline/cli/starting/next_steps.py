@@ -15,8 +15,6 @@ from gangline.wire.client.running import find_service
 if TYPE_CHECKING:
     from gangline.domain.views import ServiceStatus, TaskSummary
 
-__all__ = ["Found", "look_around", "next_steps", "print_next_steps", "print_steps"]
-
 Step = tuple[str, str]
 """A command, and a remark."""
 _TASK_FILES = ("task.json", "tasks.jsonl")
@@ -34,7 +32,7 @@ class Found:
         self.run_is_done = self.run is not None and (data / "runs" / self.run / "results.json").is_file()
         self.evaluations = sorted(path.parent.name for path in data.glob("evals/*/report.json"))
         self.status: ServiceStatus | None = None
-        """Of the running service; None where none runs."""
+        """The running service's; None if no service runs."""
         self.trouble = ""
         """Why a service that should run gives no status."""
 

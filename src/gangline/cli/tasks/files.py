@@ -19,8 +19,6 @@ from gangline.machine.reading.files import own_file, read_text, written, written
 from gangline.machine.reading.paths import SourcePath
 from gangline.settings.plugins import check_task, explain
 
-__all__ = ["by_name", "names_of", "parse_tasks", "read_tasks", "sent_along", "validated"]
-
 
 def read_tasks(source: str) -> list[dict[str, Any]]:
     """The tasks in a file, or on stdin when `source` is `-`, with the texts that they take from files; not yet

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gangline.domain.views import SessionPage, TaskPage
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 T = TypeVar("T")
 
 listing = typer.Typer(no_args_is_help=True, help="List tasks or sessions, newest first, a page at a time.")

@@ -10,20 +10,6 @@ import typer
 
 from gangline.cli.options.evaluator import evaluator_fields
 
-__all__ = [
-    "AllowNoModelCallOption",
-    "CommandOption",
-    "FilesOption",
-    "HarnessOption",
-    "InstructionOption",
-    "Overrides",
-    "PythonOption",
-    "RuntimeOption",
-    "SamplesOption",
-    "TaskIdOption",
-    "TimeoutOption",
-]
-
 InstructionOption = Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")]
 HarnessOption = Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")]
 CommandOption = Annotated[str | None, typer.Option("--command", help="Command of the shell harness.")]

@@ -10,8 +10,6 @@ import typer
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["ShardOption", "of_shard"]
-
 T = TypeVar("T")
 
 ShardOption = Annotated[

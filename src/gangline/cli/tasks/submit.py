@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Service
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register", "wait_with_progress"]
-
 _POLL_S = 1.0
 _QUIET_POLL_S = 30.0
 _PATIENCE_S = 120.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gangline.domain.views import TaskView
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["lines_of_engines", "lines_of_sessions", "lines_of_templates"]
-
 _IMAGES = re.compile(r"\.(?:png|jpe?g|gif|webp)\b|image_url|data:image/", re.IGNORECASE)
 """Words by which a task is known to bring images."""
 _MOST_SESSIONS = 8

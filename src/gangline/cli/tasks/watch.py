@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Service
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 _LOOK_EVERY_S = 1.0
 _TIMEOUT_S = 20.0
 """Longer than the server lets an event stream be silent."""

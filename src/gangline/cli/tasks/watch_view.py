@@ -22,8 +22,6 @@ from gangline.cli.terminal.views import OUTCOME_COLOURS, counts, node_state, sta
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
-__all__ = ["Picture", "shared_lines"]
-
 _LEAST_CUT = 16
 _UNBOUNDED = 10_000
 _ROOMY = 30

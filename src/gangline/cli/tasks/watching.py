@@ -11,8 +11,6 @@ from gangline.cli.terminal.output import printable
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
-__all__ = ["Outage", "Watched", "clock_time", "event_line"]
-
 _WINDOW_S = 60.0
 _SHORTEST_S = 1.0
 _LAST_FAILURES = 50

@@ -23,8 +23,6 @@ from gangline.domain.errors import (
     UnknownPlugin,
 )
 
-__all__ = ["Exit", "exit_code", "report"]
-
 
 class Exit(IntEnum):
     """Meanings of exit codes; the docstrings are the documentation."""

@@ -20,21 +20,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.machine.telemetry.logs import LineFormatter, LogFormat
 from gangline.settings.machine import Settings
 
-__all__ = [
-    "DataOption",
-    "JsonOption",
-    "LogFormatOption",
-    "ServerOption",
-    "console",
-    "log_to_stderr",
-    "notes",
-    "print_json",
-    "printable",
-    "printable_lines",
-    "read_log_format",
-    "run",
-]
-
 T = TypeVar("T")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to stdout; notes and logs go to stderr.")]

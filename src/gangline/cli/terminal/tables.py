@@ -19,8 +19,6 @@ from rich.text import Text
 
 from gangline.cli.terminal.output import printable
 
-__all__ = ["GAP", "Column", "FactTable", "columns_that_fit", "numbers", "prose"]
-
 GAP = 2
 """Cells between two columns."""
 _LEAST_PROSE = 24

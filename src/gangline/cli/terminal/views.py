@@ -15,21 +15,6 @@ from gangline.domain.lifecycle import STAGES
 from gangline.domain.sandbox import in_binary_units
 from gangline.domain.views import HEARTBEAT_REFUSED, NodeView, ServiceStatus, SessionView, TaskSummary
 
-__all__ = [
-    "OUTCOME_COLOURS",
-    "causes_view",
-    "coloured",
-    "counts",
-    "groups_table",
-    "low_disk",
-    "node_state",
-    "nodes_table",
-    "sessions_table",
-    "slow_updates",
-    "stages_line",
-    "status_view",
-]
-
 _SILENT_AFTER_S = 30.0
 _MOST_CAUSE_CHARS = 400
 _NAMED = 3

@@ -11,8 +11,6 @@ from gangline.cli.terminal.views import node_state
 from gangline.domain.errors import GanglineError
 from gangline.domain.views import ServiceStatus
 
-__all__ = ["reasons_to_wait", "waits_told"]
-
 _LOOK_S = 4.0
 
 

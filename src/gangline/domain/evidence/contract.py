@@ -35,8 +35,6 @@ from gangline.domain.task import CaptureSpec
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace
 
-__all__ = ["AskedEvidence", "EvidenceKind", "EvidenceWire", "NumbersOfTokens", "Reported", "RowNumbers", "Tokens"]
-
 
 class Reported(NamedTuple):
     value: Any

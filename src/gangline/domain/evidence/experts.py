@@ -29,8 +29,6 @@ from gangline.domain.experts import ExpertArray, ExpertEvidence, ExpertNumber, E
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
 
-__all__ = ["EXPERTS", "context_experts", "experts_of_file", "experts_of_numbers"]
-
 _HEAD_BYTES = 4 << 10
 """The head of a file of three dimensions has 128."""
 _READ_HEAD = {

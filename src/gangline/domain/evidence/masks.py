@@ -23,8 +23,6 @@ from gangline.domain.task import CaptureSpec
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace
 
-__all__ = ["MASKS", "is_masked", "mask_from_json", "outside_of_mask", "why_not_replayed"]
-
 _NULL = msgspec.Raw(b"null")
 _LARGEST_ID = np.iinfo(np.int32).max
 

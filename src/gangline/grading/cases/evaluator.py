@@ -27,8 +27,6 @@ from gangline.domain.errors import CallerError, EvaluatorError
 from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.task_values import Argv, FilePath, Seconds
 
-__all__ = ["Case", "CasesConfig", "CasesEvaluator", "same_output", "same_value"]
-
 _ARTIFACT = "cases.json"
 _MAX_KEPT_CHARS = 16_384
 """Characters of output, input and error that the artifact keeps per case."""

@@ -20,8 +20,6 @@ from gangline.grading.combining.nested import (
     names_are_unique,
 )
 
-__all__ = ["CompositeConfig", "CompositeEvaluator", "Part"]
-
 
 class Part(NestedEvaluator):
     """An evaluator and its weight."""

@@ -6,8 +6,6 @@ import math
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["LengthPenalty", "LengthScaling", "OverlongPenalty"]
-
 
 class _Transformation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

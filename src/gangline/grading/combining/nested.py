@@ -12,8 +12,6 @@ from gangline.domain.errors import CallerError, EvaluatorError, GraderUnavailabl
 from gangline.domain.plain_reward import plain_reward
 from gangline.settings import plugins
 
-__all__ = ["AroundOne", "Nested", "NestedEvaluator", "any_controlled", "any_grades_clean", "names_are_unique"]
-
 
 class NestedEvaluator(BaseModel):
     """One evaluator of several."""

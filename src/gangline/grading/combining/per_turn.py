@@ -18,8 +18,6 @@ from gangline.domain.trajectory import Trace
 from gangline.grading.combining.nested import AroundOne, NestedEvaluator
 from gangline.grading.combining.turns import ERROR_BEGINNINGS, Turn, is_error, turns_of
 
-__all__ = ["PerTurnConfig", "PerTurnEvaluator", "TurnRule"]
-
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

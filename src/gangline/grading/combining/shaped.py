@@ -16,8 +16,6 @@ from gangline.grading.combining.lengths import LengthPenalty, LengthScaling, Ove
 from gangline.grading.combining.nested import AroundOne, NestedEvaluator
 from gangline.grading.combining.turns import ERROR_BEGINNINGS, is_error, num_sampled_tokens, num_turns, tool_results
 
-__all__ = ["ShapedConfig", "ShapedEvaluator", "ToolErrorPenalty", "TurnBonus"]
-
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

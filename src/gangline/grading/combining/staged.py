@@ -18,8 +18,6 @@ from gangline.grading.combining.nested import (
     names_are_unique,
 )
 
-__all__ = ["Stage", "StagedConfig", "StagedEvaluator"]
-
 
 class Stage(NestedEvaluator):
     """An evaluator as a gate."""

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from gangline.domain.conversation import Message, Text, ToolCall, ToolResult
 from gangline.domain.trajectory import Trace, Trajectory
 
-__all__ = ["ERROR_BEGINNINGS", "Turn", "is_error", "num_sampled_tokens", "num_turns", "tool_results", "turns_of"]
-
 ERROR_BEGINNINGS = ("Error", "error:", "Traceback (most recent call last)")
 """Beginnings of tool results that are errors, for dialects that do not mark errors (OpenAI's, Google's)."""
 

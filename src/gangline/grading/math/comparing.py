@@ -11,8 +11,6 @@ from importlib import import_module
 from itertools import product
 from typing import Any, NamedTuple
 
-__all__ = ["Prepared", "compare", "last_boxed", "prepare", "read_gold", "warm", "work"]
-
 math_verify: Any = import_module("math_verify")  # an optional dependency without type hints
 sympy: Any = import_module("sympy")
 

@@ -23,8 +23,6 @@ from gangline.grading.untrusted.isolated import in_child
 if find_spec("math_verify") is None:  # only the child uses it, but fail before a session runs
     raise ModuleNotFoundError("No module named 'math_verify'", name="math_verify")
 
-__all__ = ["MathConfig", "MathEvaluator"]
-
 _CHILD = "gangline.grading.math.comparing"
 _WALL_PER_CPU = 12
 """Wall-clock seconds per second of processor time, so that a loaded machine does not make answers wrong."""

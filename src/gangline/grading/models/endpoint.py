@@ -17,8 +17,6 @@ from gangline.domain.contracts import EvaluationContext, GraderEngine
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.settings.machine import read_secret
 
-__all__ = ["Endpoint", "EngineConfig", "EngineUser", "engine_of"]
-
 _MAX_ANSWER_BYTES = 4 << 20
 _MAX_SHOWN_CHARS = 300
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -28,8 +28,6 @@ from gangline.grading.models.endpoint import Endpoint, EngineUser, engine_of
 from gangline.grading.models.verdicts import Form, Verdict
 from gangline.grading.transcript import transcript
 
-__all__ = ["JudgeConfig", "JudgeEvaluator"]
-
 _ARTIFACT = "judge.json"
 _PATH = "/v1/chat/completions"
 _SYSTEM = """You grade the work of an AI agent by a rubric. You are given the task, the rubric and the agent's work. \

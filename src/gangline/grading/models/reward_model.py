@@ -22,8 +22,6 @@ from gangline.grading.answers import AnswerSource, answer_of
 from gangline.grading.models.endpoint import Endpoint, EngineUser, engine_of
 from gangline.grading.transcript import chat_messages
 
-__all__ = ["RewardModelConfig", "RewardModelEvaluator"]
-
 _ARTIFACT = "reward_model.json"
 Format = Literal["json", "vllm_classify", "vllm_pooling", "vllm_score", "sglang_classify"]
 

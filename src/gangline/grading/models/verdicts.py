@@ -16,8 +16,6 @@ import msgspec
 
 from gangline.grading.answers import without_thoughts
 
-__all__ = ["Form", "Verdict"]
-
 _REASON_CHARS = 2_000
 _MOST_OBJECTS = 64
 """Object beginnings tried in an answer, in addition to one per part."""

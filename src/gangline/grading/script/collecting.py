@@ -17,8 +17,6 @@ from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.services import ServiceName
 from gangline.domain.task_values import Line, Seconds
 
-__all__ = ["CollectCommand", "Collected", "collected", "collected_of_services", "run_commands"]
-
 _TAR_TIMEOUT_S = 120.0
 _MAX_SAID_CHARS = 500
 _UNPACK = 'place=$1; shift; mkdir -p -- "$place" && exec tar -xpf - -C "$place" "$@"'

@@ -46,8 +46,6 @@ from gangline.grading.solution_user import serving_solution
 from gangline.grading.transcript import transcript
 from gangline.grading.untrusted.graded_before import MAX_BYTES, GradedBefore
 
-__all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
-
 _FOLDER = ".gangline"
 _TRAJECTORY = f"{_FOLDER}/trajectory.json"
 _HOME = f"{_FOLDER}/home"

@@ -27,8 +27,6 @@ from typing import Any, NoReturn
 
 from gangline.domain.child_work import Limits
 
-__all__ = ["OUT_OF_MEMORY", "PREPARED", "main"]
-
 PREPARED = b"prepared\n"
 OUT_OF_MEMORY = 77
 """Exit code of a child that ran out of memory."""

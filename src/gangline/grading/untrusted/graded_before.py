@@ -12,8 +12,6 @@ from pydantic import BaseModel
 
 from gangline.domain.contracts import EvaluationContext
 
-__all__ = ["MAX_BYTES", "GradedBefore"]
-
 MAX_BYTES = 2 << 20
 """Larger sessions are not remembered."""
 

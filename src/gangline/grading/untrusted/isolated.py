@@ -23,8 +23,6 @@ from gangline.domain.errors import EvaluatorError
 from gangline.grading.untrusted import fork_server
 from gangline.grading.untrusted.fork_server import OUT_OF_MEMORY, PREPARED
 
-__all__ = ["ENVIRONMENT", "ForkServers", "in_child"]
-
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 """The whole environment of these processes."""
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-__all__ = ["Outcome", "Status", "TestLog", "plain_lines", "worse"]
-
 Status = Literal["passed", "failed", "skipped"]
 """`passed` includes expected failures. `failed` includes errors and unexpected successes."""
 

@@ -11,8 +11,6 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["PatchedFile", "completed", "files_of", "names_of"]
-
 _HUNK = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)

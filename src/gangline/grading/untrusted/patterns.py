@@ -13,8 +13,6 @@ import sys
 from gangline.domain.errors import EvaluatorError, TaskAtFault
 from gangline.grading.untrusted.isolated import ENVIRONMENT
 
-__all__ = ["matches"]
-
 _CHILD = """
 import json, re, sys
 job = json.load(sys.stdin)

@@ -16,8 +16,6 @@ from typing import Literal
 
 from gangline.grading.untrusted.outcomes import Outcome, Status, plain_lines, worse
 
-__all__ = ["has_pytest_summary", "has_unnamed_tests_of_pytest", "pytest_outcomes"]
-
 _STATUSES: dict[str, Status] = {
     **dict.fromkeys(("PASSED", "XFAIL"), "passed"),
     **dict.fromkeys(("FAILED", "ERROR", "XPASS", "SUBFAIL", "SUBFAILED"), "failed"),

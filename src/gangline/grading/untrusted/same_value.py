@@ -13,8 +13,6 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["is_same_value", "without_marks"]
-
 _LONGEST_CHARS = 1_000
 """Longer texts are compared literally: agents write them, and their numbers could be huge."""
 _SIGNS = str.maketrans(

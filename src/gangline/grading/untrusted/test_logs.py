@@ -28,8 +28,6 @@ from gangline.grading.untrusted.unittest_logs import (
 )
 from gangline.settings.installation import package_command
 
-__all__ = ["PARSERS", "STATUS_WORDS", "last_exit_code", "name_in_status_lines", "read_log", "without_timing"]
-
 _SWEBENCH_PREFIX = "parse_log_"
 _WORDS: dict[str, Status] = {
     **dict.fromkeys(("PASSED", "XFAIL"), "passed"),

@@ -20,8 +20,6 @@ from itertools import pairwise
 
 from gangline.grading.untrusted.outcomes import Outcome, Status, plain_lines
 
-__all__ = ["has_unittest_summary", "has_unnamed_tests_of_unittest", "unittest_outcomes"]
-
 _STATUSES: dict[str, Status] = {
     **dict.fromkeys(("ok", "expected failure"), "passed"),
     **dict.fromkeys(("FAIL", "ERROR", "unexpected success"), "failed"),

@@ -16,8 +16,6 @@ from gangline.domain.sandbox import ExecResult, in_binary_units
 from gangline.grading.untrusted.outcomes import Status, TestLog
 from gangline.grading.untrusted.test_logs import PARSERS, last_exit_code, read_log, without_timing
 
-__all__ = ["MAX_SHOWN_TESTS", "KeptLog", "kept", "resolved", "unresolved", "verdict", "with_exit_line"]
-
 MAX_SHOWN_TESTS = 20
 _PARSE_TIMEOUT_S = 60.0
 _MAX_SHOWN_BYTES = 4_000

@@ -35,8 +35,6 @@ from gangline.wire.http.door import require_key
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.same_origin import JSON, OwnNames, require_json
 
-__all__ = ["create_app", "read_task", "shaped_error"]
-
 log = logging.getLogger("gangline.wire.http")
 
 _MAX_BODY_BYTES = 16 << 20

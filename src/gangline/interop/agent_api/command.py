@@ -28,8 +28,6 @@ from gangline.wire.http.same_origin import OwnNames
 if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 
 def serve_agent(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="One task, as for `gangline submit`: the agent's.")],

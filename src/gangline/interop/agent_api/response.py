@@ -25,8 +25,6 @@ from gangline.grading.transcript import last_answer
 from gangline.rows.shared_prefixes import with_whole_prompts
 from gangline.wire.dialects.responses.history import message_items
 
-__all__ = ["response_of"]
-
 _NOT_RUN = "The agent ended before this call had a result."
 
 

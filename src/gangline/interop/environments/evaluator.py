@@ -19,8 +19,6 @@ from gangline.domain.environment import CallResult, EnvironmentCall, GradedEnvir
 from gangline.domain.errors import EnvironmentFailed, EvaluatorError, GraderUnavailable
 from gangline.grading.transcript import last_answer
 
-__all__ = ["EnvironmentConfig", "EnvironmentEvaluator", "FinishCall"]
-
 _FINISH = "environment.finish.json"
 _MAX_SHOWN_REWARDS = 200
 _MAX_SHOWN_CHARS = 500

@@ -13,25 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gangline.domain.task_values import Environment
 from gangline.interop.environments.program import command, opening
 
-__all__ = [
-    "GymnasiumConfig",
-    "GymnasiumKind",
-    "McpConfig",
-    "McpKind",
-    "NemoGymConfig",
-    "NemoGymKind",
-    "OpenEnvConfig",
-    "OpenEnvKind",
-    "PettingZooConfig",
-    "PettingZooKind",
-    "ReasoningGymConfig",
-    "ReasoningGymKind",
-    "Tau2Config",
-    "Tau2Kind",
-    "TextArenaConfig",
-    "TextArenaKind",
-]
-
 _FINISH = frozenset({"finish"})
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 _Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command", "opening"]
-
 _INSIDE = Path(__file__).with_name("inside")
 _SHARED = ("protocol", "episode", "server", "spaces")
 

@@ -12,8 +12,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["AgentHandler", "JobDetails", "LLMConfig"]
-
 
 @dataclass
 class LLMConfig:

@@ -17,8 +17,6 @@ from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import EvaluatorError, RuntimeFault
 from gangline.interop.handlers.jobs import Job, as_json, job_of
 
-__all__ = ["HandlerEvaluator", "HandlerEvaluatorConfig"]
-
 _ARTIFACT = "handler.json"
 _LONGEST_DETAIL_BYTES = 2_000
 

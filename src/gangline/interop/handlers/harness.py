@@ -19,8 +19,6 @@ from gangline.interop.handlers.contract import AgentHandler, JobDetails, LLMConf
 from gangline.interop.handlers.jobs import Job, as_json, keep_job
 from gangline.settings import plugins
 
-__all__ = ["HandlerConfig", "HandlerHarness"]
-
 _MAX_SHOWN_CHARS = 2_000
 
 

@@ -14,8 +14,6 @@ from gangline.domain.errors import NodeError
 from gangline.domain.plain import plain
 from gangline.interop.handlers.contract import AgentHandler, JobDetails
 
-__all__ = ["Job", "as_json", "job_of", "keep_job"]
-
 
 @dataclass(eq=False)
 class Job:

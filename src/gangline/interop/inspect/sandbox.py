@@ -26,8 +26,6 @@ from gangline.domain.task import RuntimeSpec
 from gangline.interop.inspect.inside.commands import CommandSandbox, Ended
 from gangline.settings import plugins
 
-__all__ = ["GanglineSandbox"]
-
 _util: Any = import_module("inspect_ai.util")
 _error: Any = import_module("inspect_ai._util.error")
 

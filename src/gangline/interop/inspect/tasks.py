@@ -25,8 +25,6 @@ from gangline.machine.reading.files import hidden_files, own_file, written
 from gangline.machine.reading.grading import GRADING_MARGIN_S
 from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
-__all__ = ["SOURCE", "InspectSample", "InspectTask", "read_inspect_sample", "read_inspect_task"]
-
 _SCORING_S = 300.0
 _SETUP = "/tmp/inspect-setup"
 _SETUP_S = 300.0

@@ -23,8 +23,6 @@ from gangline.wire.http.door import require_key
 from gangline.wire.http.problems import in_problems
 from gangline.wire.http.same_origin import OwnNames
 
-__all__ = ["create_app"]
-
 _MAX_MESSAGE_BYTES = 16 << 20
 
 

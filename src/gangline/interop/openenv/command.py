@@ -27,8 +27,6 @@ from gangline.wire.http.same_origin import OwnNames
 if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 MODEL = "openenv-client"
 _MAX_BODY_BYTES = 256 << 20
 

@@ -21,8 +21,6 @@ from gangline.domain.ids import new_id, new_secret
 from gangline.domain.session import SessionResult
 from gangline.wire.client.server import ServerClient
 
-__all__ = ["Episode", "Seen", "Tool", "WaitingCall", "played_task"]
-
 _SUBMIT = "submit"
 _MAX_IN_VAIN = 1_000_000
 """Unreadable calls in a row. A client is bounded by the task's `max_turns`, not by this limit, which is for models."""

@@ -14,8 +14,6 @@ from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.interop.openenv.schemas import tool_list
 from gangline.interop.openenv.seats import Seat, Seats
 
-__all__ = ["answer_rpc"]
-
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
 _METHOD_NOT_FOUND = -32601

@@ -10,8 +10,6 @@ from typing import Any
 from gangline import __version__
 from gangline.interop.openenv.episode import Seen, Tool
 
-__all__ = ["ACTION", "OBSERVATION", "STATE", "observation", "openapi", "tool_list"]
-
 _METADATA: dict[str, Any] = {"type": "object", "additionalProperties": True, "default": {}}
 
 ACTION: dict[str, Any] = {

@@ -13,8 +13,6 @@ from gangline.domain.ids import new_id
 from gangline.interop.openenv.episode import Episode, Seen
 from gangline.wire.client.server import ServerClient
 
-__all__ = ["Seat", "Seats"]
-
 log = logging.getLogger("gangline.interop.openenv")
 
 _IDLE_S = 600.0

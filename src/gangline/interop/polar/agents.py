@@ -13,8 +13,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.interop.polar.commands import added, surrounded
 from gangline.interop.polar.runtimes import given_fields
 
-__all__ = ["agent_for_gateway", "agent_from_polar"]
-
 _SHELL = ["bash", "-lc"]
 """The shell with which a gateway runs commands."""
 _COMMAND = "POLAR_SHELL_COMMAND"

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["added", "attempted", "surrounded"]
-
 _LONGEST_REST_S = 5.0
 
 

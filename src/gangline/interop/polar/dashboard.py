@@ -26,8 +26,6 @@ from gangline.wire.http.negotiation import answer_json, path_id
 from gangline.wire.http.query import Name, Number, Whole
 from gangline.wire.http.routes import Route, json_route
 
-__all__ = ["DashboardRoutes"]
-
 _MOST = 1000
 _STATUSES = {"queued": "running", "running": "running", "ended": "completed", "cancelled": "cancelled"}
 _STAGES = {"init": "INITIALIZING", "ready": "READY", "run": "RUNNING", "postrun": "POST_RUN"}

@@ -43,8 +43,6 @@ from gangline.interop.polar.sessions import needs_of_ours, session_for_gateway
 from gangline.server.service.core import WORK, RolloutService
 from gangline.server.service.live_nodes import live_nodes
 
-__all__ = ["PolarDispatch"]
-
 log = logging.getLogger("gangline.server")
 
 _LOOK_EVERY_S = 5.0

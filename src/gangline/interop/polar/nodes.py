@@ -24,8 +24,6 @@ from gangline.server.service.live_nodes import is_polar_gateway
 from gangline.wire.http.negotiation import answer_json, path_id, read_record
 from gangline.wire.http.routes import Route, json_route
 
-__all__ = ["PolarHeard", "PolarNodeRoutes", "PolarReceipt"]
-
 _MAX_WORKERS = 1_000_000
 
 

@@ -15,8 +15,6 @@ from gangline.server.routes.events import EventRoutes
 from gangline.server.service.running import RunningSessions
 from gangline.wire.http.routes import Route
 
-__all__ = ["PolarPart"]
-
 _KEEP_ALIVE_S = 15.0
 
 

@@ -16,8 +16,6 @@ from gangline.domain.views import TaskView
 from gangline.grading.transcript import chat_messages
 from gangline.rows.shared_prefixes import with_whole_prompts
 
-__all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status", "stopped_early"]
-
 LogprobForm = Literal["objects", "floats"]
 """Form of `response_logprobs`: objects as in the paper, `{"token", "token_id", "logprob"}` for sampled tokens and
 without `token` for others; or numbers as in its published code, which rejects objects.

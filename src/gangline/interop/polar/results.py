@@ -20,8 +20,6 @@ from gangline.domain.trajectory import Trace, Trajectory
 from gangline.domain.views import SessionView
 from gangline.wire.dialects.chat.request import parse_chat_call
 
-__all__ = ["PolarSessionResult", "session_result"]
-
 _OUTCOMES: dict[str, Outcome] = {"COMPLETED": "completed", "TIMEOUT": "agent_timeout", "ERROR": "infra_error"}
 _UNSAID = {"TIMEOUT": {"training_filter": {"masked": True, "trainable": False, "reason": "session_timeout"}}}
 """Marks rows of older gateways, which do not report whose budget ended the session."""

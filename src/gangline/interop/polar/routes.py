@@ -35,8 +35,6 @@ from gangline.wire.http.negotiation import JSON, answer_json, path_id, read_reco
 from gangline.wire.http.query import Choice, Flag
 from gangline.wire.http.routes import SUBJECT, Route, json_route
 
-__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_callback"]
-
 _NEWEST_TASKS = 1000
 _REMEMBERED_S = 300.0
 """Seconds for which a cancellation is remembered before its task is submitted."""

@@ -13,8 +13,6 @@ from typing import Any, cast
 from gangline.domain.errors import InvalidRequest
 from gangline.interop.polar.commands import added, attempted, surrounded
 
-__all__ = ["MEBIBYTE", "SESSION_FOLDER", "given_fields", "runtime_from_polar"]
-
 MEBIBYTE = 1024**2
 SESSION_FOLDER = "/polar/session"
 """In Polar each session has its own such folder, in which commands may write and remove files."""

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["taken_from_settings"]
-
 _FIELD = "model_kwargs"
 _TEMPLATE = "chat_template_kwargs"
 _RULES = ("temperature", "top_p", "top_k", "max_tokens", "presence_penalty", "frequency_penalty")

@@ -14,8 +14,6 @@ from gangline.interop.polar.agents import agent_for_gateway
 from gangline.interop.polar.runtimes import MEBIBYTE, SESSION_FOLDER
 from gangline.interop.polar.tasks import SEED_BASE, protected_by_default, task_from_polar
 
-__all__ = ["needs_of_ours", "session_for_gateway"]
-
 _BACKENDS = ("docker", "apptainer")
 _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
 _BUILDERS = ("per_request", "prefix_merging")

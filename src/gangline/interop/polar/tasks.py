@@ -22,8 +22,6 @@ from gangline.interop.polar.agents import agent_from_polar
 from gangline.interop.polar.runtimes import given_fields, runtime_from_polar
 from gangline.interop.polar.sampling import taken_from_settings
 
-__all__ = ["SEED_BASE", "protected_by_default", "task_from_polar"]
-
 SEED_BASE = "eval_sampling_seed_base"
 """Key in a task's metadata: seed of the first session; the others count up from it."""
 

@@ -12,8 +12,6 @@ import msgspec
 
 from gangline.domain.views import NodeView
 
-__all__ = ["KNOBS", "PolarNode", "interval_s", "node_fields", "polar_node"]
-
 KNOBS = frozenset({"max_init_workers", "max_run_workers", "max_postrun_workers", "heartbeat_interval_seconds"})
 """Values that a gateway sends only at registration; kept with its metrics, since its heartbeats lack them."""
 

@@ -19,8 +19,6 @@ from gangline.grading.transcript import chat_messages
 from gangline.interop.polar.records import chat_tools, polar_result
 from gangline.rows.shared_prefixes import with_whole_prompts
 
-__all__ = ["JOB_PREFIX", "job_result", "task_id_of", "task_of_instance"]
-
 JOB_PREFIX = "job-"
 """Prefix of a job's task id. `/stop` finds jobs by it, also after a restart."""
 

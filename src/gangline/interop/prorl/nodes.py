@@ -21,8 +21,6 @@ from gangline.server.service.core import NODES, RolloutService
 from gangline.server.service.live_nodes import live_nodes
 from gangline.wire.client.node import NodeClient
 
-__all__ = ["NodeEngines"]
-
 log = logging.getLogger("gangline.server")
 
 _KEY = "engines"

@@ -11,8 +11,6 @@ from gangline.interop.prorl.templates import Templates
 from gangline.server.parts import ServerPart, ServerPlace
 from gangline.wire.http.routes import Route
 
-__all__ = ["ProrlPart"]
-
 
 class ProrlPart(ServerPart):
     def __init__(self, place: ServerPlace) -> None:

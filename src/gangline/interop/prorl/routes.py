@@ -28,8 +28,6 @@ from gangline.wire.http.negotiation import answer_json, read_record
 from gangline.wire.http.query import MAX_WAIT_S
 from gangline.wire.http.routes import SUBJECT, Route, json_route
 
-__all__ = ["ProrlRoutes"]
-
 _KEY = "prorl_jobs"
 _PLACING_S = 10.0
 """Seconds to wait for a node that can run a job before its caller is informed that there is none."""

@@ -21,8 +21,6 @@ from gangline.domain.task_template import filled
 from gangline.settings import plugins
 from gangline.settings.wings import wing_part
 
-__all__ = ["Templates"]
-
 _SOURCE = re.compile(ID_PATTERN)
 _USUAL_SOURCE = "swebench"
 _PRESETS = {"swebench": "swe", "deepscaler": "math"} | dict.fromkeys(

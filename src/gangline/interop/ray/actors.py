@@ -15,8 +15,6 @@ import msgspec
 
 from gangline.interop.ray.ray import own_host
 
-__all__ = ["NodeActor", "NodeWork", "Place"]
-
 
 class Place(msgspec.Struct, frozen=True):
     """Where an actor currently runs."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gangline.interop.ray.node_command import ClusterNode
     from gangline.interop.ray.ray import Machine, Needs
 
-__all__ = ["register", "url_for_nodes"]
-
 _STOP_WAIT_S = GRACE_S - 3
 """The rest of our own grace period is for Ray."""
 _EVERYWHERE = ("0.0.0.0", "::")

@@ -28,8 +28,6 @@ from gangline.node.node import reap
 from gangline.settings.node import NodeSettings
 from gangline.settings.service import write_tables
 
-__all__ = ["ClusterNode", "node_id_at"]
-
 _log = logging.getLogger("gangline.interop.ray")
 
 _LOOK_AGAIN_S = 0.5

@@ -22,8 +22,6 @@ from gangline.domain.errors import ClusterUnavailable, GanglineError, NodeError
 from gangline.interop.ray.actors import NodeActor, NodeWork
 from gangline.interop.ray.ray import Needs, is_member
 
-__all__ = ["RayNodes"]
-
 _log = logging.getLogger("gangline.interop.ray")
 
 _TELL_AFTER_S = 15.0

@@ -13,8 +13,6 @@ import ray
 
 from gangline.domain.errors import ClusterUnavailable, InvalidRequest
 
-__all__ = ["Machine", "Needs", "connected", "fitting", "is_member", "machines", "own_host"]
-
 _NAMESPACE = "gangline"
 _ANSWERS_WITHIN_S = 10.0
 

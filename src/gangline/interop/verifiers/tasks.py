@@ -24,15 +24,6 @@ from gangline.machine.reading.files import hidden_files, own_file, written
 from gangline.machine.reading.grading import GRADING_MARGIN_S
 from gangline.machine.reading.imported import Candidate, Choices, Imported, ProgramSource, listed
 
-__all__ = [
-    "SOURCE",
-    "VerifiersTask",
-    "VerifiersTaskset",
-    "name_of_task",
-    "read_verifiers_task",
-    "read_verifiers_taskset",
-]
-
 _HOOKS_S = 600.0
 _GB = 1 << 30
 _CONTAINERS = ("docker", "podman")

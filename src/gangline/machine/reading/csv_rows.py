@@ -11,8 +11,6 @@ from typing import Any, TextIO
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.lines import MAX_LINE_CHARS, NumberedRow, lines_of
 
-__all__ = ["rows_of_csv"]
-
 _DELIMITERS = ",;\t|"
 _STATED = re.compile(r"sep=(.)\s*")
 """First line of some of Excel's files."""

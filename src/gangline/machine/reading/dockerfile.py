@@ -18,8 +18,6 @@ from gangline.machine.reading.documents import MAX_DOCUMENT_BYTES
 from gangline.machine.reading.files import read_text
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["Copy", "Dockerfile", "read_dockerfile"]
-
 _HARMLESS = {"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD"}
 """Instructions that do not matter for a runtime that runs its own commands."""
 

@@ -14,8 +14,6 @@ from gangline.machine.reading.files import read_text
 from gangline.machine.reading.paths import SourcePath
 from gangline.settings.installation import extra_command
 
-__all__ = ["MAX_DOCUMENT_BYTES", "is_more_than_one", "parsed_json", "parsed_toml", "read_toml", "read_yaml"]
-
 MAX_DOCUMENT_BYTES = 256 << 10
 """Size limit of a file that describes a task."""
 _MAX_DEPTH = 100

@@ -14,8 +14,6 @@ from gangline.machine.reading.files import digest_of_folder, written, written_fo
 from gangline.machine.reading.imported import Choices
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["Environment", "OwnFolders", "image_name"]
-
 DEFAULT_WORKDIR = "/app"
 _WITHOUT_IMAGES = ("sandbox", "process")
 

@@ -10,8 +10,6 @@ from typing import Any
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.paths import MAX_FILE_BYTES, SourcePath
 
-__all__ = ["digest_of_folder", "hidden_files", "own_file", "read_text", "written", "written_folder"]
-
 _MAX_CONTEXT_FILES, _MAX_CONTEXT_BYTES = 200_000, 4 << 30
 """Limits of a folder from which an image is built; such a folder is only hashed."""
 _PIECE_BYTES = 1 << 20

@@ -10,8 +10,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.files import hidden_files, written_folder
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["GRADING_MARGIN_S", "script_evaluator", "solution", "tests_of"]
-
 GRADING_MARGIN_S = 60.0
 """Seconds of the evaluation in addition to the tests' own time: for clearing, uploading and reading."""
 _LONGEST_FILES_BYTES = 48 << 20

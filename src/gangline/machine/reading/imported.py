@@ -18,8 +18,6 @@ T = TypeVar("T")
 _LISTING_S = 600.0
 _MAX_SAID_CHARS = 1000
 
-__all__ = ["Candidate", "Choices", "FolderFormat", "Imported", "LeftOut", "ProgramSource", "plain"]
-
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """Options chosen by the importing user."""

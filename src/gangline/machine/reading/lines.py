@@ -14,8 +14,6 @@ from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.documents import is_more_than_one, parsed_json
 
-__all__ = ["MAX_LINE_CHARS", "NumberedRow", "lines_of", "rows_of_json", "rows_of_lines", "text_of"]
-
 MAX_LINE_CHARS = 64 << 20
 """Also the limit of a row: a submission is at most 64 MiB."""
 _MAX_JSON_BYTES = 512 << 20

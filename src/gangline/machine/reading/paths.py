@@ -19,8 +19,6 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["MAX_FILE_BYTES", "Found", "SourcePath", "opened_source"]
-
 MAX_FILE_BYTES = 48 << 20
 """Limit of one file, and of the files of one folder: a submission is at most 64 MiB."""
 _MAX_READ_BYTES = 3 * MAX_FILE_BYTES

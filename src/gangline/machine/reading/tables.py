@@ -22,8 +22,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.paths import MAX_FILE_BYTES
 from gangline.settings.installation import extra_command
 
-__all__ = ["rows_of_table"]
-
 _ROWS_AT_ONCE = 256
 _BATCH_BYTES = 512 << 20
 """Size limit of one column."""

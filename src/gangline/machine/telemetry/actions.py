@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ACTIONS"]
-
 ACTIONS: dict[str, str] = {
     # The server's durable events, logged once they are durable.
     "task.submitted": "A task was accepted.",

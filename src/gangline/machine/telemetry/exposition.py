@@ -14,8 +14,6 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "LoopLag", "Reading", "counted", "exposition", "gauge", "new_registry"]
-
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Reading = Callable[[], Iterable[Metric]]

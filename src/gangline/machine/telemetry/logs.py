@@ -17,17 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-__all__ = [
-    "FIELDS",
-    "FewRefusals",
-    "LineFormatter",
-    "LogFormat",
-    "request_in_logs",
-    "session_in_logs",
-    "stays_request_in_logs",
-    "stays_session_in_logs",
-]
-
 LogFormat = Literal["text", "json"]
 
 FIELDS = "fields"

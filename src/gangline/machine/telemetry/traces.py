@@ -27,8 +27,6 @@ from gangline.domain.completion import Completion
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.views import TaskView
 
-__all__ = ["Traces", "root_of"]
-
 _EXPORT_TIMEOUT_S = 5
 """A collector that does not answer must not delay the shutdown of a service."""
 

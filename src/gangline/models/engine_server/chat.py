@@ -49,8 +49,6 @@ from gangline.models.language.parsing.detect import opens_thinking
 from gangline.models.language.parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
 from gangline.models.language.parsing.parser import Parsers, ReplyParser
 
-__all__ = ["ChatRoute", "plan_chat", "render_chat"]
-
 
 def render_chat(sampler: Sampler, chat: ChatRequest) -> list[int]:
     """Prompt ids of a chat request: its own exact ids, else the template's rendering of its messages."""

@@ -30,8 +30,6 @@ from gangline.models.engine_server.wire import (
     encode,
 )
 
-__all__ = ["CompletionRoute"]
-
 
 class CompletionRoute:
     def __init__(self, sampler: Sampler) -> None:

@@ -25,8 +25,6 @@ from gangline.models.engine_server.wire import (
     encode,
 )
 
-__all__ = ["GenerateRoute"]
-
 
 class GenerateRoute:
     def __init__(self, sampler: Sampler) -> None:

@@ -16,19 +16,6 @@ from gangline.models.engine_server.sampler import FinishReason, SampledToken, Sa
 from gangline.models.engine_server.wire import ApiError, SamplingFields, TokenLogprob, TopLogprob, WeightSpan
 from gangline.models.language.text import IncrementalText, StopStrings
 
-__all__ = [
-    "MAX_CHOICES",
-    "MAX_TOP_LOGPROBS",
-    "Piece",
-    "TextRules",
-    "exact_prompt_ids",
-    "generate",
-    "plan",
-    "text_rules",
-    "token_logprobs",
-    "weight_spans",
-]
-
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 

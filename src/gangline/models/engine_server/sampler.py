@@ -15,16 +15,6 @@ import msgspec
 
 from gangline.models.language.contract import ChatTokenizer
 
-__all__ = [
-    "UNKNOWN_VERSION",
-    "FinishReason",
-    "PauseMode",
-    "SampleRequest",
-    "SampledToken",
-    "Sampler",
-    "version_text",
-]
-
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
 

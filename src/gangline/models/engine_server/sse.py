@@ -10,8 +10,6 @@ from aiohttp import ClientConnectionResetError, web
 from gangline.domain.errors import GanglineError
 from gangline.models.engine_server.wire import ApiError, encode
 
-__all__ = ["EventStream", "as_api_error"]
-
 _log = logging.getLogger(__name__)
 
 

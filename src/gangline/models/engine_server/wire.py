@@ -15,43 +15,6 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-__all__ = [
-    "ApiError",
-    "ChatChoice",
-    "ChatChunk",
-    "ChatChunkChoice",
-    "ChatLogprobs",
-    "ChatMessage",
-    "ChatReply",
-    "ChatRequest",
-    "CompletionChoice",
-    "CompletionLogprobs",
-    "CompletionReply",
-    "CompletionRequest",
-    "Delta",
-    "DetokenizeRequest",
-    "FunctionCall",
-    "GenerateChoice",
-    "GenerateReply",
-    "GenerateRequest",
-    "GenerateSampling",
-    "IdLogprob",
-    "IdLogprobs",
-    "RpcRequest",
-    "SamplingFields",
-    "StreamOptions",
-    "TokenLogprob",
-    "TokenizeRequest",
-    "ToolCall",
-    "TopIdLogprob",
-    "TopLogprob",
-    "Usage",
-    "VersionRequest",
-    "WeightSpan",
-    "decode_request",
-    "encode",
-]
-
 # Known fields this server cannot honour -> the values at which they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),

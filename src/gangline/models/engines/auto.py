@@ -12,8 +12,6 @@ from gangline.models.engines.sglang.engine import SglangEngine
 from gangline.models.engines.text.engine import Capture, OpenAITextEngine
 from gangline.models.engines.vllm.engine import VllmEngine
 
-__all__ = ["detect_engine"]
-
 
 async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | None = None) -> Engine:
     """A client of the right kind, probed: nobody is asked in between from then on.

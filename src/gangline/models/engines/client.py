@@ -12,8 +12,6 @@ from gangline.models.engines.contract import EngineCapabilities, EngineDelta, En
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.replies import decode
 
-__all__ = ["EngineClient", "server_version"]
-
 
 class EngineClient(ABC):
     """Implements a part of `Engine`. It owns the connections."""

@@ -19,19 +19,6 @@ from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, whole_delta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
-__all__ = [
-    "ChoiceFacts",
-    "Engine",
-    "EngineCapabilities",
-    "EngineChoice",
-    "EngineDelta",
-    "EngineReply",
-    "EngineRequest",
-    "ReplyAccumulator",
-    "assistant_message",
-    "whole_deltas",
-]
-
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's capabilities, found by real calls rather than by its claims."""

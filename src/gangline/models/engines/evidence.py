@@ -12,8 +12,6 @@ from gangline.domain.errors import EngineError
 from gangline.domain.evidence.contract import AskedEvidence, EvidenceKind, EvidenceWire
 from gangline.settings.evidence import evidence_kinds
 
-__all__ = ["Found", "WireEvidence"]
-
 ChoiceT = TypeVar("ChoiceT", bound=msgspec.Struct)
 
 

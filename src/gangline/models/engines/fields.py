@@ -30,19 +30,6 @@ from gangline.machine.event_loop import Turn
 from gangline.models.engines.replies import SentIds
 from gangline.models.language.tools import tool_fields
 
-__all__ = [
-    "NEUTRAL_SAMPLING",
-    "body_of",
-    "call_fields",
-    "has_documents",
-    "has_media",
-    "media_in",
-    "message_fields",
-    "messages_fields",
-    "messages_in_turns",
-    "sent_ids",
-]
-
 _SLICE_CHARS = 256 << 10
 _SLICE_PARTS = 128
 

@@ -16,8 +16,6 @@ from gangline.domain.open_files import out_of_files
 from gangline.models.engines.replies import ModelCard, ModelList, decode
 from gangline.wire.http.event_stream import SseEvents
 
-__all__ = ["EngineHttp"]
-
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 _DONE = b"[DONE]"

@@ -23,35 +23,6 @@ from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.models.engines.contract import assistant_message
 
-__all__ = [
-    "CUT_OUT",
-    "LARGEST_ID",
-    "NO_IDS",
-    "ModelCard",
-    "ModelList",
-    "SentIds",
-    "TokenId",
-    "WireFunction",
-    "WireLogprobs",
-    "WireMessage",
-    "WireSpan",
-    "WireToolCall",
-    "WireUsage",
-    "WireValues",
-    "cut_out_ids",
-    "decode",
-    "function_of",
-    "ids_from_json",
-    "ids_of",
-    "logprob_values",
-    "message_of",
-    "plain_ids",
-    "thinking_of",
-    "token_logprobs",
-    "usage_of",
-    "version_spans",
-]
-
 WireT = TypeVar("WireT")
 
 

@@ -16,8 +16,6 @@ from gangline.models.engines.contract import EngineChoice, EngineDelta
 from gangline.models.engines.fields import media_in
 from gangline.models.language.vision import ImageReader
 
-__all__ = ["Sight", "with_evidence"]
-
 _NO_PROCESSOR = "no image processor is known: give the model's folder as `processor` of the engine"
 
 PartT = TypeVar("PartT", EngineChoice, EngineDelta)

@@ -16,8 +16,6 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import EngineTime
 from gangline.models.engines.http import EngineHttp
 
-__all__ = ["engine_times", "times_of_page"]
-
 _PATIENCE_S = 5.0
 
 _PHASES = {

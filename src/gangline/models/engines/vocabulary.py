@@ -15,8 +15,6 @@ import msgspec
 from gangline.domain.errors import EngineError
 from gangline.models.engines.http import EngineHttp
 
-__all__ = ["vocabulary_size"]
-
 _IMPOSSIBLE_ID = 2**31 - 1
 _OF_VLLM = re.compile(r"[Vv]ocabulary size: (\d+)")
 _OF_SGLANG = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")

@@ -16,8 +16,6 @@ from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavail
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.replies import decode
 
-__all__ = ["EngineWeights", "Version", "engine_weights"]
-
 Version = int | Literal["unknown"] | None
 """None: the engine has no route for it."""
 

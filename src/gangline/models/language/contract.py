@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["ChatTokenizer"]
-
 
 class ChatTokenizer(Protocol):
     """A tokenizer with its chat template."""

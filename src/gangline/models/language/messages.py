@@ -13,8 +13,6 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["check_tools", "template_messages"]
-
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 

@@ -19,8 +19,6 @@ from gangline.domain.errors import NotFound
 from gangline.models.language import smollm2
 from gangline.settings.machine import Settings
 
-__all__ = ["SMOLLM2", "cache_folder", "resolve_model", "resolve_tokenizer"]
-
 SMOLLM2 = "smollm2"
 # Part of the cached folder's name: increment it when the converter's output changes.
 _CONVERTER = 1

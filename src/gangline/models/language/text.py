@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from gangline.models.language.contract import ChatTokenizer
 from gangline.models.language.parsing.events import held_length
 
-__all__ = ["IncrementalText", "StopStrings"]
-
 _REPLACEMENT = "�"
 
 

@@ -18,8 +18,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.models.language.models import resolve_tokenizer
 
-__all__ = ["HfChatTokenizer", "load_tokenizer"]
-
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """A template can raise any error of Jinja's language."""
 _PROBE = "zqx417"

@@ -8,8 +8,6 @@ import msgspec
 
 from gangline.domain.conversation import ToolDefinition
 
-__all__ = ["tool_fields"]
-
 _CUSTOM_INPUT = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The tool's whole input, as plain text."}},

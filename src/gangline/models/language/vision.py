@@ -27,8 +27,6 @@ from gangline.domain.images import ImageEvidence, PlacedImage
 from gangline.domain.tokens import TokenIds
 from gangline.settings.installation import extra_command
 
-__all__ = ["MAX_PIXELS", "ImageReader"]
-
 MAX_PIXELS = 64_000_000
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _ORIENTATION = 0x0112

@@ -19,8 +19,6 @@ from gangline.models.engines.contract import Engine
 from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.pool import BackendPool
 
-__all__ = ["BackendsByRole"]
-
 
 class BackendsByRole:
     def __init__(self, make: Callable[..., BackendPool] = BackendPool) -> None:

@@ -20,8 +20,6 @@ from gangline.models.language.parsing.parser import Parsers
 from gangline.node.backends.engine import Backend, BackendSpec
 from gangline.settings import plugins
 
-__all__ = ["EngineClients", "Identity", "make_engine", "refuse_difference"]
-
 log = logging.getLogger("gangline.backends")
 
 Identity = dict[str, Any]

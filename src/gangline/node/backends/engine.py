@@ -27,8 +27,6 @@ from gangline.models.engines.contract import (
 from gangline.models.engines.fields import has_media
 from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 
-__all__ = ["FITTED", "Assignment", "Backend", "BackendSpec", "PooledEngine", "Rank", "Slots"]
-
 Slots = AbstractAsyncContextManager[None]
 """Places for calls in flight; a call that gets none waits."""
 

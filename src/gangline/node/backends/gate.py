@@ -19,8 +19,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import GateMode, GateState
 from gangline.node.backends.gate_updates import GateUpdates
 
-__all__ = ["ABANDONED_S", "Gate", "GateMeter"]
-
 _log = logging.getLogger("gangline.gate")
 
 ABANDONED_S = 30.0

@@ -12,8 +12,6 @@ from gangline.domain.errors import Conflict
 from gangline.domain.node_views import GateMode
 from gangline.domain.weight_updates import GATE_PHASES, GateUpdate
 
-__all__ = ["GateUpdates"]
-
 _NUM_KEPT = 32
 _MAX_NAMES = 32
 """Reported phases with a total of their own: each is a label of a metric for as long as the node lives."""

@@ -11,8 +11,6 @@ from gangline.domain.node_views import BackendState
 from gangline.node.backends.clients import EngineClients, refuse_difference
 from gangline.node.backends.engine import Backend
 
-__all__ = ["HealthChecks"]
-
 log = logging.getLogger("gangline.backends")
 
 

@@ -15,8 +15,6 @@ import msgspec
 from gangline.machine.durable import write_whole
 from gangline.node.backends.engine import BackendSpec
 
-__all__ = ["MemberFile"]
-
 log = logging.getLogger("gangline.backends")
 
 

@@ -38,8 +38,6 @@ from gangline.node.backends.engine import Assignment, Backend, BackendSpec, Pool
 from gangline.node.backends.health import HealthChecks
 from gangline.settings.machine import read_secret
 
-__all__ = ["BackendPool", "LeastAssigned", "Placement", "is_on_this_machine"]
-
 log = logging.getLogger("gangline.backends")
 
 

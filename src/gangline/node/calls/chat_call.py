@@ -40,8 +40,6 @@ from gangline.node.capture.recorder import PromptReport, Recorder, Sampled
 from gangline.node.capture.references import INSTRUCTIONS
 from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
 
-__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "is_empty", "shown_again"]
-
 RETRY_KEY = "retry_key"
 """Name in a record's metadata, of what a retry is known by."""
 

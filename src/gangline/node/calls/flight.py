@@ -18,8 +18,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from gangline.domain.errors import SessionOver
 from gangline.node.capture.parts import CallParts
 
-__all__ = ["Flight", "Progress", "Sampler"]
-
 NewsT = TypeVar("NewsT")
 ReplyT = TypeVar("ReplyT")
 _SampledT = TypeVar("_SampledT", covariant=True)

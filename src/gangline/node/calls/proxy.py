@@ -52,8 +52,6 @@ from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
 from gangline.wire.http.listening import LIMITS, read_pieces
 
-__all__ = ["DialectRoutes", "Proxy"]
-
 _APART_S = 0.1
 """Time for a client to read the bytes sent before."""
 

@@ -34,8 +34,6 @@ import msgspec
 from gangline.domain.reply import Reply, ReplyDelta
 from gangline.wire.dialects.contract import RawRequest
 
-__all__ = ["AGENT_ROLE", "MAX_FINISHED", "Answering", "CallMark", "Retries", "Subscription", "mark_of"]
-
 _log = logging.getLogger("gangline.calls")
 
 _GONE = "client disconnected"

@@ -11,8 +11,6 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.seeds import derived_seed
 from gangline.domain.task import ParameterRule, SamplingPolicy
 
-__all__ = ["NUM_SEEDS", "SamplingRules", "apply_policies"]
-
 NUM_SEEDS = 2**30
 """Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
 

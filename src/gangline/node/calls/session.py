@@ -57,8 +57,6 @@ from gangline.node.replay.replay import Match, Replay
 from gangline.rows.repetition import is_loop
 from gangline.settings.evidence import asked_kinds
 
-__all__ = ["ModelSession", "key_digest"]
-
 _NEEDS_NONE = "If it needs no model, set allow_no_model_call."
 
 _MOST_REFUSALS = 3

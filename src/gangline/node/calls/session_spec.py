@@ -6,8 +6,6 @@ import msgspec
 
 from gangline.domain.task import CaptureSpec
 
-__all__ = ["SessionSpec"]
-
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str

@@ -31,8 +31,6 @@ from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import Place, history_of_key
 from gangline.node.capture.recorder import Recorder, Sampled
 
-__all__ = ["TokenCall", "TokenPiece", "TokenReply", "TokenRequest", "token_call"]
-
 _STAND_IN = (Message("user", (Text("x"),)),)
 _DIALECT = "tokens"
 

@@ -20,8 +20,6 @@ from gangline.domain.errors import GanglineError, InvalidRequest, NotFound, Unau
 from gangline.node.calls.session import ModelSession, key_digest
 from gangline.wire.http.listening import read_body
 
-__all__ = ["ToolRoutes"]
-
 _VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 _MAX_BODY_BYTES = 8 << 20
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602

@@ -31,16 +31,6 @@ from gangline.models.language.parsing.marks import lost_calls
 from gangline.models.language.parsing.values import is_object
 from gangline.node.capture.placing import Place
 
-__all__ = [
-    "ENGINE_CALL_IDS",
-    "Prompt",
-    "completion_of",
-    "engine_call_ids",
-    "parse_status",
-    "tool_call_id",
-    "with_own_call_ids",
-]
-
 ENGINE_CALL_IDS = "engine_call_ids"
 """Name in a record's metadata, of what the engine or the model named its calls: own id -> theirs."""
 

@@ -13,8 +13,6 @@ from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import Engine
 from gangline.node.capture.stitch import ended_itself, has_thought
 
-__all__ = ["find_cause"]
-
 _MARKER = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>")
 """The form of special tokens of nearly all models."""
 

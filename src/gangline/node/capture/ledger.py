@@ -15,8 +15,6 @@ from gangline.node.capture.meaning import VolatileText
 from gangline.node.capture.placing import HistoryDigest, PlaceIndex
 from gangline.rows.forks.calls import REPLAYED
 
-__all__ = ["CompletionJournal", "Ledger"]
-
 _log = logging.getLogger("gangline.calls")
 
 

@@ -18,8 +18,6 @@ import msgspec
 
 from gangline.domain.conversation import Document, Image, Message, Text, ToolCall, ToolResult
 
-__all__ = ["VolatileText", "calls_of", "is_echo", "normal_form", "said_by"]
-
 USUAL_RULES = (
     r"x-anthropic-billing-header:[^\n]*",
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",

@@ -17,9 +17,6 @@ from gangline.node.capture.ledger import Ledger
 from gangline.node.capture.placing import PlaceIndex
 from gangline.node.capture.prompt_tier import PromptTier
 
-__all__ = ["CallParts", "PartsByRole"]
-
-
 _POOL = "pool/"
 """Before the name of a role in a call's model: its own engines answer, whatever role the call plays."""
 

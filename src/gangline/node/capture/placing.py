@@ -30,18 +30,6 @@ from gangline.domain.conversation import Message, ModelCall, Text, Thinking, Thi
 from gangline.machine.event_loop import Turn
 from gangline.node.capture.meaning import VolatileText, calls_of, is_echo, normal_form, said_by
 
-__all__ = [
-    "Digests",
-    "HistoryDigest",
-    "Place",
-    "PlaceIndex",
-    "branch_key",
-    "history_of_key",
-    "meaning_of",
-    "signed_reply_id",
-    "unknown",
-]
-
 _MAX_WALKS = 3
 """Conversations that take turns without being digested anew."""
 

@@ -28,8 +28,6 @@ from gangline.models.engines.templates.tails import CannotStitch, rendered
 from gangline.node.capture.placing import Place
 from gangline.node.capture.stitch import Stitcher, has_thought
 
-__all__ = ["CheckedStitcher", "Decision", "PromptTier", "Renderings", "Tier"]
-
 Tier = Literal["auto", "observe"]
 """auto: stitch where the engine takes exact ids. observe: always let the engine render."""
 

@@ -38,8 +38,6 @@ from gangline.node.capture.parts import CallParts
 from gangline.node.capture.placing import HistoryDigest, Place
 from gangline.node.capture.prompt_tier import Decision
 
-__all__ = ["PromptReport", "Recorder", "Sampled", "VersionStamps"]
-
 _log = logging.getLogger("gangline.calls")
 
 _CAUSE_BUDGET_S = 10.0

@@ -27,8 +27,6 @@ from gangline.domain.ids import RECORD_KEY
 from gangline.node.capture.ledger import Ledger
 from gangline.node.capture.placing import signed_reply_id
 
-__all__ = ["INSTRUCTIONS", "resolved"]
-
 INSTRUCTIONS = "instructions"
 """In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
 

@@ -18,8 +18,6 @@ from gangline.models.engines.contract import Engine
 from gangline.models.engines.templates.tails import CannotStitch, Tails
 from gangline.node.capture.placing import Place
 
-__all__ = ["Stitcher", "ThinkingPolicy", "ended_itself", "has_thought"]
-
 _log = logging.getLogger("gangline.calls")
 
 ThinkingPolicy = Literal["follow_template", "retain"]

@@ -22,8 +22,6 @@ from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Text
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["BackendRequest", "BackendRoutes"]
-
 
 class BackendRequest(BaseModel):
     """Body of `POST /v1/backends`."""

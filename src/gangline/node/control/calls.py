@@ -13,8 +13,6 @@ from gangline.wire.http.negotiation import answer, path_id
 from gangline.wire.http.query import Number, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["CallRoutes"]
-
 
 class CallRoutes:
     """find: an open session by its id, whoever opened it. Raises NotFound."""

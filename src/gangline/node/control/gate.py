@@ -16,8 +16,6 @@ from gangline.wire.http.negotiation import answer, read_record
 from gangline.wire.http.query import MAX_WAIT_S
 from gangline.wire.http.routes import Route
 
-__all__ = ["GateRoutes", "PauseRequest", "PhasesRequest", "VersionRequest"]
-
 
 class PauseRequest(BaseModel):
     """Body of `POST /v1/gate/pause`."""

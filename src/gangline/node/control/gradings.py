@@ -13,8 +13,6 @@ from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import MSGPACK, answer
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["GradingRoutes"]
-
 _MAX_BYTES = 1024**3
 """As long as a result may be that the server stores."""
 

@@ -17,8 +17,6 @@ from gangline.wire.http.negotiation import answer_json
 from gangline.wire.http.query import Number
 from gangline.wire.http.routes import Route, json_route
 
-__all__ = ["PolarGateRoutes", "PolarGateState"]
-
 _LEASE_S = 3600.0
 """How long a pause holds after its drain, unless it is asked for again."""
 _TIMEOUT_S = Number("timeout_seconds", "How long the drain may take; then 504, still paused.", default=300, high=3600)

@@ -26,8 +26,6 @@ from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Number
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
-
 MAX_GENERATE_BYTES = 8 << 20
 _LONG_BYTES = 64 << 10
 _GONE = "client disconnected"

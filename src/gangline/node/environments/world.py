@@ -25,8 +25,6 @@ from gangline.domain.task import EnvironmentSpec
 if TYPE_CHECKING:  # it needs the extra `mcp`
     from mcp import types as protocol
 
-__all__ = ["STEP", "World"]
-
 STEP = "gangline/step"
 """Name in `_meta` of a result: `{"reward": number or null, "done": bool}`."""
 _MAX_TEXT_CHARS = 16_384

@@ -22,8 +22,6 @@ from gangline.domain.task import McpServer, RuntimeSpec, TaskRequest
 from gangline.node.environments.world import World
 from gangline.settings import plugins
 
-__all__ = ["RECORD", "Worlds", "recorded_calls", "with_turns"]
-
 RECORD = "environment.jsonl"
 """Artifact with the agent's calls."""
 _MAX_RECORD_BYTES = 4 << 20

@@ -51,14 +51,6 @@ from gangline.rows.rewards import apply_reward
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
-__all__ = [
-    "ClaimRequest",
-    "ExternalSessions",
-    "SessionHost",
-    "SessionRequest",
-    "is_external",
-]
-
 log = logging.getLogger("gangline.external")
 
 _ATTEMPT = 0

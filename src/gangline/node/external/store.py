@@ -16,8 +16,6 @@ from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.machine.durable import disk_full_error, remove_unfinished, write_whole
 from gangline.machine.private import make_private_folder
 
-__all__ = ["ExternalState", "ExternalStore"]
-
 log = logging.getLogger("gangline.external")
 
 

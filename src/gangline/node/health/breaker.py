@@ -27,8 +27,6 @@ from gangline.domain.errors import Boundary, Failure, TooManyFiles
 from gangline.domain.node_views import BreakerView
 from gangline.domain.session import SessionResult
 
-__all__ = ["Breaker"]
-
 log = logging.getLogger("gangline.node")
 
 _OURS: frozenset[Boundary] = frozenset({"engine", "runtime", "store", "node"})

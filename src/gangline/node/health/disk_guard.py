@@ -22,8 +22,6 @@ from gangline.domain.node_views import DiskState
 from gangline.domain.usage import Usage
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["DEFAULT_RESERVE_BYTES", "LITTLE_BYTES", "MAX_SHARE", "RESERVE_FILES", "DiskGuard", "Room"]
-
 log = logging.getLogger("gangline.node")
 
 DEFAULT_RESERVE_BYTES = 2 << 30

@@ -22,8 +22,6 @@ import sys
 import time
 from contextlib import suppress
 
-__all__ = ["collect_forever", "settle_interpreter"]
-
 _YOUNG = 2_000
 """Allocations less releases before the youngest objects are looked at."""
 _ALL_EVERY_S, _ALL_SHARE = 300.0, 0.001

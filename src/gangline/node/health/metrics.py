@@ -25,8 +25,6 @@ from gangline.node.backends.gate import Gate
 from gangline.node.backends.gate_updates import GateUpdates
 from gangline.rows.forks.calls import REPLAYED
 
-__all__ = ["NodeMetrics", "NodeNow"]
-
 _POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
 _STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _MEMORY_BUCKETS_BYTES = [float(1 << power) for power in range(24, 37)]  # 16 MiB to 64 GiB

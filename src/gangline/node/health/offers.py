@@ -27,8 +27,6 @@ from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.settings import plugins
 
-__all__ = ["Offers"]
-
 log = logging.getLogger("gangline.node")
 
 _LOOK_AGAIN_S = 30.0

@@ -18,8 +18,6 @@ from gangline.domain.lifecycle import Stage
 from gangline.domain.node_views import Stuck
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["Watchdog", "where_tasks_wait"]
-
 log = logging.getLogger("gangline.node")
 
 _MAX_FRAMES = 6

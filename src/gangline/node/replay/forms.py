@@ -15,8 +15,6 @@ from gangline.domain.conversation import Document, Image, Message, Part, Text, T
 from gangline.node.capture.meaning import VolatileText, calls_of, is_echo, said_by
 from gangline.rows.forks.tolerance import Tolerance
 
-__all__ = ["Forms", "difference", "echoes"]
-
 Field = tuple[str, Any]
 _SHOWN_CHARS = 80
 

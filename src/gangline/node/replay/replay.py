@@ -40,8 +40,6 @@ from gangline.rows.forks.calls import (
     request_fields,
 )
 
-__all__ = ["Match", "Replay", "edited"]
-
 
 def edited(messages: Sequence[Message], answer_at: int, text: str) -> tuple[Message, ...]:
     """The messages with `text` between the answer, `messages[answer_at]`, and the model's next one.

@@ -29,18 +29,6 @@ from gangline.node.backends.gate import GateMeter
 from gangline.sandbox.keeping.kept import KeptSandbox
 from gangline.store.journal.log import AttemptKey
 
-__all__ = [
-    "RESTARTED",
-    "AttemptNote",
-    "RunClock",
-    "RunEnd",
-    "adoptable",
-    "annotate",
-    "rejoin",
-    "run_harness",
-    "tell_spent",
-]
-
 log = logging.getLogger("gangline.node")
 
 RESTARTED = Failure(

@@ -47,8 +47,6 @@ from gangline.sandbox.keeping.kept import KeptSandbox
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
-__all__ = ["Attempt", "session_spec"]
-
 log = logging.getLogger("gangline.node")
 
 _STOP_S = 30.0

@@ -23,8 +23,6 @@ from gangline.domain.sandbox import Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.machine.event_loop import is_fault
 
-__all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
-
 log = logging.getLogger("gangline.node")
 
 MAX_ARTIFACT_BYTES = 8 << 20

@@ -13,8 +13,6 @@ from gangline.domain.plain import plain
 from gangline.domain.session import Lease, SessionResult
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
-__all__ = ["failure_of", "log_failed", "unfinished"]
-
 log = logging.getLogger("gangline.node")
 
 

@@ -36,8 +36,6 @@ from gangline.sandbox.keeping.kept import Keeper
 from gangline.settings import plugins
 from gangline.store.journal.log import Journal
 
-__all__ = ["NodeParts", "Verdicts"]
-
 _MAX_BYTES = 16 << 20
 
 

@@ -27,8 +27,6 @@ from gangline.node.sessions.leases.server_link import ServerLink
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.recorded.forks import begins_anew
 
-__all__ = ["Pipeline", "one_error"]
-
 log = logging.getLogger("gangline.node")
 
 _JOIN_S = 10.0

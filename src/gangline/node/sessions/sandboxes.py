@@ -20,8 +20,6 @@ from gangline.node.sessions.parts import NodeParts
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["Sandboxes", "describe_end", "start_prepared", "usage_of"]
-
 log = logging.getLogger("gangline.node")
 
 

@@ -26,8 +26,6 @@ from gangline.domain.lifecycle import Stage
 from gangline.domain.session import StageTiming
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["PoolSizes", "Pools", "StageClock"]
-
 log = logging.getLogger("gangline.node")
 
 _FILES_OF_NODE = 128

@@ -11,21 +11,6 @@ import msgspec
 
 from gangline.domain.tokens import Logprobs, TokenIds
 
-__all__ = [
-    "AtifAgent",
-    "AtifContent",
-    "AtifImage",
-    "AtifMetrics",
-    "AtifObservation",
-    "AtifPart",
-    "AtifReference",
-    "AtifResult",
-    "AtifStep",
-    "AtifToolCall",
-    "AtifTotals",
-    "AtifTrajectory",
-]
-
 
 class AtifImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     media_type: str

@@ -55,8 +55,6 @@ from gangline.rows.atif.document import (
 from gangline.rows.chains import find_chains, goes_on_from, new_messages_since
 from gangline.rows.lineage import assign_roles
 
-__all__ = ["SCHEMA_VERSION", "atif_of", "write_atif"]
-
 SCHEMA_VERSION = "ATIF-v1.8"
 
 Images = dict[str, bytes]

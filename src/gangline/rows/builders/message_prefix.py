@@ -33,8 +33,6 @@ from gangline.rows.chains import (
     turns_of,
 )
 
-__all__ = ["MessagePrefixBuilder", "MessagePrefixConfig"]
-
 
 class MessagePrefixConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"

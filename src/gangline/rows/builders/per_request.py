@@ -13,8 +13,6 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.trajectory import Trajectory
 from gangline.rows.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 
-__all__ = ["PerRequestBuilder", "PerRequestConfig"]
-
 
 class PerRequestConfig(BuilderConfig):
     """Options of every builder."""

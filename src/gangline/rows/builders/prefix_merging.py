@@ -21,8 +21,6 @@ from gangline.domain.trajectory import Trajectory
 from gangline.rows.builders.splicing import end_of_turn_ids, splice_chains
 from gangline.rows.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 
-__all__ = ["PrefixMergingBuilder", "PrefixMergingConfig"]
-
 
 class PrefixMergingConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"

@@ -15,8 +15,6 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.tokens import TokenIds
 from gangline.rows.chains import Chain, Turn, new_messages_since, turns_of
 
-__all__ = ["MayJoin", "end_of_turn_ids", "splice_chains"]
-
 MayJoin = Callable[[Completion, Completion], bool]
 """(turn before, turn) -> whether a rule of the builder's own lets the turn follow."""
 

@@ -21,8 +21,6 @@ from gangline.domain.trajectory import Trace, Trajectory
 from gangline.rows.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 from gangline.rows.shared_prefixes import share_prefixes
 
-__all__ = ["TokenTree", "TreeBuilder", "TreeConfig", "token_tree"]
-
 
 class TreeConfig(BuilderConfig):
     """Options of every builder."""

@@ -12,8 +12,6 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.models.engines.fields import messages_fields
 from gangline.models.language.tools import tool_fields
 
-__all__ = ["chat_messages", "chat_tools", "conversation_digest"]
-
 _MESSAGE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 

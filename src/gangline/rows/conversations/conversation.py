@@ -16,8 +16,6 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ToolCall, ToolDefinition, ToolResult, message_text
 from gangline.rows.lineage import CallRole, assign_roles
 
-__all__ = ["Conversation", "main_conversation"]
-
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]

@@ -13,8 +13,6 @@ from gangline.models.engines.fields import media_in
 from gangline.rows.conversations.chat import chat_messages, chat_tools
 from gangline.rows.conversations.conversation import main_conversation
 
-__all__ = ["write_messages"]
-
 
 def write_messages(results: Iterable[SessionResult], path: Path) -> int:
     """Write `messages`, `tools`, ids, outcome and reward of each session on a line. Returns how many lines.

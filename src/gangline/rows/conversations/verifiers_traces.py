@@ -24,8 +24,6 @@ from gangline.models.engines.fields import messages_fields
 from gangline.rows.conversations.chat import chat_tools
 from gangline.rows.shared_prefixes import with_whole_prompts
 
-__all__ = ["FILE_NAME", "episode_of", "write_episodes"]
-
 FILE_NAME = "traces.jsonl"
 _VERSION = 1
 _FINISH = ("stop", "length", "tool_calls")

@@ -16,20 +16,6 @@ from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.conversation import ModelCall, Text, ToolCall, ToolResult
 from gangline.rows.forks.tolerance import Tolerance
 
-__all__ = [
-    "LINEAGE_FILE",
-    "REPLAYED",
-    "REQUEST",
-    "RESUMED",
-    "RESUME_FILE",
-    "USAGE",
-    "ForkLineage",
-    "RecordedCall",
-    "recorded_calls",
-    "request_fields",
-    "why_not_forkable",
-]
-
 REQUEST = "request_fields"
 """Name in a record's metadata, of digests of the request's fields beside its conversation."""
 

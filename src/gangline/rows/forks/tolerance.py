@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["USUAL_RULES", "Tolerance"]
-
 USUAL_RULES = (
     r"(?m)^[-dlbcps][-rwxsStT]{9}[.+@]? +\d+ +\S+ +\S+ +\d+ (?P<value>[A-Z][a-z]{2} +\d{1,2} +(?:\d{2}:\d{2}|\d{4})) ",
 )

@@ -22,8 +22,6 @@ from gangline.sandbox.commands.holder import PATH, WAITING
 from gangline.sandbox.commands.zygote import launcher_argv
 from gangline.sandbox.confinement.masks import masked
 
-__all__ = ["ApptainerLaunch", "View", "checked_image", "container_environment", "exec_arguments", "make_host_root"]
-
 _OF_APPTAINER = ("APPTAINER_", "SINGULARITY_", "GANGLINE_")
 _OF_ITS_SHELL = {"PS1", "PROMPT_COMMAND", "PWD", "OLDPWD", "HOME", "TERM", "SHLVL", "_", "USER_PATH"}
 _ITS_DEFAULTS = {("LANG", "C"), ("LD_LIBRARY_PATH", "/.singularity.d/libs")}

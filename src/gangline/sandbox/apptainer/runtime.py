@@ -59,8 +59,6 @@ from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import HeldUser
 from gangline.settings.machine import Settings
 
-__all__ = ["ApptainerRuntime"]
-
 _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/.singularity.d")
 
 

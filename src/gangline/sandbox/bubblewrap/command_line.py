@@ -19,8 +19,6 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.sandbox.commands.holder import PATH, WAITING
 from gangline.sandbox.confinement.masks import masked, refuse_hidden_image
 
-__all__ = ["HOST_NAME", "HOST_ROOTS", "RESERVED", "SHM_BYTES", "BubblewrapLaunch", "View", "arguments", "private_files"]
-
 HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Top-level folders of the host that a sandbox sees."""
 RESERVED = (

@@ -58,8 +58,6 @@ from gangline.sandbox.shared.threads import run_to_end
 from gangline.sandbox.shared.users import HeldUser
 from gangline.settings.machine import Settings
 
-__all__ = ["SandboxRuntime", "obstacle"]
-
 _SYSCTLS = (
     ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),

@@ -14,8 +14,6 @@ from contextlib import suppress
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.sandbox import Channel, ExecResult
 
-__all__ = ["LocalChannel", "SocketChannel"]
-
 
 class SocketChannel(Channel):
     """See `Channel`: the bytes. None is read off the socket before it is asked for, so that none is lost with us."""

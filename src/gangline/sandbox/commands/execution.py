@@ -27,8 +27,6 @@ from gangline.sandbox.commands.channel import LocalChannel
 from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.shared.accounts import MemoryWatch, Spent
 
-__all__ = ["EndAll", "Executions", "Order"]
-
 EndAll = Callable[[], Awaitable[object]]
 """Kills every process of a sandbox's present life, and waits for their end."""
 

@@ -13,8 +13,6 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.sandbox.commands.supervisor import Supervisor
 from gangline.sandbox.commands.zygote import fork_helper
 
-__all__ = ["Foreman"]
-
 _READY_S = 30.0
 _END_S = 10.0
 

@@ -22,8 +22,6 @@ from typing import Protocol
 from gangline.domain.errors import RuntimeFailed
 from gangline.machine.event_loop import to_end
 
-__all__ = ["PATH", "WAITING", "Holder", "Launch", "process_ended"]
-
 _START_S = 30.0
 _MAX_COMPLAINT_BYTES = 4096
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-__all__ = ["Supervisor"]
-
 _LENGTH_BYTES, _GRACE_BYTES = 4, 4
 
 

@@ -21,8 +21,6 @@ import gangline
 from gangline.domain.errors import RuntimeFailed
 from gangline.sandbox.shared.leftovers import LABEL
 
-__all__ = ["fork_helper", "helper_argv", "launcher_argv", "run_helper"]
-
 _SOURCE = str(Path(gangline.__file__).parents[1])
 _SEND_S = 10.0
 _ANSWER_S = 30.0

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from gangline.domain.task import LimitsSpec
 
-__all__ = ["Cgroups", "group_name", "handed_down", "joined_groups", "make_groups", "remove_owned"]
-
 ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
 _CONTROLLERS = {"memory_bytes": "memory", "max_pids": "pids", "cpus": "cpu"}

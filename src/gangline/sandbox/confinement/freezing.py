@@ -14,8 +14,6 @@ from pathlib import Path
 
 from gangline.sandbox.confinement.cgroups import ROOT, Cgroups
 
-__all__ = ["Freezer"]
-
 _PATIENCE_S = 1.0
 _PAUSE_S = 0.0005
 _MAX_SWEEPS = 100

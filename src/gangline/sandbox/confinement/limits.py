@@ -14,16 +14,6 @@ from collections.abc import Mapping
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.task import LimitsSpec
 
-__all__ = [
-    "NOT_ENFORCED",
-    "NOT_SET",
-    "NOT_SUPPORTED",
-    "Enforcement",
-    "enforcement",
-    "grader_enforcement",
-    "refuse_grader",
-]
-
 NOT_ENFORCED = "not enforced"
 NOT_SET = "not set"
 NOT_SUPPORTED = "not supported"

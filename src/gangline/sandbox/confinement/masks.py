@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.sandbox import RuntimeStart
 
-__all__ = ["FirstLife", "masked", "refuse_hidden_image"]
-
 
 def masked(hidden: Iterable[Path], seen: Mapping[str, Path]) -> list[str]:
     """Paths inside at which hidden folders appear. `seen`: path inside -> host folder that is bound there. Blocking."""

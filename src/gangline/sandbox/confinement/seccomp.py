@@ -10,8 +10,6 @@ import ctypes
 import errno
 import os
 
-__all__ = ["filters_of"]
-
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C
 _WALL = 0x40000000
 _INSTRUCTION_BYTES = 8

@@ -22,8 +22,6 @@ import msgspec
 
 from gangline.domain.task import SystemCall
 
-__all__ = ["enforced", "filter_for", "may_use_keys"]
-
 _NEW_USER = 0x10000000
 _AF_VSOCK = 40
 _NUMBER, _ABI, _FIRST_ARGUMENT = 0, 4, 16

@@ -22,8 +22,6 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavail
 from gangline.machine.programs import program
 from gangline.sandbox.shared.leftovers import LABEL
 
-__all__ = ["Engine", "Inspected", "checked_image", "container_name"]
-
 _PATIENCE_S = 180.0
 _NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
 _NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.sandbox import RuntimeStart
 
-__all__ = ["Gpus", "hold", "release"]
-
 _PATIENCE_S = 60.0
 """How long a sandbox waits for GPUs that another one still has: the server counts them, and a node's last session may
 yet be ending."""

@@ -20,8 +20,6 @@ from pathlib import Path
 from gangline.domain.errors import RuntimeFailed
 from gangline.sandbox.commands.holder import process_ended, readable
 
-__all__ = ["PIPES", "ContainerLife", "Pipes", "first_process"]
-
 PIPES = "/run/gangline"
 """Where a container sees the folder of its pipes."""
 _START_S = 60.0

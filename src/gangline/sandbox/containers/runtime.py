@@ -60,8 +60,6 @@ from gangline.sandbox.shared.users import HeldUser, grader_uid
 from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
-__all__ = ["DockerRuntime", "PodmanRuntime", "check_spec", "checked_folder"]
-
 _OURS = 2
 """Processes of the container that are not the agent's."""
 _SHM_BYTES = 256 << 20

@@ -35,8 +35,6 @@ from gangline.machine.event_loop import to_end
 from gangline.machine.programs import program
 from gangline.sandbox.containers.engine import Engine, checked_image, container_name
 
-__all__ = ["Services"]
-
 _AGENT = "main"
 """The name that the agent's container has for services, as in Harbor's compose files."""
 _WAITING = ("sleep", "2147483647")

@@ -11,8 +11,6 @@ from gangline.domain.errors import LimitExceeded, NotFound, RuntimeFailed
 from gangline.domain.sandbox import ExecResult
 from gangline.sandbox.containers.engine import Engine, container_name
 
-__all__ = ["ContainerServices"]
-
 _COPY_S = 120.0
 _MAX_COMPLAINT_BYTES = 4096
 _NO_FILE = re.compile("could not find|no such file|not be found", re.IGNORECASE)

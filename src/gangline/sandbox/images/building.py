@@ -27,8 +27,6 @@ from gangline.sandbox.images.recipe import Inputs, Recipe, digest_of
 from gangline.sandbox.images.shelf import ImageRecord, Shelf
 from gangline.settings.installation import extra_command
 
-__all__ = ["Built", "ImageBuilder", "render"]
-
 _ASK_S = 60.0
 _DEFINITION = {"apptainer": "image.def", "docker": "Dockerfile"}
 

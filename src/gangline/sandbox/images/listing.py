@@ -9,8 +9,6 @@ from pathlib import Path
 from gangline.sandbox.shared.threads import run_to_end
 from gangline.settings.machine import Settings
 
-__all__ = ["built_images", "images_in"]
-
 
 def built_images(settings: Settings) -> Path:
     """Folder of the images that `gangline image build` makes."""

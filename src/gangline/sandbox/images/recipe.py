@@ -17,8 +17,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from gangline import __version__
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["Caching", "ImageKind", "Inputs", "Recipe", "Tool", "digest_of"]
-
 ImageKind = Literal["apptainer", "docker"]
 Caching = Literal["scratch", "versioned", "lock"]
 

@@ -14,8 +14,6 @@ import msgspec
 from gangline.machine.durable import locked, replacing
 from gangline.sandbox.images.recipe import Caching, ImageKind
 
-__all__ = ["ImageRecord", "Shelf"]
-
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The parts from which an image was made."""

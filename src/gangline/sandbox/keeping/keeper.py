@@ -40,8 +40,6 @@ from gangline.sandbox.keeping import wire
 from gangline.sandbox.keeping.link import forget, peer_uid
 from gangline.settings import plugins
 
-__all__ = ["KeeperOrder", "main"]
-
 log = logging.getLogger("gangline.keeper")
 
 _UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate, wire.CloseChannel, wire.Reset, wire.Release, wire.TakeCheckpoint)

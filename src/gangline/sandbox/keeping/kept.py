@@ -37,8 +37,6 @@ from gangline.sandbox.keeping.link import Link, connect, forget, listen
 from gangline.sandbox.shared.leftovers import LABEL, kill_labelled
 from gangline.settings import plugins
 
-__all__ = ["Keeper", "KeptSandbox", "reap_keeper"]
-
 log = logging.getLogger("gangline.keeper")
 
 _END_S = 30.0

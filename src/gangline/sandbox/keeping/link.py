@@ -18,8 +18,6 @@ from gangline.domain.sandbox import OutputSink
 from gangline.sandbox.commands.holder import readable
 from gangline.sandbox.keeping import wire
 
-__all__ = ["Begun", "Link", "connect", "forget", "listen", "peer_uid"]
-
 _FIRST_WORD_S = 60.0
 """Seconds until a keeper's first message: it loads its code, or removes the previous node's unfinished work."""
 _SOCKET = "socket"

@@ -17,50 +17,6 @@ from pydantic import BaseModel
 from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
 from gangline.domain.sandbox import Checkpoint, ExecRequest, RuntimeStart
 
-__all__ = [
-    "FROM_NODE",
-    "HELLO",
-    "TO_NODE",
-    "VERSION",
-    "Annotate",
-    "Answered",
-    "AskUsage",
-    "Asked",
-    "Cancel",
-    "ChannelEnd",
-    "Clear",
-    "CloseChannel",
-    "Download",
-    "End",
-    "Exec",
-    "Facts",
-    "FromNode",
-    "Held",
-    "Hello",
-    "Kept",
-    "Kill",
-    "OpenChannel",
-    "Output",
-    "Refused",
-    "Rejoin",
-    "RejoinChannel",
-    "Release",
-    "Request",
-    "Reset",
-    "Start",
-    "Stop",
-    "Stopping",
-    "TakeCheckpoint",
-    "Tell",
-    "ToNode",
-    "Upload",
-    "encode",
-    "error_of",
-    "read_message",
-    "refusal",
-    "write_message",
-]
-
 VERSION = 9
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 

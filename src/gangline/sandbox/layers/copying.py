@@ -20,8 +20,6 @@ from itertools import zip_longest
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["MAX_DEPTH", "TreeCopy", "copy_content", "have_equal_content"]
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAX_DEPTH = 200

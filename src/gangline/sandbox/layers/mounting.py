@@ -24,8 +24,6 @@ from typing import NamedTuple, TypeVar
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["Lower", "View", "can_mount", "mounted"]
-
 _T = TypeVar("_T")
 _libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000

@@ -24,8 +24,6 @@ from gangline.domain.sandbox import Checkpoint, RuntimeStart
 from gangline.sandbox.layers.copying import MAX_DEPTH
 from gangline.sandbox.shared.leftovers import remove_folder
 
-__all__ = ["FILES", "Layer", "leave", "load", "measured", "release", "save", "spec_digest", "use"]
-
 FILES = "files"
 _RECORD = "layer.json"
 _MAY_LOOK = stat.S_IRUSR | stat.S_IXUSR

@@ -34,8 +34,6 @@ from gangline.sandbox.shared.leftovers import Mark, remove_folder, write_mark
 from gangline.sandbox.shared.removal import remove_tree
 from gangline.sandbox.shared.users import grader_uid
 
-__all__ = ["Layers"]
-
 _MAX_DEPTH = 64
 """Layers under a sandbox; the next checkpoint is whole. The kernel allows 500, and each slows down missing names."""
 

@@ -27,8 +27,6 @@ from gangline.domain.network import NetworkRule, is_named, may_dial, normal_host
 from gangline.sandbox.network.relay import MAX_CONNECTIONS
 from gangline.sandbox.shared.accounts import Traffic
 
-__all__ = ["Forwarder", "Resolver", "proxy_variables"]
-
 log = logging.getLogger("gangline.network")
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -7,8 +7,6 @@ from gangline.sandbox.network.forwarding import Forwarder, proxy_variables
 from gangline.sandbox.network.relay import Relay, listening_inside
 from gangline.sandbox.shared.accounts import Traffic
 
-__all__ = ["NetworkListeners"]
-
 
 class NetworkListeners:
     """Listeners inside a sandbox's network, one life after another, served from outside."""

@@ -12,8 +12,6 @@ from contextlib import suppress
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["LoopbackAddress"]
-
 _TRIES = 1000
 
 

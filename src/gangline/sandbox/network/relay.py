@@ -19,8 +19,6 @@ from gangline.sandbox.commands.holder import readable
 from gangline.sandbox.commands.zygote import fork_helper
 from gangline.sandbox.shared.accounts import Traffic
 
-__all__ = ["Relay", "listening_inside"]
-
 MAX_CONNECTIONS = 256
 """Per sandbox; a harness uses a few. More would let it use up the node's file descriptors."""
 _HELPER_S = 30.0

@@ -18,8 +18,6 @@ import msgspec
 
 from gangline.domain.usage import AMOUNTS, Amount, Usage
 
-__all__ = ["Accounts", "MemoryKills", "MemoryWatch", "Spent", "Traffic", "cpu_s", "memory_kills", "peak_memory_bytes"]
-
 _COMMANDS = "processes of its commands, once they have ended, without those that a command left behind"
 _LARGEST = "the largest process of its commands that have ended"
 _NO_COMMAND = "no command has ended yet"

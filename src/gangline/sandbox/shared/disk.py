@@ -24,8 +24,6 @@ from gangline.domain.task import LimitsSpec
 from gangline.domain.usage import Usage
 from gangline.machine.programs import program
 
-__all__ = ["MEASURED", "DiskWatch", "root_inside"]
-
 log = logging.getLogger("gangline.runtimes")
 
 MEASURED: dict[str, str] = dict.fromkeys(("disk_bytes", "max_files"), "measured every few seconds")

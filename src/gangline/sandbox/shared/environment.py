@@ -8,8 +8,6 @@ from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["PythonEnvironment", "argv_of", "clean_environment", "exposed_folders", "image_environment"]
-
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _INTERPRETERS = ("python3", "python")
 _MAX_LINKS = 16

@@ -19,8 +19,6 @@ from pathlib import Path, PurePosixPath
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
 from gangline.sandbox.shared.removal import remove_tree
 
-__all__ = ["SharedFolders"]
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_A_PLAIN_FILE = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.EINVAL)
 

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["clear_keyrings"]
-
 _KEYCTL = 219 if platform.machine() == "aarch64" else 250
 _CLEAR, _GET_PERSISTENT = 7, 22
 _PROCESS, _USER, _USER_SESSION = -2, -4, -5

@@ -16,17 +16,6 @@ import msgspec
 
 from gangline.sandbox.shared.removal import remove_tree
 
-__all__ = [
-    "LABEL",
-    "Mark",
-    "kill_labelled",
-    "kill_mounted",
-    "marked",
-    "reap",
-    "remove_folder",
-    "write_mark",
-]
-
 LABEL = "GANGLINE_RUNTIME"
 """Environment variable `<owner>/<runtime_id>/<kind of runtime>`."""
 _MARK = ".gangline-runtime.json"

@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import RuntimeSpec
 
-__all__ = ["granted", "refuse_mounts", "refuse_own"]
-
 
 def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
     """Path inside -> folder, without links in its path, so that it is the folder that was checked. Blocking.

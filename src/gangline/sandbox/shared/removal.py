@@ -8,8 +8,6 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["remove_tree"]
-
 
 def remove_tree(path: Path) -> None:
     """Remove a file, or a folder with its content. Files that cannot be removed are still there afterwards.

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar
 
 from gangline.machine.event_loop import to_end
 
-__all__ = ["run_to_end"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

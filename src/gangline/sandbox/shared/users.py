@@ -16,8 +16,6 @@ from pathlib import Path
 from gangline.domain.errors import RuntimeFailed
 from gangline.sandbox.shared.keyrings import clear_keyrings
 
-__all__ = ["FIRST_UID", "NUM_UIDS", "HeldUser", "grader_uid"]
-
 FIRST_UID = 0x70000000
 NUM_UIDS = 1 << 16
 _FOLDER = Path("/run/gangline/users")

@@ -15,8 +15,6 @@ from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Choice, Text, Whole
 from gangline.wire.http.routes import VISITOR, Route, given_token, who
 
-__all__ = ["AnnotationRequest", "AnnotationRoutes"]
-
 MAX_NOTE_CHARS = 10_000
 
 

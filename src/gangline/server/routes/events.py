@@ -31,8 +31,6 @@ from gangline.server.service.running import RunningSessions
 from gangline.wire.http.query import Flag, Text, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["EventForm", "EventRoutes"]
-
 _PAGE = 500
 _REST_S = 1.0
 """Interval of reading stored events for a stream with `calls=1`."""

@@ -13,8 +13,6 @@ from gangline.wire.http.negotiation import answer
 from gangline.wire.http.query import Choice, Name, Number, Text, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["FindRoutes"]
-
 
 class FindRoutes:
     def __init__(self, finder: Finder) -> None:

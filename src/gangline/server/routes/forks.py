@@ -23,8 +23,6 @@ from gangline.settings import plugins
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["ForkRequest", "ForkRoutes"]
-
 
 class ForkRequest(BaseModel):
     """Body of `POST /v1/sessions/{session}/forks`."""

@@ -8,8 +8,6 @@ from gangline.machine.telemetry.exposition import CONTENT_TYPE
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.routes import Route
 
-__all__ = ["MetricsRoutes"]
-
 
 class MetricsRoutes:
     def __init__(self, service: RolloutService) -> None:

@@ -18,8 +18,6 @@ from gangline.wire.http.negotiation import JSON, MSGPACK, answer, answer_large, 
 from gangline.wire.http.query import MAX_WAIT_S, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
-
 MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
 _MAX_IDENTITY = 64

@@ -22,8 +22,6 @@ from gangline.wire.http.negotiation import accepts_gzip, answer, path_id, read_r
 from gangline.wire.http.routes import SUBJECT, Route
 from gangline.wire.http.visitors import COOKIE_S, Visitors
 
-__all__ = ["LinkRequest", "PageRoutes", "PageVisitor"]
-
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",

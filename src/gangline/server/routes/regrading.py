@@ -24,8 +24,6 @@ from gangline.wire.client.node import NodeClient
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["RegradeRequest", "Regrading", "RegradingRoutes"]
-
 
 class RegradeRequest(BaseModel):
     """Body of `POST /v1/sessions/{session}/regrade`."""

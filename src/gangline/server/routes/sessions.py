@@ -38,8 +38,6 @@ from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Number
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["CallerSessionRoutes", "CallerSessions"]
-
 log = logging.getLogger("gangline.server")
 
 T = TypeVar("T")

@@ -27,8 +27,6 @@ from gangline.wire.http.negotiation import answer, path_id, prefers_msgpack, rea
 from gangline.wire.http.query import Choice, Flag, Number, Query, Text, Whole
 from gangline.wire.http.routes import SUBJECT, Route
 
-__all__ = ["TaskResults", "UserRoutes"]
-
 _BATCH: TypeAdapter[list[TaskRequest]] = TypeAdapter(list[TaskRequest])
 _MAX_POSITION = 2**53
 

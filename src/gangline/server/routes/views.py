@@ -25,8 +25,6 @@ from gangline.wire.http.negotiation import JSON, MSGPACK, answer_large, path_id,
 from gangline.wire.http.query import Flag, Name, Text, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["TokenColumns", "ViewRoutes"]
-
 _MAX_CALLS = 256
 
 

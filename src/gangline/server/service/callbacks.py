@@ -19,8 +19,6 @@ from gangline.server.service.notifier import Notifier
 from gangline.settings.machine import read_secret
 from gangline.store.sql.outbox import Callback, Outbox, next_try_at
 
-__all__ = ["CallbackSender", "signature"]
-
 log = logging.getLogger("gangline.server")
 
 _IDLE_S = 60.0

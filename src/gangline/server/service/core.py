@@ -45,18 +45,6 @@ from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
 
-__all__ = [
-    "CALLBACKS",
-    "CALLS",
-    "EVENTS",
-    "NODES",
-    "WORK",
-    "HeartbeatRate",
-    "RefusedHeartbeats",
-    "RolloutService",
-    "task_topic",
-]
-
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000

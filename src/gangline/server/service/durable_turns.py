@@ -15,8 +15,6 @@ from gangline.domain.views import Event
 from gangline.store.journal.turns import TurnStore
 from gangline.store.sql.tasks import TaskStore
 
-__all__ = ["NODE_RESTARTED", "DurableTurns", "no_place"]
-
 NODE_RESTARTED = "node_restarted"
 """Failure code with which a restarted node gives up its attempts."""
 

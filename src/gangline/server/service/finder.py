@@ -15,8 +15,6 @@ from gangline.server.service.core import EVENTS, RolloutService
 from gangline.server.web.finding import FindAnswer, Wanted, find, indexed_attempts
 from gangline.server.web.indexing import frame, session_frame
 
-__all__ = ["Finder"]
-
 log = logging.getLogger("gangline.server")
 
 _PAGE = 1000

@@ -8,8 +8,6 @@ from gangline.domain.errors import NotFound
 from gangline.domain.views import ForkNode, ForkTree, SessionView
 from gangline.store.sql.reader import TaskReader
 
-__all__ = ["fork_tree"]
-
 _MAX_TASKS = 100
 _MAX_SESSIONS = 1000
 _MAX_EDIT_CHARS = 2000

@@ -12,8 +12,6 @@ from gangline.domain.errors import StoreError
 from gangline.server.service.core import RolloutService
 from gangline.store.sql.retention import Keep
 
-__all__ = ["Housekeeper", "follow_forever"]
-
 log = logging.getLogger("gangline.server")
 
 _AT_ONCE = 50

@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 
 from gangline.domain.session import Heartbeat, Lease
 
-__all__ = ["LeaseTurns"]
-
 _MAX_NODES = 100_000
 """Maximum number of nodes whose offers are remembered, most recent first."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gangline.domain.views import NodeView
 from gangline.server.service.core import RolloutService
 
-__all__ = ["is_polar_gateway", "live_nodes"]
-
 _LIVE_S = 60.0
 """A node with contact in this time counts as live."""
 

@@ -18,8 +18,6 @@ from gangline.domain.lifecycle import STAGES
 from gangline.domain.views import Event, NodeView, ServiceStatus
 from gangline.machine.telemetry.exposition import LoopLag, exposition, gauge, new_registry
 
-__all__ = ["ServerMetrics"]
-
 _REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
 
 

@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 
 from gangline.domain.session import Heartbeat, Lease
 
-__all__ = ["LeaseTurns", "Notifier"]
-
 _MAX_NODES = 100_000
 """Maximum number of nodes whose offers are remembered, most recent first."""
 

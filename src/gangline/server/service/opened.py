@@ -15,8 +15,6 @@ from gangline.server.web.outline import OpenedSession, open_session
 from gangline.server.web.tokens import TokenBytes, recorded_texts
 from gangline.server.web.vocabulary import Vocabularies
 
-__all__ = ["OpenedSessions"]
-
 _MAX_SESSIONS = 8
 
 

@@ -19,8 +19,6 @@ from gangline.server.service.live_nodes import live_nodes
 from gangline.server.web.outline import OpenedSession, open_running
 from gangline.wire.client.node import NodeClient
 
-__all__ = ["RunningSessions"]
-
 log = logging.getLogger("gangline.server")
 
 LOOKED_AT_S = 60.0

@@ -9,8 +9,6 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.views import Event, TaskView
 from gangline.server.service.core import RolloutService
 
-__all__ = ["TaskWatch"]
-
 _MAX_WAITING = 10_000
 
 

@@ -16,8 +16,6 @@ from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.server.web.outline import OpenedSession
 from gangline.server.web.tokens import TokenBytes
 
-__all__ = ["AlignedCall", "AlignedSample", "AlignedSamples", "align"]
-
 _SHOWN_IDS = 40
 
 

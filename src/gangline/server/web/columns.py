@@ -17,8 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "decode_columns", "encode_columns"]
-
 COLUMNS = "application/vnd.gangline.columns"
 """Media type."""
 

@@ -17,8 +17,6 @@ from gangline.domain.conversation import (
 )
 from gangline.server.web.outline import OpenedSession
 
-__all__ = ["MAX_PART_CHARS", "CallContent", "call_contents", "shortened"]
-
 MAX_PART_CHARS = 200_000
 """Maximum characters of a message part, unless the full text is requested."""
 

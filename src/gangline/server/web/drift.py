@@ -16,8 +16,6 @@ from gangline.server.web.contents import shortened
 from gangline.server.web.outline import CallLine, OpenedSession
 from gangline.server.web.tokens import TokenBytes
 
-__all__ = ["CallDrift", "HistoryChange", "Stretch", "TokenDrift", "call_drift", "drifts"]
-
 _BEFORE = 16
 _AFTER = 64
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CONTENT_SECURITY_POLICY", "LAZY", "PageFile", "PageFiles", "page_files", "page_sources"]
-
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",

@@ -17,8 +17,6 @@ import msgspec
 
 from gangline.domain.lifecycle import Outcome
 
-__all__ = ["MARKS", "FindAnswer", "Found", "Rule", "Wanted", "find", "indexed_attempts", "open_index"]
-
 VERSION = 2
 """An index of another version is rebuilt."""
 

@@ -27,8 +27,6 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.server.web.finding import Rule, open_index
 
-__all__ = ["add_session", "drop_session", "found_rules", "frame", "session_frame"]
-
 log = logging.getLogger("gangline.server.web")
 
 MAX_TEXT_CHARS = 100_000

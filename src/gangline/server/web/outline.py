@@ -24,8 +24,6 @@ from gangline.rows.chains import is_exact, why_masked
 from gangline.rows.forks.calls import recorded_calls
 from gangline.rows.lineage import CallRole, assign_roles
 
-__all__ = ["CallLine", "ChainLine", "KeptFile", "OpenedSession", "SessionOutline", "open_running", "open_session"]
-
 _PREVIEW_CHARS = 160
 
 _Place = Callable[[Completion], tuple[str | None, float | None, str | None]]

@@ -24,8 +24,6 @@ from gangline.server.web.files import LAZY, page_sources
 from gangline.server.web.outline import OpenedSession
 from gangline.server.web.tokens import TokenBytes, token_columns
 
-__all__ = ["saved_page"]
-
 _BLOCK = 16
 """Number of calls that the page requests at once."""
 

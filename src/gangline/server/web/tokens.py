@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from gangline.domain.completion import Completion
 from gangline.server.web.outline import OpenedSession
 
-__all__ = ["TokenBytes", "recorded_texts", "token_columns"]
-
 TokenBytes = Mapping[int, bytes]
 """Bytes of known token ids."""
 

@@ -15,8 +15,6 @@ import msgspec
 
 from gangline.server.web.tokens import TokenBytes
 
-__all__ = ["KNOWN_MODELS", "Vocabularies"]
-
 log = logging.getLogger("gangline.server.web")
 
 KNOWN_MODELS = ("smollm2",)

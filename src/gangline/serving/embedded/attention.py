@@ -18,8 +18,6 @@ from gangline.domain.errors import EngineIncapable
 from gangline.serving.embedded.kv_cache import KvCache
 from gangline.serving.embedded.shelves import Decoding
 
-__all__ = ["ATTENTION", "Span", "Spans", "check_attention"]
-
 ATTENTION = "gangline_ragged"
 
 

@@ -28,8 +28,6 @@ from gangline.serving.embedded.kv_cache import KvCache, PrefixStore, common_leng
 from gangline.serving.embedded.model import Chunk, LanguageModel
 from gangline.serving.embedded.sampling import Draw, RowParameters, draw
 
-__all__ = ["Batch", "Sequence"]
-
 # Copying a shorter prefix, or waiting for it, costs more than computing it.
 _MIN_SHARED = 8
 

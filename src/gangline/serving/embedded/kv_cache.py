@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["KvCache", "PrefixStore", "common_length"]
-
 _GROWTH = 64
 Ids = NDArray[np.int64]
 

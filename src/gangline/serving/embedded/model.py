@@ -18,8 +18,6 @@ from gangline.serving.embedded.kv_cache import KvCache
 from gangline.serving.embedded.shelves import Shelves
 from gangline.serving.embedded.weights import Weights
 
-__all__ = ["Chunk", "LanguageModel", "load_model"]
-
 PROMPT_TOKENS, PROMPT_TOKENS_ON_A_GPU = 256, 4096
 """A GPU computes many tokens in about the time of one."""
 

@@ -27,8 +27,6 @@ from gangline.models.language.contract import ChatTokenizer
 from gangline.serving.embedded.batch import Batch, Sequence
 from gangline.serving.embedded.model import LanguageModel
 
-__all__ = ["EmbeddedSampler"]
-
 ResultT = TypeVar("ResultT")
 # Items of a reader's queue: a token, None for the end of an aborted sequence, or an error.
 _Item = SampledToken | GanglineError | None

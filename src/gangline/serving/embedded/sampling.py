@@ -13,8 +13,6 @@ from typing import NamedTuple, cast
 
 import torch
 
-__all__ = ["Draw", "RowParameters", "draw", "processed_logprobs"]
-
 
 class RowParameters(NamedTuple):
     temperature: float

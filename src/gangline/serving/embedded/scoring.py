@@ -12,8 +12,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gangline.serving.embedded.sampling import RowParameters, processed_logprobs
 
-__all__ = ["score_logprobs"]
-
 _CHUNK = 512
 
 

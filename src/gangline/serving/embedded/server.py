@@ -11,8 +11,6 @@ from gangline.models.language.tokenizer import load_tokenizer
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 
-__all__ = ["create_sampler", "serve"]
-
 
 def create_sampler(
     model: str,

@@ -16,8 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gangline.serving.embedded.kv_cache import KvCache
 
-__all__ = ["Decoding", "Shelves"]
-
 _LEAST = 64
 _ROUND = 16
 

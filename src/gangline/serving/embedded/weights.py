@@ -21,8 +21,6 @@ from transformers import PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
 
-__all__ = ["PackedLinear", "Weights", "pack"]
-
 _OPERATORS: Any = torch.ops.mkldnn
 
 

@@ -21,8 +21,6 @@ from gangline.models.engine_server.wire import ApiError, encode
 from gangline.models.language.contract import ChatTokenizer
 from gangline.serving.scripted.script import Faults, Script
 
-__all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body", "refuse_tools"]
-
 _MODEL_CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 _CUT_OFF = b'{"id": "chatcmpl-scripted", "choices": [{"index": 0, "mess'
 

@@ -25,20 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = [
-    "CallTool",
-    "Faults",
-    "ReadFile",
-    "Reply",
-    "Rule",
-    "RunCommand",
-    "Script",
-    "ToolUse",
-    "WriteFile",
-    "load_script",
-    "message_text",
-]
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -37,8 +37,6 @@ from gangline.serving.scripted.tokens import ReplyEncoder, scripted_logprob
 from gangline.serving.scripted.tools import choose_tool
 from gangline.wire.http.same_origin import OwnNames
 
-__all__ = ["ScriptedSampler", "create_scripted_app", "open_tokenizer", "scripted_server", "serve"]
-
 
 async def serve(
     *,

@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-__all__ = ["TinyTokenizer"]
-
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _WORDS = """

@@ -20,8 +20,6 @@ from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.parsing.thinking import THINK_TAGS
 from gangline.serving.scripted.script import CallTool, Reply
 
-__all__ = ["ReplyEncoder", "scripted_logprob"]
-
 _NUM_BYTE_CANDIDATES = 1024
 """Byte-level vocabularies have their bytes among the first ids, after a few special tokens."""
 

@@ -15,8 +15,6 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.serving.scripted.script import CallTool, ReadFile, RunCommand, ToolUse, WriteFile
 
-__all__ = ["choose_tool"]
-
 _COMMAND = ("command", "cmd", "script", "bash_command", "shell_command")
 _PATH = ("path", "file_path", "filePath", "filepath", "absolute_path", "target_file", "filename", "file")
 _CONTENT = ("content", "contents", "file_text", "file_content", "text")

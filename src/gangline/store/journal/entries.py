@@ -32,29 +32,6 @@ from gangline.domain.tokens import decode_msgpack, token_ids
 from gangline.machine.durable import sync
 from gangline.machine.private import open_private
 
-__all__ = [
-    "FRAME_HEAD_BYTES",
-    "MARKER_BYTES",
-    "Appended",
-    "AttemptClosed",
-    "AttemptKey",
-    "AttemptOpened",
-    "Entry",
-    "EntryHead",
-    "Frame",
-    "FrameWriter",
-    "Piece",
-    "Unframed",
-    "cut_off",
-    "decode_entries",
-    "decode_head",
-    "frame_head",
-    "key_of",
-    "num_text_chars",
-    "read_frame",
-    "read_frames",
-]
-
 MARKER_BYTES = 8
 _HEAD = struct.Struct("<8sIIII")
 _CRC_COVERS = struct.Struct("<8sIII")

@@ -22,18 +22,6 @@ from typing import BinaryIO, NamedTuple
 from gangline.machine.durable import sync
 from gangline.machine.private import open_private
 
-__all__ = [
-    "FRAME_HEAD_BYTES",
-    "MARKER_BYTES",
-    "Frame",
-    "FrameWriter",
-    "Unframed",
-    "cut_off",
-    "frame_head",
-    "read_frame",
-    "read_frames",
-]
-
 MARKER_BYTES = 8
 _HEAD = struct.Struct("<8sIIII")
 _CRC_COVERS = struct.Struct("<8sIII")

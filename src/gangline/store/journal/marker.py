@@ -11,8 +11,6 @@ from gangline.domain.errors import OtherVersion
 from gangline.machine.durable import write_whole
 from gangline.store.journal.entries import MARKER_BYTES, read_frame
 
-__all__ = ["check_journal", "journal_marker"]
-
 log = logging.getLogger("gangline.journal")
 
 _NAME = "marker"

@@ -21,8 +21,6 @@ from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.machine.durable import disk_full_error, make_folder
 from gangline.store.journal.entries import Appended, FrameWriter, Unframed, read_frames
 
-__all__ = ["TURNS_FOLDER", "TurnStore"]
-
 log = logging.getLogger("gangline.server")
 
 TURNS_FOLDER = ".turns"

@@ -24,8 +24,6 @@ except ImportError as error:
         f"results at a URL need the Python package {error.name!r}: {extra_command('artifacts')}"
     ) from error
 
-__all__ = ["ArtifactResults"]
-
 _NAME = re.compile(r"attempt-(\d+)\.(\d+)\.msgpack")
 
 

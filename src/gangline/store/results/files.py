@@ -25,8 +25,6 @@ from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import ResultReceipt
 from gangline.machine.durable import disk_full_error, make_folder, sync, write_new
 
-__all__ = ["Reports", "ResultStore", "Results", "Staged", "StagedResult"]
-
 _NUM_THREADS = 4
 """One waits for the database; the others decode and write files."""
 

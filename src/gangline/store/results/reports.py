@@ -12,8 +12,6 @@ from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import ResultReceipt
 from gangline.store.results.files import Results
 
-__all__ = ["Reports"]
-
 _NUM_THREADS = 4
 """One waits for the database; the others decode and write files."""
 

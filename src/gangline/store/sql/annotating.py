@@ -10,8 +10,6 @@ from gangline.domain.errors import NotFound
 from gangline.domain.views import Annotation, AnnotationPage
 from gangline.store.sql.schema import annotations, sessions
 
-__all__ = ["add_annotation", "read_annotations"]
-
 _COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
 
 

@@ -45,8 +45,6 @@ from gangline.settings.installation import extra_command
 from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.sql.schema import SCHEMA_VERSION
 
-__all__ = ["Contended", "Database", "check_database", "repeated"]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 

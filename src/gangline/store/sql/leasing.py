@@ -16,8 +16,6 @@ from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
 
-__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report", "retry_pause_s", "unheard"]
-
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a session that leasing decides on."""

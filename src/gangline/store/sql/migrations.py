@@ -15,8 +15,6 @@ from gangline.domain.errors import OtherVersion
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.store.sql import schema
 
-__all__ = ["bring_up_to_date", "found_version", "refuse_other_version"]
-
 _OPENING = 0x67616E67_00000001
 """PostgreSQL's advisory lock for opening: two servers may start on an empty database at once."""
 

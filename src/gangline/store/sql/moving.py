@@ -15,8 +15,6 @@ from gangline.store.sql.reader import task_view
 from gangline.store.sql.rows import Unit, locked_rows, standing_of, write_standing
 from gangline.store.sql.schema import events, sessions, tasks
 
-__all__ = ["CALLBACK", "move", "stop_early"]
-
 CALLBACK = "callback"
 """Name in the data of a task's last event, where a callback is due."""
 

@@ -26,8 +26,6 @@ from gangline.store.sql.rows import (
 from gangline.store.sql.schema import LEASED, nodes, sessions, tasks
 from gangline.store.sql.submitting import remember_turns
 
-__all__ = ["claim", "hear", "meet_node", "renew"]
-
 # Built once, as in rows.py.
 _START_TASK = sa.update(tasks).where(tasks.c.task_id == sa.bindparam("id"), tasks.c.status == "queued")
 _THESE = tasks.c.task_id.in_(sa.bindparam("ids", expanding=True))

@@ -21,9 +21,6 @@ from gangline.store.sql.database import Database, repeated
 from gangline.store.sql.rows import append_events
 from gangline.store.sql.schema import outbox
 
-__all__ = ["POLAR_BODY", "Callback", "Outbox", "add_callback", "next_try_at"]
-
-
 POLAR_BODY: dict[str, Any] = {"callback_form": "polar"}
 """Stored instead of a body that is built from the task's results on sending, since results may be large."""
 

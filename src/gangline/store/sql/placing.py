@@ -16,8 +16,6 @@ from gangline.domain.placement import Needs, Offer, nearest
 from gangline.store.sql.rows import Unit, queued_rows
 from gangline.store.sql.schema import LEASED, needs, nodes, sessions
 
-__all__ = ["GONE_AFTER_S", "intern", "suited_rows", "unplaced", "unserved"]
-
 GONE_AFTER_S = 30.0
 """A node without contact for this long counts as absent."""
 

@@ -37,8 +37,6 @@ from gangline.store.sql.placing import unplaced
 from gangline.store.sql.rows import queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
-__all__ = ["TaskReader", "result_of", "session_view"]
-
 T = TypeVar("T")
 
 _MANY = 500

@@ -13,8 +13,6 @@ import sqlalchemy as sa
 
 from gangline.store.sql.schema import LEASED, annotations, events, nodes, outbox, sessions, tasks
 
-__all__ = ["Keep", "forget", "forget_events", "forget_nodes", "forgettable"]
-
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of retention. None means no limit."""

@@ -13,21 +13,6 @@ from gangline.domain.views import Event
 from gangline.store.sql.leasing import Standing
 from gangline.store.sql.schema import IN_QUEUE, WAITING, events, needs, sessions
 
-__all__ = [
-    "Unit",
-    "append_events",
-    "let_in",
-    "locked_rows",
-    "one_row",
-    "prolong",
-    "queue",
-    "queued_rows",
-    "rows_named",
-    "standing_of",
-    "write_standing",
-    "write_standings",
-]
-
 _STANDING = Standing.__struct_fields__
 _MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
 _EVENTS = 0x67616E67_00000002

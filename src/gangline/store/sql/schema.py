@@ -4,24 +4,6 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = [
-    "IN_QUEUE",
-    "LEASED",
-    "QUEUED",
-    "SCHEMA_VERSION",
-    "WAITING",
-    "annotations",
-    "events",
-    "meta",
-    "metadata",
-    "needs",
-    "nodes",
-    "outbox",
-    "sessions",
-    "tasks",
-    "turns",
-]
-
 SCHEMA_VERSION = 6
 """Increase it together with a step in `migrations.py`."""
 

@@ -23,8 +23,6 @@ from gangline.store.sql.placing import intern, unserved
 from gangline.store.sql.rows import Unit
 from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
 
-__all__ = ["MAX_TASK_ID", "accept", "remember_turns", "session_id_of"]
-
 MAX_TASK_ID = 123
 """An id has at most 128 characters, and a session's id is its task's plus `.` and at most four digits."""
 

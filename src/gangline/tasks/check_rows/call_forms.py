@@ -12,8 +12,6 @@ import numpy as np
 
 from gangline.tasks.check_rows.samples import Sample, as_floats, as_ids, has_images, streamed
 
-__all__ = ["atif_trajectory", "nemo_gym_entries", "openenv_trace", "verifiers_trace"]
-
 Record = Mapping[str, Any]
 
 

@@ -37,8 +37,6 @@ from gangline.tasks.check_rows.row_forms import (
 from gangline.tasks.check_rows.rules import Vocabulary, judge
 from gangline.tasks.check_rows.samples import Sample, spans_of
 
-__all__ = ["FORMS", "Report", "Score", "check_records", "form_of"]
-
 _MOST_UNREADABLE = 100
 """Stop reading a file if this many records, and no others, were unreadable."""
 

@@ -22,8 +22,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import decode_msgpack
 from gangline.settings.installation import extra_command
 
-__all__ = ["files_in", "read_records"]
-
 _OURS = ("provenance.json",)
 """Files in a folder of rows that contain no rows."""
 

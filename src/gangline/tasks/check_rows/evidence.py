@@ -17,8 +17,6 @@ from gangline.domain.experts import RowExperts
 from gangline.domain.masks import SamplingMask
 from gangline.tasks.check_rows.samples import Ints, Sample, as_ids, spans_of
 
-__all__ = ["gangline_evidence", "slime_experts", "slime_mask"]
-
 
 def gangline_evidence(sample: Sample, record: Mapping[str, Any]) -> None:
     """record: a row, as exports write it."""

@@ -8,8 +8,6 @@ import numpy as np
 
 from gangline.tasks.check_rows.samples import Ints, Sample, spans_of
 
-__all__ = ["History"]
-
 _CALLS = 64
 """Number of earlier calls of a session that a call may continue."""
 _SESSIONS = 64

@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["KINDS", "Finding", "Kind", "Severity"]
-
 Severity = Literal["error", "warning"]
 """error: wrong for every trainer. warning: wrong unless intended."""
 

@@ -17,8 +17,6 @@ import numpy as np
 from gangline.tasks.check_rows.evidence import gangline_evidence, slime_experts, slime_mask
 from gangline.tasks.check_rows.samples import Sample, as_floats, as_ids, has_images, image_urls, streamed
 
-__all__ = ["COLUMNS", "conversations", "gangline_rows", "named_rows", "slime_samples", "trl_rows", "verl_rows"]
-
 Record = Mapping[str, Any]
 
 COLUMNS = ("ids", "prompt", "response", "mask", "logprobs", "versions", "session", "reward")

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from gangline.tasks.check_rows.samples import Sample, spans_of
 
-__all__ = ["Vocabulary", "judge"]
-
 _SENTINEL = -1000.0
 _ZERO_SPAN = 8
 """A confident model reports 0.0 occasionally, but rarely for so many tokens."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from gangline.tasks.check_rows.kinds import KINDS, Finding
 
-__all__ = ["Ints", "Sample", "as_floats", "as_ids", "has_images", "image_urls", "spans_of", "streamed"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _IMAGE_PARTS = {"image", "image_url", "input_image", "video", "video_url", "input_video"}

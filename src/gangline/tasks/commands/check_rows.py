@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gangline.tasks.check_rows.kinds import Finding
     from gangline.tasks.check_rows.rules import Vocabulary
 
-__all__ = ["register"]
-
 _SHOWN = 20
 ColumnsOption = Annotated[
     str | None,

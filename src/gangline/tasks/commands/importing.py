@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gangline.tasks.importers.source import Wanted
     from gangline.tasks.presets.preset import Preset
 
-__all__ = ["Made", "found_preset", "from_source"]
-
 _MAX_SHOWN_NOTES = 10
 _LONGEST_ID_CHARS = 100
 """An id may have 128; evaluations and sessions append to it."""

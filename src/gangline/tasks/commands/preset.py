@@ -11,8 +11,6 @@ import typer
 from gangline.cli.terminal.output import JsonOption, console, print_json
 from gangline.tasks.commands.importing import found_preset
 
-__all__ = ["register"]
-
 preset = typer.Typer(no_args_is_help=True, help="Task families that are ready to use: swe, stem, math, code.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Preset: swe, stem, math or code.")]

@@ -7,27 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "FilterOption",
-    "FormatOption",
-    "ImageOption",
-    "LimitOption",
-    "LogParserOption",
-    "MapOption",
-    "NetworkOption",
-    "OutOption",
-    "PrefixOption",
-    "PresetOption",
-    "PythonOption",
-    "RegistryOption",
-    "RepositoriesOption",
-    "RuntimeOption",
-    "SourceArgument",
-    "SplitOption",
-    "StrictOption",
-    "TestCommandOption",
-]
-
 _PLACE = "Where they run"
 _ROWS = "Rows of datasets"
 

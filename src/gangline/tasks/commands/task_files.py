@@ -12,8 +12,6 @@ from gangline.cli.terminal.output import JsonOption, console, print_json, printa
 from gangline.domain.errors import NotFound
 from gangline.tasks.commands.importing import from_source
 
-__all__ = ["register"]
-
 _GOES = {"runtime": 1, "source": 2, "solution": 3, "image": 4}
 
 tasks = typer.Typer(no_args_is_help=True, help="Make tasks of other systems' tasks and datasets, and look at them.")

@@ -24,8 +24,6 @@ from gangline.tasks.datasets.provenance import Gathering, Provenance
 from gangline.tasks.datasets.rows import rows_of_kind
 from gangline.tasks.datasets.selection import HELD_OUT, Recorded, Selection, is_wanted, judged
 
-__all__ = ["MANIFEST", "Dataset", "DatasetSpec", "Source", "TableFile", "build", "read_manifest"]
-
 MANIFEST = "provenance.json"
 _INDEX, _STAGED = ".index.sqlite", ".new"
 _NONE = "(none)"

@@ -11,8 +11,6 @@ from gangline.machine.durable import write_whole
 from gangline.tasks.datasets.build import MANIFEST, Dataset
 from gangline.tasks.datasets.kinds import Kind
 
-__all__ = ["write_card"]
-
 _MEANING: dict[Kind, str] = {
     Kind.messages: "the main conversation of each accepted session, as OpenAI's `messages` and `tools`",
     Kind.tokens: "token ids of accepted sessions as the engine saw and sampled them, with the mask of sampled tokens "

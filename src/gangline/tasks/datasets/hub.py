@@ -20,8 +20,6 @@ except ImportError as error:
         f"{package_command('huggingface_hub')}"
     ) from error
 
-__all__ = ["files_to_publish", "publish"]
-
 
 def files_to_publish(made: Dataset) -> list[str]:
     return ["README.md", MANIFEST, *(file.path for file in made.files)]

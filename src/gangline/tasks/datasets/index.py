@@ -17,8 +17,6 @@ import msgspec
 
 from gangline.tasks.datasets.selection import Standing
 
-__all__ = ["Entry", "Index", "Pair", "Place", "Split", "Stratum"]
-
 Split = Literal["train", "test"]
 
 _SCHEMA = """

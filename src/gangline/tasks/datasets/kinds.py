@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Kind"]
-
 
 class Kind(StrEnum):
     """A kind of rows; also the name of its folder and dataset configuration."""

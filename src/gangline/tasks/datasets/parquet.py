@@ -32,8 +32,6 @@ except ImportError as error:
         f"a dataset needs the Python package pyarrow, which is not installed: {extra_command('parquet')}"
     ) from error
 
-__all__ = ["SCHEMAS", "write_table"]
-
 _GROUP_ROWS = 256
 _GROUP_BYTES = 8 << 20
 """Estimated bytes of a row group: the size of its arrays, plus one byte per character."""

@@ -12,8 +12,6 @@ from gangline import __version__
 from gangline.domain.task import task_digest
 from gangline.tasks.datasets.selection import Recorded, Selection
 
-__all__ = ["Gathering", "Provenance"]
-
 _MOST_VALUES = 20
 """Maximum distinct values of one name; further ones are counted as `others`."""
 

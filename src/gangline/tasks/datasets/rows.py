@@ -18,8 +18,6 @@ from gangline.tasks.datasets.index import Index, Place, Split
 from gangline.tasks.datasets.kinds import Kind
 from gangline.tasks.datasets.selection import Recorded
 
-__all__ = ["ReadSession", "rows_of_kind"]
-
 ReadSession = Callable[[str, str], Recorded]
 """(task id, session id) -> the session. Raises: NotFound."""
 

@@ -14,8 +14,6 @@ from gangline.domain.views import Verdict as PersonsVerdict
 from gangline.models.engines.fields import media_in
 from gangline.rows.conversations.conversation import Conversation
 
-__all__ = ["HELD_OUT", "Recorded", "Selection", "Standing", "Verdict", "is_wanted", "judged"]
-
 Standing = Literal["accepted", "rejected", "left_out"]
 """rejected: a graded answer that is wrong, for training verifiers and preferences. left_out: not in any row."""
 HELD_OUT = "left out: held out"

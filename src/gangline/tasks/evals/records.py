@@ -10,8 +10,6 @@ import msgspec
 from gangline.domain.session import SessionResult
 from gangline.rows.measured import why_not_measured
 
-__all__ = ["SessionRecord", "record_of"]
-
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One session of an evaluation."""

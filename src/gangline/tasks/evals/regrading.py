@@ -21,8 +21,6 @@ from gangline.machine.durable import append, write_whole
 from gangline.machine.private import make_private_folder
 from gangline.rows.regraded import Grade, Regrade, read_regrades
 
-__all__ = ["Candidate", "Grader", "RegradeRun"]
-
 
 class Grader(Protocol):
     """A list of nodes, such as `gangline.wire.client.ServerClient`."""

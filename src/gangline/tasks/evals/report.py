@@ -10,8 +10,6 @@ import msgspec
 from gangline.tasks.evals.records import SessionRecord
 from gangline.tasks.evals.statistics import Estimate, estimate_of, pass_at_k, pass_hat_k
 
-__all__ = ["Prices", "Report", "Sample", "Slice", "TaskLine", "cost_of", "make_report", "task_means"]
-
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a set of sessions."""

@@ -25,8 +25,6 @@ from gangline.tasks.evals.records import SessionRecord, record_of
 from gangline.tasks.evals.report import Prices, cost_of
 from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
-__all__ = ["Budget", "EvaluationRun", "EvaluationSpec", "Prediction", "read_predictions", "read_sessions", "read_spec"]
-
 R = TypeVar("R", SessionRecord, "Prediction")
 
 _MOST_RUNS = 3

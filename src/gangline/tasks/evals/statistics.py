@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["Difference", "Estimate", "difference_of", "estimate_of", "pass_at_k", "pass_hat_k"]
-
 _RESAMPLES = 10_000
 _LEVEL = 0.95
 _QUANTILE = 1.959964
-"""Of the normal distribution, for that level."""
+"""The normal distribution's quantile for that level."""
 _DRAWN_AT_ONCE = 1_000_000
 
 

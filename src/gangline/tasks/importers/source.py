@@ -27,8 +27,6 @@ from gangline.tasks.importers.plain.mapping import column_of
 from gangline.tasks.importers.swe import InstanceChoices, read_instance
 from gangline.tasks.presets.preset import Preset
 
-__all__ = ["FORMATS", "Format", "Wanted", "read_rows", "read_source"]
-
 Format = Literal["harbor", "terminal-bench", "swe", "rows"]
 FORMATS: tuple[Format, ...] = ("harbor", "terminal-bench", "swe", "rows")
 _SWE_COLUMNS = ({"problem_statement", "fail_to_pass"}, {"problem_statement", "docker_image"}, {"instance"})

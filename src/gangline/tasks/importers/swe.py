@@ -22,8 +22,6 @@ from gangline.settings.plugins import explain
 from gangline.tasks.presets.rows.history import at_its_commit, fetched
 from gangline.tasks.presets.rows.swe_families import SweInstance, swe_instance
 
-__all__ = ["InstanceChoices", "read_instance"]
-
 _PREPARE_TIMEOUT_S = 900.0
 _SOLUTION = "/tmp/gangline-solution.patch"
 _INSTRUCTION = """The repository {repo} is checked out in the working folder. Resolve the issue below by changing its \

@@ -23,8 +23,6 @@ from gangline.machine.reading.imported import Choices, FolderFormat, Imported, p
 from gangline.machine.reading.paths import SourcePath
 from gangline.settings.plugins import explain
 
-__all__ = ["FORMAT", "is_terminal_bench_task", "read_terminal_bench_task"]
-
 FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/oracle"))
 _RUN_TESTS = """
 out=/logs/verifier/test-stdout.txt

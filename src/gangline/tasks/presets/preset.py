@@ -24,8 +24,6 @@ from gangline.tasks.presets.samples.sample import Sample
 from gangline.tasks.presets.samples.stem import stem_samples
 from gangline.tasks.presets.samples.swe import swe_samples
 
-__all__ = ["NUM_SAMPLES", "PRESETS", "Preset", "find_preset"]
-
 NUM_SAMPLES = 20
 """Sample rows of each preset, for one seed."""
 

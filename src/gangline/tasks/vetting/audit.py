@@ -25,8 +25,6 @@ from gangline.tasks.vetting.searching import search
 from gangline.tasks.vetting.subject import Subject
 from gangline.tasks.vetting.trials import Trial, scripted, solving
 
-__all__ = ["Audit", "Audited", "RunTrial", "audit"]
-
 RunTrial = Callable[[Trial, int], Awaitable[list[SessionResult]]]
 """(trial, run) -> its sessions, through the service. A later run starts new sessions."""
 _MOST_RUNS = 3

@@ -16,8 +16,6 @@ from gangline.tasks.vetting.panel import HARD_CODED
 from gangline.tasks.vetting.searching import SEARCH, named_files, read_search
 from gangline.tasks.vetting.subject import Subject
 
-__all__ = ["CHECKS", "CheckResult", "Tried", "checked", "is_top", "not_checked", "of_all_steps", "verdict_of"]
-
 CHECKS: dict[str, str] = {
     "oracle": "The reference solution earns the top reward.",
     "floor": "Doing nothing earns the floor.",

@@ -11,8 +11,6 @@ from gangline.tasks.vetting.grading import with_command
 from gangline.tasks.vetting.subject import Solution, Subject
 from gangline.tasks.vetting.trials import Trial, program, solving
 
-__all__ = ["CONDITIONS", "Condition", "all_conditions", "each_condition"]
-
 Condition = Literal["clock", "order", "earlier_runs", "network"]
 CONDITIONS: dict[Condition, str] = {
     "clock": "on another day",

@@ -12,8 +12,6 @@ import msgspec
 from gangline.domain.session import SessionResult
 from gangline.tasks.vetting.trials import REPORT
 
-__all__ = ["Evidence", "evidence_of"]
-
 _OURS = frozenset({"engine", "node", "store", "caller", "builder"})
 """Boundaries of failures that are not the task's fault."""
 _RUNTIME_FAULTS_OF_TASKS = frozenset({"prepare_failed"})

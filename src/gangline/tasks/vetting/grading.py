@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from gangline.grading.swe_bench import SweBenchConfig
 
-__all__ = ["ANSWERS", "answered_on_stdout", "clears", "hidden_files", "leaves", "reward_files", "with_command"]
-
 ANSWERS = frozenset({"math", "test_on_output"})
 """Evaluators that read one text and run nothing."""
 _LAST_MESSAGE = {"math": "last_message", "test_on_output": "stdout"}

@@ -14,8 +14,6 @@ import msgspec
 from gangline.tasks.vetting.checks import PASSED, CheckResult
 from gangline.tasks.vetting.subject import Subject
 
-__all__ = ["against_held_out"]
-
 
 def against_held_out(subjects: Sequence[Subject], held_out: Sequence[Mapping[str, Any]]) -> dict[str, CheckResult]:
     """Name of a task -> the result of the check `held_out`."""

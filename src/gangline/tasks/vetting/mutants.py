@@ -13,8 +13,6 @@ from gangline.tasks.vetting.grading import leaves
 from gangline.tasks.vetting.subject import Solution, Subject
 from gangline.tasks.vetting.trials import REPORT, Trial, program, solving
 
-__all__ = ["BREAKING", "POINTS", "PRESERVING", "mutants"]
-
 PRESERVING = "mutants.preserving"
 BREAKING = "mutants.breaking"
 POINTS = "mutants.point"

@@ -15,8 +15,6 @@ from gangline.tasks.vetting.grading import ANSWERS, hidden_files, leaves, reward
 from gangline.tasks.vetting.subject import Subject
 from gangline.tasks.vetting.trials import Trial, scripted
 
-__all__ = ["HARD_CODED", "panel"]
-
 HARD_CODED = "cheats.hard_coded"
 """May earn more than the floor but not the top: some cases may be in the instruction."""
 _MOST_LINKS = 3

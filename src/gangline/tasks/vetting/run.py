@@ -30,8 +30,6 @@ from gangline.tasks.vetting.subject import Subject
 from gangline.tasks.vetting.trials import Trial
 from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
-__all__ = ["TaskRecord", "VettingRun", "forget", "vetted_task"]
-
 _RECORDS, _KEY = "audits.jsonl", "key"
 
 

@@ -13,8 +13,6 @@ from gangline.tasks.vetting.grading import hidden_files, leaves
 from gangline.tasks.vetting.subject import Subject
 from gangline.tasks.vetting.trials import REPORT, Trial, program, scripted
 
-__all__ = ["SEARCH", "Searched", "named_files", "read_search", "search"]
-
 SEARCH = "search"
 _SHORTEST_LINE = 16
 _LINES_AT_MOST = 400

@@ -15,8 +15,6 @@ from gangline.domain.task import SolutionSpec, TaskRequest, WriteAction, vetted_
 from gangline.grading.untrusted.patch_text import completed
 from gangline.tasks.vetting.grading import answered_on_stdout
 
-__all__ = ["Earlier", "Solution", "Subject", "subject_of"]
-
 _CONTENT = (
     "instruction",
     "runtime",

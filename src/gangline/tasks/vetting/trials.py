@@ -12,8 +12,6 @@ import msgspec
 from gangline.tasks.vetting.grading import clears
 from gangline.tasks.vetting.subject import Solution, Subject, subject_of
 
-__all__ = ["REPORT", "Trial", "program", "scripted", "solved_task", "solving"]
-
 REPORT = "gangline-vet:"
 """Prefix of the lines that a trial's agent reports on standard error: graders may read its standard output."""
 

@@ -15,27 +15,6 @@ from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Checkpoint, ExecResult, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec, SystemCall
 
-__all__ = [
-    "NOT_ENFORCED",
-    "NOT_SUPPORTED",
-    "Bench",
-    "Check",
-    "Checks",
-    "Proxy",
-    "daemon",
-    "dial",
-    "is_held",
-    "is_let_go",
-    "promised",
-    "proxies",
-    "raises",
-    "refused",
-    "run_check",
-    "timed_out_beside",
-    "until_held",
-    "until_present",
-]
-
 NOT_ENFORCED = "not enforced"
 """Value in `limits()` for a limit, or the network, that the runtime cannot enforce."""
 NOT_SUPPORTED = "not supported"

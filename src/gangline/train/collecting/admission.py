@@ -15,8 +15,6 @@ from gangline.domain.tokens import LossMask, Versions
 from gangline.domain.trajectory import Trace
 from gangline.train.options import TrainingOptions
 
-__all__ = ["StalenessSettings", "is_fresh", "lag_histogram", "lag_of", "version_spans"]
-
 
 class StalenessSettings(TrainingOptions):
     max_lag: int = Field(default=1, ge=0)

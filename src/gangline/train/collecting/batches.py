@@ -32,8 +32,6 @@ from gangline.train.collecting.selection import Selection
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.wire.client.rollouts import RolloutClient
 
-__all__ = ["Batches", "Collected"]
-
 
 class Collected(NamedTuple):
     """Counts of groups since the previous step."""

@@ -13,8 +13,6 @@ import msgspec
 from gangline.train.collecting.admission import StalenessSettings, is_fresh
 from gangline.train.collecting.groups import Group, trainable_traces
 
-__all__ = ["BufferState", "ReplayBuffer"]
-
 
 class BufferState(msgspec.Struct, frozen=True):
     """The part of a buffer that a checkpoint stores."""

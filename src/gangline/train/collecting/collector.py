@@ -34,14 +34,6 @@ from gangline.wire.client.rollouts import (
     refuse_held_out,
 )
 
-__all__ = [
-    "Admit",
-    "CollectionCounts",
-    "PlainCollector",
-    "ReplenishingCollector",
-    "informative",
-]
-
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[Group], Group | None]

@@ -14,8 +14,6 @@ from gangline.rows.rewards import num_unparsed
 from gangline.train.collecting.groups import Group
 from gangline.train.options import TrainingOptions
 
-__all__ = ["DegenerateSettings", "num_sampled", "num_turns", "repetition", "why_degenerate", "without_degenerates"]
-
 
 class DegenerateSettings(TrainingOptions):
     loop_turns: int | None = Field(default=20, ge=1)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult, made_no_call
 
-__all__ = ["Patience", "cause_of", "end_of_session"]
-
 _log = logging.getLogger(__name__)
 
 _TASKS_AT_FIRST = 8

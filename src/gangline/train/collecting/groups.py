@@ -32,22 +32,6 @@ from gangline.rows.measured import why_not_measured
 from gangline.rows.shared_prefixes import with_whole_prompts
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "LOW_DEVIATION",
-    "CoalitionRewards",
-    "Greedy",
-    "Group",
-    "ValiditySettings",
-    "Verdict",
-    "early_ends",
-    "judge_group",
-    "require_no_images",
-    "require_no_masks",
-    "tokens_left_out",
-    "trainable_traces",
-    "why_invalid",
-]
-
 _log = logging.getLogger(__name__)
 
 LOW_DEVIATION = 1e-5

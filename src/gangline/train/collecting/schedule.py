@@ -10,8 +10,6 @@ from gangline.train.collecting.admission import StalenessSettings
 from gangline.train.collecting.groups import ValiditySettings
 from gangline.train.options import TrainingOptions
 
-__all__ = ["ScheduleSettings"]
-
 
 class ScheduleSettings(TrainingOptions):
     mode: Literal["async", "sync"] = "async"

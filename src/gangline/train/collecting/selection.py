@@ -20,8 +20,6 @@ from gangline.train.collecting.collector import Admit, informative
 from gangline.train.collecting.degenerates import DegenerateSettings, without_degenerates
 from gangline.train.collecting.groups import Group
 
-__all__ = ["FilterSession", "Prepare", "RewardSession", "Selection"]
-
 Prepare = Callable[[Group], Group]
 """Changes a whole group before selection: other rows, other rewards."""
 

@@ -15,8 +15,6 @@ from gangline.domain.seeds import derived_seed
 from gangline.train.collecting.sampling.sampler import TaskSampler
 from gangline.train.runs.records import SamplerMetrics
 
-__all__ = ["TaskStream", "seeded_task"]
-
 
 def seeded_task(task: Mapping[str, Any], *path: int) -> dict[str, Any]:
     """The task with a `capture.seed` made from whole numbers, such as the run's seed and the task's number."""

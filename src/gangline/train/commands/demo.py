@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Running
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
-
 TYPICAL_SEED = 0
 """A seed whose two tasks are about as hard as the median of this example's tasks."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Running
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["NUM_HELD_OUT_TASKS", "NUM_TASKS", "LearningReport", "learn", "report_of"]
-
 NUM_TASKS = 64
 NUM_HELD_OUT_TASKS = 32
 _GROUPS_PER_STEP = 4

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gangline.train.run.experiment import Experiment
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["measure_spread", "spread_view"]
-
 _SHOWN_GROUPS = 32
 
 

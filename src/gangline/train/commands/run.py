@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from gangline.train.runs.records import EvaluationRecord, Results, StepRecord
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["Ran", "run_experiment", "selection_of", "stream_of", "train_through", "with_service"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gangline.train.runs.records import PairedDifference
     from gangline.train.runs.store import Arm, Comparison, Run, RunSummary
 
-__all__ = ["register"]
-
 runs = typer.Typer(no_args_is_help=True, help="Training runs of a data folder.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the path of its folder.")]

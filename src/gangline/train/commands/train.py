@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gangline.train.run.experiment import Experiment
     from gangline.train.trainers.verl.experiment import VerlExperiment
 
-__all__ = ["register"]
-
 train = typer.Typer(no_args_is_help=True, help="Train on groups of sessions.")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gangline.train.trainers.verl.experiment import VerlExperiment
     from gangline.wire.client.running import Running
 
-__all__ = ["check_verl", "train_with_verl"]
-
 _NOT_STARTED = "http://127.0.0.1:8700"
 """Placeholder address of the server while settings are checked."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gangline.train.runs.records import EvaluationRecord, StepRecord
 
 
-__all__ = ["LearningView", "draw_curves", "notes_on", "remaining_s", "reward_chart", "shown_reward"]
-
 _BAR_CHARS = 20
 _SHOWN_ROWS = 24
 _RECENT = 5

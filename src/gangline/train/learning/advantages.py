@@ -16,16 +16,6 @@ from pydantic import Field, model_validator
 
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "ONE_REWARD",
-    "AdvantageSettings",
-    "advantages_by_role",
-    "batch_advantages",
-    "group_advantages",
-    "part_advantages",
-    "whitened",
-]
-
 ONE_REWARD = 1e-8
 """Rewards that differ by less than this count as equal."""
 

@@ -26,8 +26,6 @@ from gangline.train.learning.losses.reward_kl import RewardKLSettings
 from gangline.train.learning.rewards import RewardShaping
 from gangline.train.options import TrainingOptions
 
-__all__ = ["OVERRIDES", "Algorithm", "algorithm", "differences"]
-
 
 class Algorithm(TrainingOptions):
     """The settings that distinguish one policy-gradient method from another. The default is GRPO."""

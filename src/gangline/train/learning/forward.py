@@ -18,8 +18,6 @@ from gangline.train.learning.credit.critic.head import ValueHead
 from gangline.train.learning.loss import LossInputs
 from gangline.train.learning.packing import Batch
 
-__all__ = ["loss_inputs", "token_logprobs", "token_scores"]
-
 
 def token_logprobs(model: PreTrainedModel, batch: Batch, *, chunk: int = CHUNK) -> Tensor:
     """Natural log-probs [N] of the batch's trained tokens; see `token_scores`."""

@@ -42,8 +42,6 @@ from gangline.train.learning.losses.values import value_loss
 from gangline.train.learning.packing import Batch, pack_all
 from gangline.train.learning.samples import Sample
 
-__all__ = ["Abandoned", "Learner"]
-
 _log = logging.getLogger("gangline.learner")
 
 _WEIGHTS, _OPTIMISER = "trained.safetensors", "optimiser.pt"

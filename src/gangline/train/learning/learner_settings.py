@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from gangline.train.learning.packing import LayoutKind
 from gangline.train.options import TrainingOptions
 
-__all__ = ["LearnerSettings", "LoraSettings", "RateDecaySettings"]
-
 
 class LoraSettings(TrainingOptions):
     """Low-rank adapters on frozen weights, by the library `peft`. Engines receive merged weights."""

@@ -8,17 +8,6 @@ from pydantic import Field, model_validator
 
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "Aggregation",
-    "Clipping",
-    "CorrectionSettings",
-    "CovarianceSettings",
-    "KLSettings",
-    "LossSettings",
-    "RejectionSettings",
-    "SoftSettings",
-]
-
 Aggregation = Literal["token_mean", "sequence_mean", "session_mean", "fixed_length"]
 """How the losses of tokens are averaged.
 

@@ -27,18 +27,6 @@ from gangline.train.learning.masks import (
 from gangline.train.learning.samples import Mask
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "ActionOnlyMask",
-    "Encode",
-    "FullMask",
-    "GroupMasks",
-    "MaskSettings",
-    "OutcomeWeightedMask",
-    "Phase",
-    "ProgressiveMask",
-    "TurnSelectiveMask",
-]
-
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text in the model's vocabulary, without special tokens at its ends."""
 

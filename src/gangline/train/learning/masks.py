@@ -16,17 +16,6 @@ from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "ThinkingIds",
-    "Weights",
-    "action_only",
-    "all_sampled",
-    "last_turns",
-    "num_turns_in_epoch",
-    "outcome_weighted",
-    "selected_turns",
-]
-
 Weights = NDArray[np.float32]
 """[T] 0.0 for untrained tokens."""
 

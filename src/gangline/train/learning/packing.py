@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.train.learning.samples import Sample
 
-__all__ = ["Batch", "LayoutKind", "Segment", "pack", "pack_all"]
-
 LayoutKind = Literal["padded", "packed", "tree"]
 
 

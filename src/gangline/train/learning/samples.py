@@ -30,8 +30,6 @@ from gangline.train.learning.credit.turns import return_advantages, turn_advanta
 from gangline.train.learning.masks import Weights, all_sampled
 from gangline.train.learning.rewards import shape_reward
 
-__all__ = ["Mask", "Sample", "make_samples", "over_batch", "resampled"]
-
 Mask = Callable[[Trace], Weights]
 
 

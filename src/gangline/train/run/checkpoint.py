@@ -15,8 +15,6 @@ from gangline.machine.durable import making, sync, sync_tree
 from gangline.machine.private import close_files, make_private_folder
 from gangline.train.collecting.buffer import BufferState
 
-__all__ = ["Checkpoints", "TrainerState", "checkpoint_digest"]
-
 _log = logging.getLogger("gangline.trainer")
 
 _STATE = "state.json"

@@ -16,8 +16,6 @@ from gangline.train.collecting.groups import Group
 from gangline.train.learning.masks import Weights
 from gangline.train.learning.samples import Mask
 
-__all__ = ["Control", "controlled_mask", "shuffled_rewards"]
-
 Control = Literal["none", "shuffled_rewards", "random_mask", "frozen"]
 """A deliberate change that shows where an experiment's result comes from.
 

@@ -22,8 +22,6 @@ from gangline.train.collecting.selection import Selection
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
-__all__ = ["DryRun", "GroupSpread", "SpreadReport"]
-
 _FEWEST_REWARDS = 2
 _MANY_EQUAL = 0.5
 """Share of groups with equal rewards above which most of the sampling is wasted."""

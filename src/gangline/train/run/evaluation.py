@@ -42,8 +42,6 @@ from gangline.train.options import TrainingOptions
 from gangline.train.runs.records import EvaluationRecord
 from gangline.wire.client.rollouts import OpenTasks, RolloutClient, named, refuse_held_out
 
-__all__ = ["Evaluation", "EvaluationSettings", "require_disjoint"]
-
 _log = logging.getLogger("gangline.trainer")
 
 _ASKED = {"instruction", "runtime", "agent", "evaluator"}

@@ -28,18 +28,6 @@ from gangline.train.run.service_settings import ServiceSettings
 from gangline.train.run.tracking import TrackerName, TrackingSettings, check_trackers
 from gangline.train.run.vetted import Vetted
 
-__all__ = [
-    "AlgorithmChoice",
-    "DataSettings",
-    "Experiment",
-    "digest_of",
-    "examine_experiment",
-    "read_experiment",
-    "resolved_settings",
-    "task_files",
-    "warnings_about",
-]
-
 
 class AlgorithmChoice(TrainingOptions):
     name: str = "grpo"

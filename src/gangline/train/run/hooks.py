@@ -21,8 +21,6 @@ from gangline.train.collecting.groups import Group
 from gangline.train.learning.masks import Weights
 from gangline.train.options import TrainingOptions
 
-__all__ = ["HookSettings", "Hooks", "load_hooks"]
-
 
 class HookSettings(TrainingOptions):
     """Names of entry points of the group `gangline.hooks`; None means no hook."""

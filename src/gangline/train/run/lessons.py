@@ -18,8 +18,6 @@ from gangline.train.learning.credit.turns import require_turn_scores
 from gangline.train.learning.mask_settings import GroupMasks, Phase
 from gangline.train.learning.samples import Mask, Sample, make_samples, over_batch, resampled
 
-__all__ = ["Learned", "Learning", "Lessons"]
-
 
 class Learning(Protocol):
     """The object that is trained, such as `training.learning.learner.Learner`. Called in a thread, one call at a

@@ -28,8 +28,6 @@ from gangline.train.run.experiment import Experiment, digest_of, resolved_settin
 from gangline.train.runs.ancestry import parents_of, readable_runs
 from gangline.train.runs.records import EvaluationRecord, Life, Results, StepRecord, paired_difference
 
-__all__ = ["begin_life", "key_of", "weights_digest", "write_results"]
-
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
 
 

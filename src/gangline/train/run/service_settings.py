@@ -19,8 +19,6 @@ from gangline.settings.service import (
 )
 from gangline.train.options import TrainingOptions
 
-__all__ = ["ServiceSettings"]
-
 _TABLES = ("server", "node", "cluster", "up")
 
 

@@ -22,8 +22,6 @@ from gangline.settings.installation import package_command
 from gangline.train.options import TrainingOptions
 from gangline.train.runs.records import EvaluationRecord, StepRecord
 
-__all__ = ["TrackerName", "Tracking", "TrackingSettings", "check_trackers"]
-
 _log = logging.getLogger("gangline.trainer")
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]

@@ -53,8 +53,6 @@ from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, Step
 from gangline.train.weights.upkeep import Weights, WeightsUpkeep
 from gangline.wire.client.rollouts import RolloutClient
 
-__all__ = ["Trainer", "mean_reward_parts"]
-
 _log = logging.getLogger("gangline.trainer")
 
 

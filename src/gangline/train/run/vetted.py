@@ -8,8 +8,6 @@ from typing import Any, Literal
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest, vetted_digest
 
-__all__ = ["Vetted", "require_vetted"]
-
 Vetted = Literal["any", "required"]
 _MOST_SHOWN = 3
 

@@ -14,8 +14,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.train.runs.records import Parent
 from gangline.train.runs.store import Run, RunReader, run_folders
 
-__all__ = ["Ancestry", "Relative", "ancestry_of", "parents_of", "readable_runs"]
-
 
 class Relative(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the ancestry of another."""

@@ -12,13 +12,6 @@ from gangline.machine.durable import append, write_whole
 from gangline.machine.private import make_private_folder
 from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, StepRecord
 
-__all__ = [
-    "GrowingRecords",
-    "RunLog",
-    "read_evaluations",
-    "read_records",
-]
-
 R = TypeVar("R", bound="StepRecord | EvaluationRecord | CheckpointRecord")
 
 

@@ -8,19 +8,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-__all__ = [
-    "CheckpointRecord",
-    "EvaluationRecord",
-    "Life",
-    "PairedDifference",
-    "Parent",
-    "Results",
-    "SamplerMetrics",
-    "StepRecord",
-    "UpdateProfile",
-    "paired_difference",
-]
-
 
 class SamplerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """State of a sampler at one step."""

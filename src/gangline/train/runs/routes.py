@@ -13,8 +13,6 @@ from gangline.wire.http.negotiation import answer, path_id
 from gangline.wire.http.query import Text, Whole
 from gangline.wire.http.routes import Route
 
-__all__ = ["RunList", "RunsPart"]
-
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """Runs, most recently changed first."""

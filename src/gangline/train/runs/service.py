@@ -27,8 +27,6 @@ from gangline.train.runs.store import (
     state_of_files,
 )
 
-__all__ = ["RunCurves", "RunStep", "TrainedGroup", "TrainingRuns"]
-
 _MAX_RUNS = 4
 
 

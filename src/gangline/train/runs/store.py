@@ -26,19 +26,6 @@ from gangline.train.runs.records import (
     paired_difference,
 )
 
-__all__ = [
-    "Arm",
-    "Comparison",
-    "Run",
-    "RunReader",
-    "RunSummary",
-    "compare_runs",
-    "read_run",
-    "read_runs",
-    "run_folders",
-    "state_of_files",
-]
-
 _NOT_COMPARED = {"name", "seed", "report_to"}
 """Settings that do not distinguish arms."""
 _NO_TABLES = ("service.", "tracking.")

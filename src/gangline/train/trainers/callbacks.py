@@ -32,8 +32,6 @@ from gangline.machine.private import make_private_folder
 from gangline.wire.client.server import ServerClient
 from gangline.wire.http.listening import listening, read_body
 
-__all__ = ["CallbackClient", "receiving"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 16 * 1024**2

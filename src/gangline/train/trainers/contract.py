@@ -43,18 +43,6 @@ from gangline.train.collecting.groups import (
     why_invalid,
 )
 
-__all__ = [
-    "CONTRACT_VERSION",
-    "Gate",
-    "GroupSource",
-    "TrainerRow",
-    "close_gates",
-    "open_gates",
-    "require_whole",
-    "rows_of",
-    "updating",
-]
-
 CONTRACT_VERSION = 3
 """Increases when existing adapters no longer fulfil the contract."""
 

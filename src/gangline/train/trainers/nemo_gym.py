@@ -28,8 +28,6 @@ from gangline.domain.completion import EMPTY_GENERATION, Completion, CompletionT
 from gangline.wire.client.sessions import CallerSessions
 from gangline.wire.dialects.responses.history import message_items
 
-__all__ = ["SessionTokens", "token_entries"]
-
 
 class SessionTokens:
     """A `TokenSource` over the sessions of one node, or of all nodes of a server.

@@ -14,8 +14,6 @@ from gangline.domain.images import images_in
 from gangline.domain.trajectory import Trace
 from gangline.models.language.vision import ImageReader
 
-__all__ = ["ImageRef", "image_refs", "processed", "token_types"]
-
 
 class ImageRef(NamedTuple):
     url: str

@@ -14,8 +14,6 @@ from pathlib import Path
 from gangline.domain.errors import GanglineError
 from gangline.train.weights.update import WeightUpdater
 
-__all__ = ["push_folder"]
-
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0

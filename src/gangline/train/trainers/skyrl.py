@@ -34,8 +34,6 @@ from gangline.train.collecting.groups import Group, ValiditySettings
 from gangline.train.trainers.contract import Gate, TrainerRow, rows_of, updating
 from gangline.wire.client.rollouts import RolloutClient
 
-__all__ = ["CONTRACT", "Connection", "SkyRLGenerator", "SkyRLPrompt", "TraceRewards", "to_generator_output"]
-
 CONTRACT = 3
 """Version of the contract with trainers that this adapter fulfils."""
 

@@ -37,14 +37,6 @@ from gangline.train.trainers.contract import GroupSource, TrainerRow, rows_of
 from gangline.train.weights.update import Save, WeightUpdater
 from gangline.wire.client.background import InBackground
 
-__all__ = [
-    "Connection",
-    "ServiceRollouts",
-    "one_trace_each",
-    "rollout_rows",
-    "session_reward",
-]
-
 
 @dataclass(frozen=True)
 class Connection:

@@ -23,8 +23,6 @@ from gangline.models.engines.weights import EngineWeights, engine_weights
 from gangline.settings.machine import read_secret
 from gangline.wire.client.node import NodeClient
 
-__all__ = ["Failed", "Fleet", "FleetEngine", "FleetNode", "Mode", "Roster", "engine_url", "open_fleet"]
-
 _log = logging.getLogger("gangline.train")
 
 _DRAIN_POLL_S = 30.0

@@ -34,8 +34,6 @@ from gangline.machine.durable import making
 from gangline.train.runs.records import UpdateProfile
 from gangline.train.weights.fleet import Failed, Fleet, FleetEngine, Mode, Roster, open_fleet
 
-__all__ = ["LostEngine", "Save", "ServiceWeights", "WeightFolders", "WeightUpdater"]
-
 _log = logging.getLogger("gangline.train")
 
 Save = Callable[[Path], None]

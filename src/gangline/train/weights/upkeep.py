@@ -13,8 +13,6 @@ from gangline.domain.errors import EngineError, GanglineError, NodeError, Server
 from gangline.train.runs.records import UpdateProfile
 from gangline.train.weights.update import Save, WeightUpdater
 
-__all__ = ["Weights", "WeightsUpkeep"]
-
 _log = logging.getLogger("gangline.trainer")
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, Self, TypeVar
 
-__all__ = ["InBackground"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

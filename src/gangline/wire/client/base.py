@@ -14,8 +14,6 @@ import msgspec
 from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable, errors_by_code
 from gangline.domain.tokens import decode_msgpack
 
-__all__ = ["GRADING_WAIT_S", "MSGPACK", "HttpClient", "error_of"]
-
 T = TypeVar("T")
 
 MSGPACK = "application/msgpack"

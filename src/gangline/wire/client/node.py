@@ -16,8 +16,6 @@ from gangline.domain.weight_updates import GateUpdate
 from gangline.wire.client.base import GRADING_WAIT_S, MSGPACK
 from gangline.wire.client.sessions import CallerSessions
 
-__all__ = ["NodeClient"]
-
 _DRAIN_POLL_S = 30.0
 
 

@@ -12,17 +12,6 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 
-__all__ = [
-    "MOST_RUNS",
-    "OpenTasks",
-    "RolloutClient",
-    "Task",
-    "enough_sessions",
-    "id_of",
-    "named",
-    "refuse_held_out",
-]
-
 MOST_RUNS = 3
 """Maximum number of runs of a task with incomplete sessions, under `resubmit`."""
 

@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
     from gangline.wire.client.sync import SyncServerClient
 
-__all__ = [
-    "Running",
-    "RunningServer",
-    "Service",
-    "find_service",
-    "forget",
-    "held",
-    "holder",
-    "keep_token",
-    "publish",
-    "publish_server",
-    "read_running",
-    "read_server",
-    "refuse_both",
-    "service_token",
-]
-
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     """A running service. The first four fields are the line printed by `gangline up --json`."""

@@ -43,8 +43,6 @@ from gangline.domain.views import (
 from gangline.wire.client.base import GRADING_WAIT_S, MSGPACK, error_of
 from gangline.wire.client.sessions import CallerSessions
 
-__all__ = ["ServerClient"]
-
 _POLL_S = 60.0
 _RETRY_S = 0.5
 

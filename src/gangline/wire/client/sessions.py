@@ -10,8 +10,6 @@ from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.wire.client.base import HttpClient
 
-__all__ = ["CallerSessions"]
-
 
 class CallerSessions(HttpClient):
     """Sessions of agents that Gangline does not run. A server forwards them to its nodes."""

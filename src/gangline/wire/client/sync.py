@@ -21,8 +21,6 @@ from gangline.wire.client.node import NodeClient
 from gangline.wire.client.server import ServerClient
 from gangline.wire.client.sessions import CallerSessions
 
-__all__ = ["SyncNodeClient", "SyncServerClient"]
-
 C = TypeVar("C", bound=CallerSessions)
 P = ParamSpec("P")
 T = TypeVar("T")

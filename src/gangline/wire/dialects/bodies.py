@@ -31,17 +31,6 @@ import msgspec
 from gangline.domain.conversation import ModelCall, ThinkingWish
 from gangline.domain.errors import InvalidRequest
 
-__all__ = [
-    "LONE_SURROGATES",
-    "THINKING_KINDS",
-    "DeclaredFields",
-    "decoded",
-    "parse_body",
-    "parse_mended",
-    "role_in",
-    "wish_of_effort",
-]
-
 LONE_SURROGATES = "lone surrogates"
 """Entry in `ModelCall.dropped`: lone surrogates were replaced."""
 

@@ -11,8 +11,6 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply, ReplyDelta
 
-__all__ = ["Dialect", "DialectRoute", "ErrorAnswer", "EventWriter", "RawRequest", "RouteKind"]
-
 RouteKind = Literal["call", "count", "tokenize", "models", "model"]
 """A model call, a count of its prompt tokens without sampling, its prompt tokens as in vLLM, the list of models, one
 model.

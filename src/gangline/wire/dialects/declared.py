@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["DeclaredFields", "speaks_of_state"]
-
 _STATE = re.compile(
     r"(?:^|[_.-])(?:assistant|attachment|cached|checkpoint|code_exec|compact|container|context|continu|conversation"
     r"|data_?s(?:ource|tore)|document|fallback|file_ids?$|grounding|histor|instruction|knowledge|mcp|memor|plugin|previous|prompt$|rag(?:$|_)"

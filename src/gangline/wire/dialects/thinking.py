@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from gangline.domain.conversation import ThinkingWish
 
-__all__ = ["KINDS", "wish_of_effort"]
-
 KINDS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 """Value of `type` -> whether thinking is on. For other values, such as `auto`, the template decides."""
 _UNSAID = ("", "auto", "default", "thinking_level_unspecified")

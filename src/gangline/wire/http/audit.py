@@ -13,8 +13,6 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-__all__ = ["REFUSED", "SUBJECT", "VISITOR", "Action", "Actions", "audited", "given_token", "who"]
-
 REFUSED = (401, 403)
 """Statuses of requests without the token, or from another site's web page."""
 

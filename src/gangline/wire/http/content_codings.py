@@ -13,8 +13,6 @@ from typing import Any
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, UnsupportedMediaType
 
-__all__ = ["BODY_UNREADABLE", "checked_coding", "decompressed"]
-
 BODY_UNREADABLE = "request_body_encoding_invalid"
 """Error code of a body that cannot be decompressed."""
 

@@ -9,8 +9,6 @@ from aiohttp import web
 from gangline.domain.errors import Unauthorized
 from gangline.wire.http.routes import given_token
 
-__all__ = ["require_key"]
-
 
 def require_key(request: web.Request, key: str | None) -> None:
     """key: the bearer token that every client must send; None: no authentication. Raises: Unauthorized."""

@@ -6,8 +6,6 @@ data.
 
 from __future__ import annotations
 
-__all__ = ["SseEvents"]
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -44,8 +44,6 @@ from gangline.machine.telemetry.logs import request_in_logs, stays_request_in_lo
 from gangline.wire.http.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.wire.http.problems import log_refused, problem_body, problem_response
 
-__all__ = ["LIMITS", "ListenLimits", "accepting", "listening", "port_unavailable", "read_body", "read_pieces"]
-
 log = logging.getLogger("gangline.wire.http.listening")
 
 _BACKLOG = 1024

@@ -17,21 +17,6 @@ from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json, encode_msgpack
 from gangline.wire.http.listening import read_body
 
-__all__ = [
-    "JSON",
-    "MAX_CONTROL_BYTES",
-    "MSGPACK",
-    "RECORD_TYPES",
-    "accepts_gzip",
-    "answer",
-    "answer_json",
-    "answer_large",
-    "path_id",
-    "prefers",
-    "prefers_msgpack",
-    "read_record",
-]
-
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 RECORD_TYPES = (JSON, MSGPACK)

@@ -18,8 +18,6 @@ from gangline.wire.http.negotiation import answer
 from gangline.wire.http.problems import Problem
 from gangline.wire.http.routes import Route
 
-__all__ = ["describe", "described"]
-
 _REF = "#/components/schemas/"
 _KEYS = {"control": "The control token.", "session": "The session's key."}
 _PASSWORD = {"type": "http", "scheme": "basic", "description": "The control token as password, with any name."}

@@ -14,8 +14,6 @@ from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.machine.telemetry.logs import FewRefusals
 from gangline.settings.plugins import explain
 
-__all__ = ["Problem", "in_problems", "log_refused", "problem_body", "problem_response"]
-
 log = logging.getLogger("gangline.wire.http")
 log.addFilter(FewRefusals("request.refused"))
 

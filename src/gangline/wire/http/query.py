@@ -13,8 +13,6 @@ from aiohttp import web
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 
-__all__ = ["MAX_WAIT_S", "Choice", "Flag", "Name", "Number", "Query", "Text", "Whole", "refuse_unknown"]
-
 MAX_WAIT_S = 300.0
 """Longest long poll in seconds; a longer request is answered then, and the client polls again."""
 

@@ -30,8 +30,6 @@ from gangline.wire.http.query import Query, refuse_unknown
 from gangline.wire.http.same_origin import OwnNames, require_json
 from gangline.wire.http.visitors import Visitors
 
-__all__ = ["HEALTH", "REFUSED", "SUBJECT", "VISITOR", "Action", "Door", "Route", "given_token", "json_route", "who"]
-
 _READING = ("GET", "HEAD")
 _OWN = "/v1/"
 """Below it unknown query parameters are refused. Other systems' routes, and probes, may send unused ones."""

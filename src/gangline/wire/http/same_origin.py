@@ -24,8 +24,6 @@ from aiohttp import hdrs, web
 
 from gangline.domain.errors import ForeignRequest, InvalidRequest, UnsupportedMediaType
 
-__all__ = ["JSON", "OwnNames", "is_loopback", "refuse_open_door", "require_json"]
-
 JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _OWN_SITES = ("same-origin", "none")

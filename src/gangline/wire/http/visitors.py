@@ -23,8 +23,6 @@ from aiohttp import web
 from gangline.domain.errors import NotFound, TooMany
 from gangline.domain.ids import new_secret
 
-__all__ = ["COOKIE_S", "LINK_S", "READ_ONLY_LINK_S", "Visitor", "Visitors"]
-
 LINK_S = 600.0
 """Seconds that a link with full rights is valid: it is opened at once."""
 READ_ONLY_LINK_S = 86_400.0

@@ -24,8 +24,6 @@ from gangline.domain.errors import HarnessError, InvalidRequest, ToolUnavailable
 from gangline.domain.sandbox import ExecResult
 from gangline.settings import plugins
 
-__all__ = ["NativeHarness"]
-
 
 class NativeHarness:
     """Runs the agent in the node."""

@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["SUBMIT", "Finish", "NativeConfig", "ToolSpec"]
-
 SUBMIT = "submit"
 """Name of the tool that ends a session."""
 

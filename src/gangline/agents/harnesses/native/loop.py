@@ -29,8 +29,6 @@ from gangline.agents.harnesses.native.model import Message, ModelReply
 from gangline.agents.harnesses.native.toolbox import Acted, Toolbox
 from gangline.domain.errors import HarnessError
 
-__all__ = ["Model", "converse"]
-
 _CUT_OFF = "Your reply was cut off: it reached the limit of its length."
 _UNREAD = (
     "Your reply has a tool call that could not be read, so it was not done. Write the call again, in the format that"

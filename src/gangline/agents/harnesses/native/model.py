@@ -18,8 +18,6 @@ import msgspec
 
 from gangline.domain.errors import HarnessError
 
-__all__ = ["CalledTool", "ChatModel", "Message", "ModelReply"]
-
 Message = dict[str, Any]
 """A message of the Chat API, sent back exactly as received."""
 

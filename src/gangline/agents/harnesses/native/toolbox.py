@@ -17,8 +17,6 @@ from gangline.agents.harnesses.native.model import CalledTool, Message
 from gangline.agents.tools.calls import observe
 from gangline.agents.tools.contract import Tool, ToolContext
 
-__all__ = ["Acted", "Toolbox", "offered"]
-
 _NOT_DONE = "not done: the task was submitted before"
 
 

@@ -14,8 +14,6 @@ from gangline.agents.harnesses.shared.litellm import litellm_environment, litell
 from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["OpenHandsConfig", "OpenHandsHarness"]
-
 _PROGRAM = Program(
     harness="openhands",
     command="openhands",

@@ -8,8 +8,6 @@ from typing import Any
 
 from gangline.domain.sandbox import Sandbox
 
-__all__ = ["write_json", "write_skills"]
-
 
 async def write_json(runtime: Sandbox, path: str, value: Mapping[str, Any]) -> None:
     await runtime.upload(path, json.dumps(value, indent=2).encode())

@@ -17,8 +17,6 @@ from collections.abc import Mapping
 
 from gangline.domain.contracts import HarnessContext
 
-__all__ = ["PLACEHOLDERS", "fill", "fits_argument", "mentions", "provider_environment", "shell_text", "values_of"]
-
 PLACEHOLDERS = {
     "instruction": "GANGLINE_INSTRUCTION",
     "model": "GANGLINE_MODEL",

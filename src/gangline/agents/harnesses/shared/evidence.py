@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from gangline.domain.sandbox import ExecResult
 
-__all__ = ["describe_exit", "json_events", "last_line", "object_in", "runner_end"]
-
 
 def describe_exit(result: ExecResult) -> str:
     """One line: how the process ended, and its last line on stderr."""

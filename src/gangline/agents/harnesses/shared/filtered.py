@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["without_events"]
-
 # $@ is the program and its arguments. A POSIX pipeline returns the filter's exit code, so the program's own is passed
 # through descriptor 3, while the events go to the real stdout (descriptor 4).
 _FILTERED = r"""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gangline.agents.harnesses.shared.environment import provider_environment
 from gangline.domain.contracts import HarnessContext
 
-__all__ = ["litellm_environment", "litellm_model"]
-
 
 def litellm_environment(context: HarnessContext) -> dict[str, str]:
     """Disables the price list, which LiteLLM would download on import, waiting for it if there is no network."""

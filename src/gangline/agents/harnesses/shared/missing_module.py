@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["advice_on_import"]
-
 _MISSING = re.compile(rb"^ModuleNotFoundError: No module named '([A-Za-z_]\w*)", re.MULTILINE)
 _SHOWN_BYTES = 1 << 16
 

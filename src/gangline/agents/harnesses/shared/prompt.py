@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gangline.agents.harnesses.shared.environment import fits_argument
 
-__all__ = ["prompt_argument"]
-
 
 def prompt_argument(instruction: str) -> tuple[list[str], bytes | None]:
     """Arguments and standard input, one of which contains the instruction.

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 
 from gangline.agents.harnesses.shared.environment import PLACEHOLDERS
 
-__all__ = ["fill", "mentions", "shell_text"]
-
 _PLACEHOLDER = r"(?<!\$)\{(" + "|".join(PLACEHOLDERS) + r")\}"
 _TEMPLATE = re.compile(_PLACEHOLDER)
 _SHELL = re.compile(rf"(?P<comment>(?:^|(?<=\s))#[^\n]*)|(?P<escaped>\\.)|(?P<quote>['\"])|{_PLACEHOLDER}", re.DOTALL)

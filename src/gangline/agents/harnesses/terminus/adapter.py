@@ -15,8 +15,6 @@ from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
 from gangline.domain.sandbox import ExecResult, Sandbox
 
-__all__ = ["TerminusConfig", "TerminusHarness"]
-
 _PROGRAM = Program(
     harness="terminus",
     command="harbor",

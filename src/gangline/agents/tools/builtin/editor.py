@@ -18,8 +18,6 @@ from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.contract import NoConfig, Observation, Tool, ToolContext, ToolFailed
 from gangline.domain.errors import ActionRefused
 
-__all__ = ["EditorTool"]
-
 _T = TypeVar("_T")
 _LINES_AROUND = 4
 

@@ -14,8 +14,6 @@ from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.bounding import captured, head_and_tail
 from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolFailed
 
-__all__ = ["PythonConfig", "PythonTool"]
-
 
 class PythonConfig(BaseModel):
     """Settings of tool `python`."""

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.contract import Observation, Tool, ToolContext
 
-__all__ = ["SearchFilesConfig", "SearchFilesTool"]
-
 
 class SearchFilesConfig(BaseModel):
     """Settings of tool `search_files`."""

@@ -15,8 +15,6 @@ from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.bounding import captured
 from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolFailed
 
-__all__ = ["ShellConfig", "ShellTool"]
-
 _INPUT_S = 10.0
 """Default seconds for a program to react to keys or an interrupt."""
 

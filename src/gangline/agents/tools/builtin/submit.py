@@ -12,8 +12,6 @@ from pydantic import BaseModel
 from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.contract import NoConfig, Observation, Tool, ToolContext
 
-__all__ = ["SubmitTool"]
-
 
 class _Submit(msgspec.Struct):
     answer: Annotated[

@@ -12,8 +12,6 @@ from pydantic import BaseModel
 from gangline.agents.tools.arguments import read, schema_of
 from gangline.agents.tools.contract import NoConfig, Observation, Tool, ToolContext
 
-__all__ = ["ThinkTool"]
-
 
 class _Think(msgspec.Struct):
     thought: Annotated[str, Meta(description="The thought.")]

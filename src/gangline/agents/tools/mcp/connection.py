@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # it needs the extra `mcp`
     from mcp import ClientSession
     from mcp import types as protocol
 
-__all__ = ["McpConnection", "ServerFailed", "Way", "name_for_models", "shown"]
-
 _START_S = 60.0
 _END_S = 5.0
 _MAX_SAID = 500

@@ -12,8 +12,6 @@ from gangline.agents.tools.mcp.connection import name_for_models, shown
 from gangline.domain.environment import OfferedTool, SessionEnvironment
 from gangline.domain.errors import EnvironmentFailed
 
-__all__ = ["environment_tools"]
-
 
 class EnvironmentTool(Tool):
     """One tool of an environment."""

@@ -16,8 +16,6 @@ from gangline.domain.sandbox import Channel, RuntimeUser, Sandbox
 if TYPE_CHECKING:  # it needs the extra `mcp`
     from mcp.shared.message import SessionMessage
 
-__all__ = ["Pipe"]
-
 _END_S = 5.0
 _MAX_LINE_BYTES = 8 << 20
 _MAX_SAID = 500

@@ -28,8 +28,6 @@ from gangline.settings.machine import read_secret
 if TYPE_CHECKING:
     from mcp import types as protocol
 
-__all__ = ["mcp_tools"]
-
 _MAX_TOOLS = 128
 _MAX_DESCRIPTION_CHARS = 4096
 

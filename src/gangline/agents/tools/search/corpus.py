@@ -12,8 +12,6 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.search_source import SearchSource
 
-__all__ = ["Document", "documents", "files_of"]
-
 _TEXTS = frozenset({".txt", ".md", ".markdown", ".rst"})
 _RECORDS = frozenset({".json", ".jsonl", ".parquet"})
 _MAX_TITLE_CHARS = 200

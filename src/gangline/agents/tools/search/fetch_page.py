@@ -14,8 +14,6 @@ from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolF
 from gangline.agents.tools.search.provider import Page
 from gangline.agents.tools.search.sources import SessionSource
 
-__all__ = ["FetchPageConfig", "FetchPageTool"]
-
 _NOTE_BYTES = 128
 
 

@@ -16,8 +16,6 @@ from gangline.agents.tools.search.provider import Hit, Page
 from gangline.domain.search_source import SearchSource
 from gangline.machine.durable import locked
 
-__all__ = ["Index", "index_file", "match_of"]
-
 _VERSION = "1"
 """Changed together with the tables, so that an index of another version is never opened."""
 _MAX_TERMS = 64

@@ -11,8 +11,6 @@ from gangline.agents.tools.search.index import Index, index_file
 from gangline.agents.tools.search.provider import Hit, Page
 from gangline.domain.search_source import SearchSource
 
-__all__ = ["LocalProvider"]
-
 
 class LocalProvider:
     """One open index. Created by `open`."""

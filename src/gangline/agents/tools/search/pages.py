@@ -19,8 +19,6 @@ from gangline.agents.tools.search.provider import Page
 from gangline.domain.network import USUAL_PORTS, normal_host
 from gangline.domain.public_addresses import is_public
 
-__all__ = ["PageReader", "text_of_html"]
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _MAX_REDIRECTS = 5

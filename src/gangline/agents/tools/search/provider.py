@@ -7,8 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["Hit", "Page", "SearchProvider"]
-
 
 class Hit(msgspec.Struct, frozen=True):
     """A document that was found."""

@@ -6,8 +6,6 @@ from importlib import resources
 
 from gangline.domain.search_source import SearchSource
 
-__all__ = ["shipped_sources"]
-
 
 def shipped_sources() -> dict[str, SearchSource]:
     """Name -> source. `gangline:stem` has the facts for the samples of preset `stem`."""

@@ -19,8 +19,6 @@ from gangline.settings.machine import Settings
 if TYPE_CHECKING:
     from gangline.agents.tools.search.pages import PageReader
 
-__all__ = ["SessionSource"]
-
 
 class SessionSource:
     """A named source, opened on first use."""

@@ -26,8 +26,6 @@ from gangline.settings.machine import read_secret
 if TYPE_CHECKING:  # it needs the extra `search`
     from gangline.agents.tools.search.pages import PageReader
 
-__all__ = ["WebProvider"]
-
 _TRIES = 4
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0

@@ -14,8 +14,6 @@ from gangline.agents.tools.contract import Observation, Tool, ToolContext
 from gangline.agents.tools.search.provider import Hit
 from gangline.agents.tools.search.sources import SessionSource
 
-__all__ = ["WebSearchConfig", "WebSearchTool"]
-
 _MAX_EXCERPT_CHARS = 600
 
 

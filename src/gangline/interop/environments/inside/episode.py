@@ -7,8 +7,6 @@ from typing import Any
 
 from .protocol import Refused, Result, Tool
 
-__all__ = ["Episode", "over"]
-
 _OVER = "The episode is over. Give your final answer."
 _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}}
 

@@ -9,8 +9,6 @@ from .episode import Episode
 from .protocol import Result
 from .spaces import action_of, schema_of, text_of
 
-__all__ = ["begin"]
-
 
 class GymnasiumEpisode(Episode):
     """Rewards come from `Env.step`. Both `terminated` and `truncated` end the episode."""

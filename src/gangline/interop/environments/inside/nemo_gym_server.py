@@ -18,8 +18,6 @@ from typing import Any
 from .protocol import Refused, Result, Tool
 from .server import Answer, Http, read, start
 
-__all__ = ["begin"]
-
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}}
 _FINISH = "finish"

@@ -15,8 +15,6 @@ from .episode import over
 from .protocol import Refused, Result, Tool
 from .server import Http, start
 
-__all__ = ["begin"]
-
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 _LIST, _CALL = "list_tools", "call_tool"
 

@@ -13,8 +13,6 @@ from .episode import Episode
 from .protocol import Refused, Result
 from .spaces import action_of, schema_of, text_of
 
-__all__ = ["begin"]
-
 
 class PettingZooEpisode(Episode):
     """An action that is in the space but illegal in the game is left to the environment to judge."""

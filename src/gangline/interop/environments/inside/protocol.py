@@ -14,8 +14,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Refused", "Result", "Tool", "World", "serve"]
-
 _VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 _STEP = "gangline/step"
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from .protocol import Result, Tool
 
-__all__ = ["begin"]
-
 _ASK = "\n\nGive your final answer between <answer> and </answer>, and nothing else there."
 _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPCookieProcessor, ProxyHandler, Request, build_opener
 
-__all__ = ["Answer", "Http", "read", "start"]
-
 _POLL_S = 0.1
 _END_S = 5.0
 _NOT_YET = (502, 503, 504)

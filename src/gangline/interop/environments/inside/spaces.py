@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from .protocol import Refused
 
-__all__ = ["action_of", "schema_of", "text_of"]
-
 
 def schema_of(space: Any) -> dict[str, Any]:
     """JSON schema of a space's elements."""

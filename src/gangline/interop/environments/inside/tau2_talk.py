@@ -21,8 +21,6 @@ from typing import Any
 from .episode import over
 from .protocol import Refused, Result, Tool
 
-__all__ = ["begin"]
-
 _STOP = "###STOP###"
 _RESPOND, _DONE, _FINISH = "respond", "done", "finish"
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}

@@ -12,8 +12,6 @@ from typing import Any
 from .episode import Episode
 from .protocol import Result
 
-__all__ = ["begin"]
-
 
 class TextArenaEpisode(Episode):
     """An action is text, in the form that the game's players write."""

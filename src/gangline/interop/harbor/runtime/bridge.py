@@ -20,8 +20,6 @@ from gangline.sandbox.shared.leftovers import LABEL
 
 log = logging.getLogger("gangline.runtimes")
 
-__all__ = ["INSTALL", "Bridge", "Bridges"]
-
 INSTALL = (
     "runtime `harbor` needs the Python of an environment that has Harbor. Run: python3.12 -m venv /opt/harbor && "
     "/opt/harbor/bin/pip install harbor, and set GANGLINE_HARBOR_PYTHON=/opt/harbor/bin/python"

@@ -23,8 +23,6 @@ import gangline
 from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, NotFound, RuntimeFailed
 from gangline.interop.harbor.runtime.streams import Stream, Wire
 
-__all__ = ["Environment", "Link"]
-
 _FOLDER = "/tmp/.gangline"
 _PROGRAM = f"python3 -I -S {_FOLDER}/steward.zip"
 _FRAME = struct.Struct(">IIc")

@@ -53,8 +53,6 @@ from gangline.sandbox.shared.users import FIRST_UID, NUM_UIDS, HeldUser
 from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
-__all__ = ["HarborRuntime"]
-
 _NOT_THE_IMAGE_S = ("HOME", "HOSTNAME", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "TERM", "USER", "LOGNAME", "_")
 
 

@@ -19,8 +19,6 @@ from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.commands.supervisor import Supervisor
 from gangline.sandbox.shared.accounts import Traffic
 
-__all__ = ["RemoteForeman", "SocketStream", "Stream", "Wire"]
-
 WINDOW = 1 << 20
 _PIECE = 1 << 16
 _LOST = b"lost its steward does not answer\n\nlast\n"

@@ -23,8 +23,6 @@ from gangline.machine.reading.documents import read_yaml
 from gangline.machine.reading.environment import image_name
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["COMPOSE_FILE", "Compose", "compose_of"]
-
 COMPOSE_FILE = "docker-compose.yaml"
 _TOP = {"services", "version", "name"}
 _NO_MEANING = {"expose"}

@@ -16,22 +16,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.paths import SourcePath
 from gangline.settings.plugins import explain
 
-__all__ = [
-    "MAIN",
-    "HarborAgent",
-    "HarborArtifact",
-    "HarborCollect",
-    "HarborConfig",
-    "HarborEnvironment",
-    "HarborHealthcheck",
-    "HarborMcpServer",
-    "HarborSolution",
-    "HarborStep",
-    "HarborVerifier",
-    "config_of",
-    "resolved",
-]
-
 MAIN = "main"
 """Name of the agent's service."""
 _NO_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$|^\s*$')

@@ -8,8 +8,6 @@ from typing import Any
 
 from gangline.interop.harbor.tasks.config import HarborHealthcheck
 
-__all__ = ["healthcheck_action"]
-
 _LOOP = """
 ends=$(($(date +%s) + {start_period})); failures=0
 while :; do

@@ -12,8 +12,6 @@ from gangline.machine.reading.environment import Environment, OwnFolders
 from gangline.machine.reading.imported import Choices
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["INIT_S", "environment_of", "init_timeout_s", "runtime_of"]
-
 INIT_S = 300.0
 """Default INIT budget of a task, in seconds."""
 _LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")

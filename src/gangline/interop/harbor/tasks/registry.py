@@ -13,8 +13,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.machine.reading.files import own_file, read_text
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["registered_folders"]
-
 _MAX_HEAD_BYTES = 1024
 
 

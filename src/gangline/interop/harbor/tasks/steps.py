@@ -24,8 +24,6 @@ from gangline.interop.harbor.tasks.verifier import VerifierImage, is_separate
 from gangline.machine.reading.files import read_text, written_folder
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["Parts", "parts_of"]
-
 _SETUP_S = 600.0
 """Timeout in seconds of a step's `setup.sh`; Harbor has no such limit."""
 _RUN_SETUP = 'exec bash "$(pwd)/setup.sh"'

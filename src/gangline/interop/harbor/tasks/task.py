@@ -39,8 +39,6 @@ from gangline.machine.reading.grading import GRADING_MARGIN_S, solution
 from gangline.machine.reading.imported import Choices, FolderFormat, Imported, plain
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["FORMAT", "is_harbor_task", "read_harbor_task"]
-
 _EMPTY_LOGS = {"type": "exec", "command": "find /logs/agent -mindepth 1 -delete", "timeout_seconds": 30.0}
 """Empties the previous step's agent logs before each step."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)

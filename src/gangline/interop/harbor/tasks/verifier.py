@@ -28,8 +28,6 @@ from gangline.machine.reading.grading import script_evaluator, tests_of
 from gangline.machine.reading.imported import Choices
 from gangline.machine.reading.paths import SourcePath
 
-__all__ = ["Verification", "VerifierImage", "is_separate", "verifier_of"]
-
 _ARTIFACTS = "/logs/artifacts"
 _MAX_ARTIFACT_BYTES = 64 << 20
 """Limit for each artifact; Harbor has no such limit."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["CommandSandbox", "Ended"]
-
 _util: Any = import_module("inspect_ai.util")
 _Base: Any = _util.SandboxEnvironment
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-__all__ = ["chat_messages", "said"]
-
 
 def said(session: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
     """The messages of the last main trace (of all traces if there are no main ones), and the last answer.

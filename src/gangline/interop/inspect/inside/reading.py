@@ -17,8 +17,6 @@ from typing import Any, cast
 
 from .scoring import scored
 
-__all__ = ["main"]
-
 
 def main(source: str) -> None:
     """Print to stdout; prints of the task's module go to stderr."""

@@ -20,8 +20,6 @@ from .commands import CommandSandbox
 from .conversation import chat_messages, said
 from .solution import SolutionSandbox
 
-__all__ = ["main", "scored"]
-
 _WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
 """Texts that stand for numbers."""
 

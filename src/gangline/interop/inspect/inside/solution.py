@@ -10,8 +10,6 @@ from typing import Any
 
 from .commands import CommandSandbox, Ended
 
-__all__ = ["SolutionSandbox"]
-
 _util: Any = import_module("inspect_ai.util")
 _IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$0" && exec "$@"')
 _NOT_RUN = b"the solution's command did not run:"

@@ -11,8 +11,6 @@ from asyncio.subprocess import PIPE
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Box"]
-
 _base: Any = import_module("verifiers.v1.runtimes.base")
 _local: Any = import_module("verifiers.v1.runtimes.subprocess")
 _errors: Any = import_module("verifiers.v1.errors")

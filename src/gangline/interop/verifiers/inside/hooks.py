@@ -18,8 +18,6 @@ from typing import Any
 from .box import Box
 from .trace import trace_of
 
-__all__ = ["main", "rewarded", "task_of"]
-
 
 def main(folder: str, stage: str) -> None:
     """Run the hooks of a stage. `score` writes `reward.json` to the working folder.

@@ -19,8 +19,6 @@ from typing import Any, cast
 from .hooks import rewarded, task_of
 from .trace import answered, trace_of
 
-__all__ = ["main"]
-
 
 def main(asked: str) -> None:
     """asked: JSON `{"taskset": id, "folder": of its module or null, "limit": number or null}`. Prints to stdout; the

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-__all__ = ["answered", "trace_of"]
-
 _vf: Any = import_module("verifiers.v1")
 _graph: Any = import_module("verifiers.v1.graph")
 _traces: Any = import_module("verifiers.v1.trace")

@@ -9,8 +9,6 @@ from gangline.domain.errors import EngineMalformed
 from gangline.models.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.models.engines.http import EngineHttp
 
-__all__ = ["GenerateCalls"]
-
 
 class GenerateCalls:
     """Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""

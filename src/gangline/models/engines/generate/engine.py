@@ -42,8 +42,6 @@ from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.sight import Sight
 from gangline.models.engines.templates.probe import probe_template
 
-__all__ = ["GenerateEngine", "RouteName"]
-
 RouteName = Literal["auto", "vllm", "sglang"]
 
 

@@ -23,8 +23,6 @@ from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.replies import ModelCard, decode
 from gangline.models.engines.vocabulary import vocabulary_size
 
-__all__ = ["ROUTES", "RouteKind", "probe_route"]
-
 RouteKind = type[VllmGenerate] | type[SglangGenerate]
 ROUTES: dict[str, RouteKind] = {"vllm": VllmGenerate, "sglang": SglangGenerate}
 

@@ -30,8 +30,6 @@ from gangline.models.language.text import IncrementalText, StopStrings
 from gangline.models.language.tokenizer import HfChatTokenizer
 from gangline.models.language.tools import tool_fields
 
-__all__ = ["RenderersText", "renderers_engine"]
-
 _CONFIG: TypeAdapter[Any] = TypeAdapter(RendererConfig)
 
 

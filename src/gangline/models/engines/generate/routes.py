@@ -23,8 +23,6 @@ from gangline.models.language.parsing.replies import ReplyText
 from gangline.models.language.parsing.thinking import opens_thought
 from gangline.models.language.text import StopStrings
 
-__all__ = ["EngineText", "generate_engine"]
-
 
 def generate_engine(
     url: str,

@@ -24,8 +24,6 @@ from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.tokenizer import load_tokenizer
 from gangline.models.language.tools import tool_fields
 
-__all__ = ["TemplateText", "template_engine", "template_facts"]
-
 
 def template_engine(
     url: str,

@@ -21,8 +21,6 @@ from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.parsing.replies import ReplyText
 from gangline.models.language.text import IncrementalText, StopStrings
 
-__all__ = ["Read", "ReplyReader", "TextSide", "TokenReader", "joined"]
-
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
     """The content of some sampled ids."""

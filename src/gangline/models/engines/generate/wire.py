@@ -30,8 +30,6 @@ from gangline.models.engines.replies import (
     version_spans,
 )
 
-__all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
-
 Candidate = tuple[int, float]
 """(id, log-prob)"""
 

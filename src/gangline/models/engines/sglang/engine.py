@@ -40,8 +40,6 @@ from gangline.models.engines.sight import Sight, with_evidence
 from gangline.models.engines.templates.probe import probe_template
 from gangline.models.engines.vocabulary import vocabulary_size
 
-__all__ = ["SglangEngine"]
-
 _HOW_TO_START = (
     "Start SGLang 0.5.23 or newer with `python -m sglang.launch_server`, and reach it without a router that strips "
     "fields: stock routers drop `return_prompt_token_ids` and `return_meta_info`."

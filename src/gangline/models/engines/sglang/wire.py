@@ -36,8 +36,6 @@ from gangline.models.language.tools import tool_fields
 
 MetaT = TypeVar("MetaT")
 
-__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "learn", "render_body", "reply_type"]
-
 
 class _Meta(msgspec.Struct):
     """`meta_info` of a choice."""

@@ -15,8 +15,6 @@ import numpy as np
 
 from gangline.domain.tokens import TokenIds, common_prefix_len
 
-__all__ = ["difference"]
-
 _ID_BYTES = 4
 
 

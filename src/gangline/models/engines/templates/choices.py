@@ -16,8 +16,6 @@ from gangline.models.engines.templates.fitting import fit
 from gangline.models.engines.templates.renderings import Renderings, Renders
 from gangline.models.engines.templates.taken_messages import PROBE_TOOL
 
-__all__ = ["probe_choices"]
-
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),

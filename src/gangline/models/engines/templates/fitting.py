@@ -35,16 +35,6 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.node_views import TemplateFacts
 
-__all__ = [
-    "RESULTS_AS_USER",
-    "SPLIT_CALLS",
-    "Fitted",
-    "fit",
-    "in_template_words",
-    "unmet_wishes",
-    "with_task_arguments",
-]
-
 PieceT = TypeVar("PieceT", bound=Part)
 
 Fitted = tuple[tuple[Message, ...], dict[str, int]]

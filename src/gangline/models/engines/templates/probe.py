@@ -41,8 +41,6 @@ from gangline.models.engines.templates.tails import CannotStitch, Tails, rendere
 from gangline.models.engines.templates.taken_messages import PROBE_TOOL, taken_messages
 from gangline.models.engines.templates.taken_tools import refusal_of_some_tools
 
-__all__ = ["probe_template"]
-
 _TEXT = (
     "The quick brown fox, isn't it? 0123456789 3.14159 1,000,000\n\n\tdef f(x):\n        return {'a': [x, -1]}\n"
     "Größe naïve façade Ελληνικά русский 日本語 中文 한국어 العربية हिन्दी 🙂👩‍👩‍👧\u200b\u00a0 \r\n"

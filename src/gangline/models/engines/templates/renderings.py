@@ -12,8 +12,6 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineError, EngineUnavailable
 from gangline.domain.tokens import TokenIds
 
-__all__ = ["Renderings", "Renders", "unless_refused"]
-
 ResultT = TypeVar("ResultT")
 
 _PASSING = (408, 425, 429, 502, 503, 504)

@@ -20,8 +20,6 @@ from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.models.engines.templates.renderings import Renders
 
-__all__ = ["CannotStitch", "Tails", "answers_calls", "rendered"]
-
 _USER = Message("user", (Text("x"),))
 _OTHER_USER = Message("user", (Text("y"),))
 

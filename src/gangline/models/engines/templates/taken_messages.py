@@ -13,8 +13,6 @@ from typing import Any
 from gangline.domain.conversation import Message, Role, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.models.engines.templates.renderings import Renderings
 
-__all__ = ["PROBE_TOOL", "taken_messages"]
-
 PROBE_TOOL = ToolDefinition(
     name="probe",
     description="Look something up.",

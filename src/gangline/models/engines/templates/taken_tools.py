@@ -11,8 +11,6 @@ from gangline.domain.errors import EngineError
 from gangline.models.engines.templates.renderings import Renderings, Renders
 from gangline.models.engines.templates.taken_messages import PROBE_TOOL
 
-__all__ = ["refusal_of_some_tools"]
-
 _USER = (Message("user", (Text("x"),)),)
 _TOOLS = (
     ToolDefinition("probe_without_parameters", "Do it."),

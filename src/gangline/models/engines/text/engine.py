@@ -33,8 +33,6 @@ from gangline.models.engines.replies import (
     usage_of,
 )
 
-__all__ = ["Capture", "OpenAITextEngine"]
-
 Capture = Literal["ids", "text"]
 """The operator's choice for model calls: exact tokens, or text where an engine has no more."""
 

@@ -34,8 +34,6 @@ from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.parsing.replies import ReplyText
 from gangline.models.language.parsing.thinking import opens_thought
 
-__all__ = ["ParsedEngine"]
-
 _PROBE_TOOL = Tool(name="probe", description="Never call it.", parameters={"type": "object", "properties": {}})
 _PROBED = ModelCall(
     dialect="probe",

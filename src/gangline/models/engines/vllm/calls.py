@@ -17,8 +17,6 @@ from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import ToolCallDelta
 from gangline.models.engines.replies import WireToolCall, function_of
 
-__all__ = ["CallsOfChoices", "StreamedCalls"]
-
 
 class _Call(msgspec.Struct, gc=False):
     number: int

@@ -47,8 +47,6 @@ from gangline.models.engines.vllm.wire import (
 )
 from gangline.models.engines.vocabulary import vocabulary_size
 
-__all__ = ["VllmEngine"]
-
 _HOW_TO_START = (
     "Start vLLM 0.32 or newer with its OpenAI server (`--logprobs-mode processed_logprobs` is advised), reach it "
     "without a router that strips fields, or use `gangline engine`."

@@ -27,8 +27,6 @@ from gangline.models.engines.replies import (
 from gangline.models.engines.vllm.calls import CallsOfChoices, StreamedCalls
 from gangline.models.engines.vllm.wire import AnyChoice, ShownReply, WireReply, decode
 
-__all__ = ["decode_events", "engine_deltas"]
-
 _THINKING, _TEXT, _CALLS = range(3)
 
 _NAN = float("nan")

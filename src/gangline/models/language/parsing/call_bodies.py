@@ -19,8 +19,6 @@ from gangline.models.language.parsing.events import CallEvent, Schemas
 from gangline.models.language.parsing.json_calls import ends_in_string, whole_objects
 from gangline.models.language.parsing.values import arguments_text
 
-__all__ = ["GLM", "HERMES", "QWEN3_CODER", "BodyForm"]
-
 
 @dataclass(frozen=True)
 class BodyForm:

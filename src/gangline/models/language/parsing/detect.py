@@ -16,8 +16,6 @@ from gangline.models.language.parsing.harmony import CHANNEL
 from gangline.models.language.parsing.parser import Parsers, ReplyParser, ThinkingFormat, ToolFormat
 from gangline.models.language.parsing.thinking import THINK_TAGS, opens_thought
 
-__all__ = ["detect_parsers", "opens_thinking"]
-
 _USER = {"role": "user", "content": "x"}
 _THOUGHT = "thought_of_probe"
 _THINKING = {"reasoning": _THOUGHT, "reasoning_content": _THOUGHT, "thinking": _THOUGHT}

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["CallEvent", "CallFormat", "Event", "Schemas", "TextEvent", "ThinkingEvent", "held_length"]
-
 
 @dataclass(frozen=True)
 class TextEvent:

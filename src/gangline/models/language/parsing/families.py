@@ -11,8 +11,6 @@ from gangline.models.language.parsing.literal_calls import read_gemma4, read_lfm
 from gangline.models.language.parsing.pair_calls import Pairs, read_minimax_m3
 from gangline.models.language.parsing.sections import BodyReader, Section
 
-__all__ = ["SECTIONS"]
-
 
 def _invokes(mark: str, kind: str = "") -> Pairs:
     """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, with `mark` in every tag."""

@@ -13,8 +13,6 @@ from gangline.models.language.parsing.events import CallEvent, Event, TextEvent,
 from gangline.models.language.parsing.json_calls import ends_in_string
 from gangline.models.language.parsing.values import is_object
 
-__all__ = ["CHANNEL", "Harmony"]
-
 CHANNEL = "<|channel|>"
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", CHANNEL)

@@ -12,8 +12,6 @@ from gangline.models.language.parsing.events import CallEvent, Schemas
 from gangline.models.language.parsing.sections import Reading
 from gangline.models.language.parsing.values import is_object
 
-__all__ = ["Headed", "ends_in_string", "read_keyed", "read_kimi", "read_mistral", "read_objects", "whole_objects"]
-
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s,;]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)

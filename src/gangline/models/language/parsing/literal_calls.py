@@ -11,8 +11,6 @@ from typing import Any
 from gangline.models.language.parsing.events import CallEvent, Schemas
 from gangline.models.language.parsing.sections import Reading
 
-__all__ = ["read_gemma4", "read_lfm2", "read_lfm2_raw"]
-
 _BROKEN = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _NAME = r"[A-Za-z_][\w.\-]*"
 _CALL = re.compile(rf"\s*({_NAME})\(\s*")

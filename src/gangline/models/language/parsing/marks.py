@@ -13,8 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-__all__ = ["lost_calls", "speaks_a_call"]
-
 _TAG = r"(?:\w+[:_])?(?:tool_?calls?|function_calls?|start_function_call)(?:_begin|_start)?"
 _BODY = r"\s*(?:[{\[]|```|call:|<function=|<invoke |<(?:tool_call|parameter|name|\w+:invoke)\b|[\w.:/-]+\s*<arg_key>)"
 _CALLS = (

@@ -13,8 +13,6 @@ from gangline.models.language.parsing.schemas import allows, of_property
 from gangline.models.language.parsing.sections import Reading
 from gangline.models.language.parsing.values import read_value
 
-__all__ = ["Pairs", "read_minimax_m3"]
-
 
 class Pairs:
     """Consecutive `CALL KEY VALUE ... END`.

@@ -29,8 +29,6 @@ from gangline.models.language.parsing.sections import SectionCalls
 from gangline.models.language.parsing.tagged_calls import TaggedCalls
 from gangline.models.language.parsing.thinking import ThinkTags
 
-__all__ = ["Parsers", "ReplyParser", "ThinkingFormat", "ToolFormat"]
-
 ThinkingFormat = Literal[
     "qwen3",
     "deepseek_r1",

@@ -11,8 +11,6 @@ from gangline.models.language.parsing.events import CallEvent, Event, Schemas, T
 from gangline.models.language.parsing.parser import Parsers, ReplyParser
 from gangline.models.language.tools import tool_fields
 
-__all__ = ["ReplyText"]
-
 
 class ReplyText:
     """One choice of one call. Its tool calls are numbered from `first_call` on."""

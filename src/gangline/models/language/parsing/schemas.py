@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import unquote
 
-__all__ = ["allows", "names_text", "of_property"]
-
 _NAMES = {
     "null": ("null", "none", "nonetype"),
     "boolean": ("boolean", "bool"),

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from gangline.models.language.parsing.events import CallEvent, Event, Schemas, TextEvent, held_length
 
-__all__ = ["BodyReader", "Reading", "Section", "SectionCalls"]
-
 
 class Reading(NamedTuple):
     """The parsed text of a section."""

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from gangline.models.language.parsing.call_bodies import BodyForm
 from gangline.models.language.parsing.events import CallEvent, Event, Schemas, TextEvent, held_length
 
-__all__ = ["CALL", "TaggedCalls"]
-
 CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _TAGS = (CALL, _CALL_END)
 _TAG = re.compile("|".join(_TAGS))

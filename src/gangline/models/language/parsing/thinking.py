@@ -13,8 +13,6 @@ from typing import Literal
 
 from gangline.models.language.parsing.events import Event, TextEvent, ThinkingEvent, held_length
 
-__all__ = ["THINK_TAGS", "ThinkTags", "opens_thought"]
-
 THINK_TAGS: dict[str, tuple[str, str]] = {
     "qwen3": ("<think>", "</think>"),
     "deepseek_r1": ("<think>", "</think>"),

@@ -22,8 +22,6 @@ import msgspec
 
 from gangline.models.language.parsing.schemas import allows, names_text, of_property
 
-__all__ = ["arguments_text", "is_object", "read_value"]
-
 _NULLS = ("null", "None")
 _UNREADABLE = (msgspec.MsgspecError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 

@@ -17,8 +17,6 @@ from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, whole_delta
 from gangline.node.calls.chat_call import RETRY_KEY
 from gangline.rows.forks.calls import USAGE
 
-__all__ = ["AnsweredCall", "answered_calls", "recorded_reply"]
-
 
 class AnsweredCall:
     """Looks to whoever listens like a `Flight` that has ended, answered."""

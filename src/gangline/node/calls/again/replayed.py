@@ -19,8 +19,6 @@ from gangline.node.replay.replay import Replay
 from gangline.rows.forks.calls import RESUMED, RecordedCall
 from gangline.settings.evidence import evidence_kinds
 
-__all__ = ["REPLAYED_TOKENS", "replayed_call"]
-
 REPLAYED_TOKENS = "replayed: sampled in the session that this one is a fork of"
 """Why a replayed call's tokens are not trained on."""
 

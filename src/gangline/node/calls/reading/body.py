@@ -23,17 +23,6 @@ from gangline.node.capture.placing import Digests, meaning_of, unknown
 from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, RawRequest
 
-__all__ = [
-    "BytesInFlight",
-    "CallRead",
-    "TakenBytes",
-    "is_large",
-    "read_ahead",
-    "read_here",
-    "role_in",
-    "too_many_bytes",
-]
-
 _LARGE_BYTES = 128 << 10
 _LARGE_COUNTS = {"{": 800, ",": 8000, ":": 4000, "-": 6000, "[": 3000, "%": 3000}
 _LARGE_NUM_ESCAPES = 2000

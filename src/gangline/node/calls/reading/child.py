@@ -26,8 +26,6 @@ from gangline.node.capture.meaning import VolatileText
 from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, RawRequest
 
-__all__ = ["HEAD", "Answer", "Messages", "Question", "Refusal"]
-
 HEAD = struct.Struct(">Q")
 _MAX_RSS_KIB = 512 << 10
 """Memory above which the process ends after its answer: memory of a large request is not given back otherwise."""

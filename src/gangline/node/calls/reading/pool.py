@@ -35,8 +35,6 @@ from gangline.node.calls.session import ModelSession
 from gangline.settings.node import CallLimits
 from gangline.wire.dialects.contract import Dialect, RawRequest
 
-__all__ = ["Readers"]
-
 log = logging.getLogger("gangline.proxy")
 
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")

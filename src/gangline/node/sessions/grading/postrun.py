@@ -32,8 +32,6 @@ from gangline.rows.rewards import apply_reward, lowered_where_unparsed
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["Graded", "Postrun", "vetting_of"]
-
 log = logging.getLogger("gangline.node")
 
 

@@ -26,8 +26,6 @@ from gangline.domain.trajectory import Trajectory
 from gangline.node.sessions.failures import failure_of
 from gangline.node.sessions.grading.postrun import Graded, vetting_of
 
-__all__ = ["Steps", "below_minimum", "combined_values", "reward_among"]
-
 
 class Steps:
     def __init__(self, task: TaskRequest) -> None:

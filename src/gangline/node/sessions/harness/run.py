@@ -37,16 +37,6 @@ from gangline.node.sessions.adoption import AttemptNote, RunClock, RunEnd, annot
 from gangline.node.sessions.failures import failure_of
 from gangline.node.sessions.sandboxes import describe_end, usage_of
 
-__all__ = [
-    "MAX_FILES",
-    "MAX_FILE_BYTES",
-    "HarnessRun",
-    "Prepared",
-    "check_tools_are_shown",
-    "collect_logs",
-    "over_limit",
-]
-
 MAX_LOG_BYTES = 256 << 10
 _KILL_GRACE_S = 15.0
 

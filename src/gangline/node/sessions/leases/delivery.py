@@ -24,8 +24,6 @@ from gangline.node.sessions.leases.hooks import Hooks
 from gangline.node.sessions.leases.rollout_server import ResultTaker
 from gangline.store.journal.log import AttemptKey, Journal
 
-__all__ = ["Delivery"]
-
 log = logging.getLogger("gangline.node")
 
 _LONGEST_WAIT_S = 10.0

@@ -27,8 +27,6 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
 from gangline.machine.programs import program
 
-__all__ = ["Hooks"]
-
 log = logging.getLogger("gangline.node")
 
 _MAX_SAID_CHARS = 500

@@ -11,8 +11,6 @@ from gangline.node.sessions.failures import unfinished
 from gangline.node.sessions.leases.delivery import Delivery
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
-__all__ = ["Recovery"]
-
 
 class Recovery:
     """`find` before the first heartbeat, `run` once."""

@@ -8,8 +8,6 @@ from typing import Protocol
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.views import ResultReceipt
 
-__all__ = ["HeartbeatTaker", "LeaseGiver", "ResultTaker"]
-
 
 class HeartbeatTaker(Protocol):
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:

@@ -25,8 +25,6 @@ from gangline.node.health.metrics import NodeNow
 from gangline.node.sessions.leases.rollout_server import LeaseGiver
 from gangline.node.sessions.parts import NodeParts
 
-__all__ = ["Renewals", "ServerLink"]
-
 log = logging.getLogger("gangline.node")
 
 _TIMEOUT_S = 10.0

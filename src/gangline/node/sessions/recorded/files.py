@@ -12,8 +12,6 @@ from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, ExecResult
 from gangline.domain.usage import Usage, unmeasured
 from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES
 
-__all__ = ["FILES", "AbsentFiles", "bring_back", "keep_files"]
-
 FILES = "files.tar"
 """The artifact. `files.tar.missing` is in its place where it could not be taken, with the reason."""
 

@@ -21,8 +21,6 @@ from gangline.rows.forks.tolerance import Tolerance
 from gangline.settings import plugins
 from gangline.settings.evidence import asked_kinds
 
-__all__ = ["begins_anew", "replay_of"]
-
 log = logging.getLogger("gangline.node")
 
 

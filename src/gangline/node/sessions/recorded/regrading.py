@@ -28,8 +28,6 @@ from gangline.node.sessions.stages import StageClock
 from gangline.settings.plugins import check_task, explain
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["regrade"]
-
 log = logging.getLogger("gangline.node")
 
 

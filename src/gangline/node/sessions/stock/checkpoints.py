@@ -16,8 +16,6 @@ from contextlib import suppress
 from gangline.domain.errors import GanglineError, NotFound, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.sandbox import Checkpoint, Sandbox
 
-__all__ = ["Checkpoints"]
-
 log = logging.getLogger("gangline.node")
 
 _FILE_BYTES = 4096

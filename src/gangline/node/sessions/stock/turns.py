@@ -23,8 +23,6 @@ from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import TurnsReceipt
 from gangline.store.journal.entries import Appended, AttemptKey
 
-__all__ = ["Listener", "TurnKeeper", "TurnSender"]
-
 Listener = Callable[[Sequence[Completion], bytes], None]
 """Is given the completions of a call, and their entry in the journal."""
 

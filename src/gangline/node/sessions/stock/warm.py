@@ -26,8 +26,6 @@ from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 
-__all__ = ["WarmKey", "WarmPool", "WarmSizes"]
-
 log = logging.getLogger("gangline.node")
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-__all__ = ["become_command"]
-
 _LENGTH_BYTES = 4
 
 

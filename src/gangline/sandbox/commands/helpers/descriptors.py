@@ -5,8 +5,6 @@ from __future__ import annotations
 import _socket
 import sys
 
-__all__ = ["received"]
-
 _MAX_MESSAGE_BYTES = 1 << 16
 _MAX_FDS = 16
 _FD_BYTES = 4

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-__all__ = ["main"]
-
 _KINDS = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
 
 

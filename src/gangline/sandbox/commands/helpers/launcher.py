@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str]) -> NoReturn:
     leave_session_keyring()

@@ -15,8 +15,6 @@ TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _BACKLOG = 128
 
 

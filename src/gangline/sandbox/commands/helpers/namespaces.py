@@ -18,19 +18,6 @@ TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "become_subreaper",
-    "become_user",
-    "enter",
-    "enter_user",
-    "filter_system_calls",
-    "forbid_new_privileges",
-    "hide_from_tracers",
-    "leave_session_keyring",
-    "make_user_namespace",
-    "resize_memory",
-]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _NS_GET_USERNS = 0xB701
 _PR_SET_CHILD_SUBREAPER = 36

@@ -10,8 +10,6 @@ TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(fds: Sequence[int], num_bytes: int) -> None:
     """fds: the socket for the answer, and an open `/proc/<pid>` folder of the sandbox's first process.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-__all__ = ["kill_tree", "supervise"]
-
 _MAX_SWEEPS = 200
 _TAKEN = b"t"
 _GRACE_BYTES = 4

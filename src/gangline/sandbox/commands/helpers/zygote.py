@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-__all__ = ["main"]
-
 _HELPERS = {"foreman": foreman.main, "listener": listener.main, "shared_memory": shared_memory.main}
 _ENV_START, _ENV_END = 47, 48
 """Fields of /proc/<pid>/stat after the name: where the environment lies in memory."""

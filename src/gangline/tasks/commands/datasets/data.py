@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from gangline.tasks.datasets.build import Dataset, DatasetSpec
     from gangline.tasks.datasets.selection import Recorded
 
-__all__ = ["RecordsSource", "register"]
-
 
 def data(
     names: NamesArgument = None,

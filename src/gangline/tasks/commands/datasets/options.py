@@ -9,30 +9,6 @@ import typer
 
 from gangline.tasks.datasets.kinds import Kind
 
-__all__ = [
-    "AnnotatedOption",
-    "ByOption",
-    "CheatsOption",
-    "DatasetNameOption",
-    "DryRunOption",
-    "DuplicatesOption",
-    "KindOption",
-    "LicenseOption",
-    "MaxTokensOption",
-    "MaxTurnsOption",
-    "MinRewardOption",
-    "NamesArgument",
-    "OutOption",
-    "OutcomeOption",
-    "PerTaskOption",
-    "PublicOption",
-    "PushOption",
-    "ResolvedOption",
-    "SeedOption",
-    "TestShareOption",
-    "WhereOption",
-]
-
 _ACCEPT, _SPLIT, _PUBLISH = "Accepted sessions", "Split", "Publishing"
 
 

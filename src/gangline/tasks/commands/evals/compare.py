@@ -15,8 +15,6 @@ from gangline.tasks.commands.evals.view import comparison_lines, comparison_tabl
 if TYPE_CHECKING:
     from gangline.tasks.evals.report import Report
 
-__all__ = ["register"]
-
 NameArgument = Annotated[str, typer.Argument(help="Name of an evaluation, or the path of its folder.")]
 
 

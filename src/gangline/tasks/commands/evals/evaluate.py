@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from gangline.tasks.evals.run import Budget, EvaluationRun, EvaluationSpec
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 _SHOWN_TASKS = 20
 
 

@@ -9,8 +9,6 @@ import typer
 from gangline.cli.service.through import with_running
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json, run
 
-__all__ = ["register"]
-
 _EngineOption = Annotated[
     str | None,
     typer.Option(

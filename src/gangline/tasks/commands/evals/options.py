@@ -7,28 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "ByOption",
-    "CaptureOption",
-    "EngineKeyOption",
-    "EngineOption",
-    "HarnessOption",
-    "HtmlOption",
-    "InFlightOption",
-    "KOption",
-    "MarkdownOption",
-    "MaxCostOption",
-    "MaxHoursOption",
-    "NameOption",
-    "PassOption",
-    "PredictionsOption",
-    "PricesOption",
-    "RegradeNameOption",
-    "SamplesOption",
-    "TasksFileOption",
-    "TokenizerOption",
-]
-
 _REPORT, _BUDGET, _SERVICE = "Report", "Budget", "Service"
 
 NameOption = Annotated[

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gangline.tasks.commands.evals.view import Rows
     from gangline.tasks.evals.report import Report, Sample, TaskLine
 
-__all__ = ["report_page"]
-
 _STYLE = """
 :root { color-scheme: light dark; --faint: light-dark(#6a6f76, #9aa0a8); }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }

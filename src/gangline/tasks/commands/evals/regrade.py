@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gangline.tasks.evals.regrading import Candidate, RegradeRun
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 _MAX_SHOWN = 20
 
 

@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from gangline.tasks.evals.report import Report, Slice, TaskLine
     from gangline.tasks.evals.statistics import Difference, Estimate
 
-__all__ = [
-    "Rows",
-    "as_table",
-    "comparison_lines",
-    "comparison_table",
-    "figures",
-    "outcomes_of",
-    "reward_text",
-    "tasks_rows",
-    "write_markdown",
-]
-
 _SHOWN_TASKS = 10
 
 Row = tuple[str, ...]

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from gangline.wire.client.running import Service
     from gangline.wire.client.server import ServerClient
 
-__all__ = ["register"]
-
 _NO_AGENT = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
 """Default agent of a task."""
 

@@ -15,8 +15,6 @@ from gangline.domain.text_lists import texts_of
 from gangline.grading.untrusted.same_value import is_same_value
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
-__all__ = ["Chosen", "chosen_of"]
-
 _COLUMNS = ("choices", "options")
 _MARKED = re.compile(r"\s*\(?([A-Z])\s*[).:]\s*(.*)", re.DOTALL)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")

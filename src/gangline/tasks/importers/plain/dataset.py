@@ -15,8 +15,6 @@ from gangline.tasks.presets.preset import Preset
 from gangline.tasks.presets.rows.answers import answers_of
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
-__all__ = ["name_of_row", "read_plain_row", "read_preset_row"]
-
 _NAMES = ("task_id", "instance_id", "id", "name")
 _ANSWERS = ("math", "stem")
 """Presets whose agents submit the text that the row has as its answer."""

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["column_of", "mapped", "parsed_mapping", "written_files"]
-
 _MISSING = object()
 _PRESET_COLUMNS: dict[str, dict[str, str]] = {
     "math": {"instruction": "problem"},

@@ -19,8 +19,6 @@ from typing import Any, cast
 from gangline.grading.untrusted.same_value import is_same_value, without_marks
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
-__all__ = ["answers_of", "boxes"]
-
 _PLACEHOLDERS = {
     *("nan", "NaN", "NAN", "null", "NULL", "None", "NONE", "N/A", "n/a", "#N/A", "NA", "<NA>", "NaT", "<unk>"),
     *("unknown", "notfound", "not found", "proof"),  # NuminaMath's

@@ -19,8 +19,6 @@ from gangline.settings.plugins import explain
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from gangline.tasks.presets.rows.verl import VerlRow, question_of
 
-__all__ = ["code_fields"]
-
 _WHERE = "reward_model.ground_truth"
 _ASKS_FOR_TEXT = "Write Python code to solve the problem. Present the code in"
 """Start of the final part of Eurus-2's prompts, which asks for the program in the answer."""

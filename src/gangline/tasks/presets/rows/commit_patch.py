@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["patch_of_commit"]
-
 _MARKS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 _TEST_FOLDERS = {"tests", "Tests", "test", "Test"}
 

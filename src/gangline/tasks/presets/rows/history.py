@@ -8,8 +8,6 @@ from typing import Any
 from gangline.grading.untrusted.patch_text import completed
 from gangline.tasks.presets.rows.swe_families import SweInstance
 
-__all__ = ["NEW_REPOSITORY", "at_its_commit", "command", "fetched"]
-
 _GIT_TIMEOUT_S = 600.0
 _BUG = "/tmp/gangline-bug.patch"
 

@@ -11,8 +11,6 @@ from gangline.tasks.presets.rows.answers import answers_of
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from gangline.tasks.presets.rows.verl import VerlRow, question_of
 
-__all__ = ["math_fields"]
-
 
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)

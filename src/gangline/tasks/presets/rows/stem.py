@@ -16,8 +16,6 @@ from gangline.tasks.presets.rows.answers import answers_of, boxes
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from gangline.tasks.presets.rows.verl import VerlRow, question_of
 
-__all__ = ["stem_fields"]
-
 _STATED = re.compile(r"\banswer(?: is)?\s*[:=]?\s*(.+?)\.?\s*$", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-H])\)?")
 _CHOICE = re.compile(r"^\s*\(?([A-H])[).:]\s", re.MULTILINE)

@@ -15,8 +15,6 @@ from gangline.grading.swe_bench_rows import grading_of
 from gangline.tasks.presets.rows.history import NEW_REPOSITORY, at_its_commit, command
 from gangline.tasks.presets.rows.swe_families import swe_instance
 
-__all__ = ["swe_fields"]
-
 _FILES: TypeAdapter[dict[str, str] | None] = TypeAdapter(dict[str, str] | None)
 
 

@@ -33,8 +33,6 @@ from gangline.grading.untrusted.test_logs import PARSERS
 from gangline.tasks.presets.rows.commit_patch import patch_of_commit
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
-__all__ = ["SweInstance", "swe_instance"]
-
 _SWE_BENCH_IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
 _SWE_GYM_IMAGE = "xingyaoww/sweb.eval.x86_64.{id}:latest"
 _REBENCH_IMAGE = "swerebench/sweb.eval.x86_64.{id}:latest"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["RowUnsuitable"]
-
 
 class RowUnsuitable(InvalidRequest):
     """The row has the required columns, but no answer or test that the preset can grade by. Importers omit it."""

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["RewardModel", "VerlMessage", "VerlRow", "question_of"]
-
 
 class VerlMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")

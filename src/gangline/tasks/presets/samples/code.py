@@ -13,8 +13,6 @@ from typing import Any
 
 from gangline.tasks.presets.samples.sample import Sample, take_turns
 
-__all__ = ["code_samples"]
-
 _NUM_CASES = 4
 
 

@@ -8,8 +8,6 @@ from fractions import Fraction
 
 from gangline.tasks.presets.samples.sample import Sample, take_turns
 
-__all__ = ["math_samples"]
-
 
 def math_samples(number: int, seed: int) -> list[Sample]:
     return take_turns(_KINDS, number, seed)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Sample", "take_turns"]
-
 _T = TypeVar("_T")
 
 

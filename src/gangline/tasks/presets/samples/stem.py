@@ -13,8 +13,6 @@ from decimal import Decimal
 
 from gangline.tasks.presets.samples.sample import Sample, take_turns
 
-__all__ = ["stem_documents", "stem_samples"]
-
 _NAMES = (
     "Ferrolite",
     "Quenstone",

@@ -14,8 +14,6 @@ from typing import Any
 from gangline.tasks.presets.samples.sample import Sample, take_turns
 from gangline.tasks.presets.samples.swe_faults import FAULTS, Fault
 
-__all__ = ["swe_samples"]
-
 _HIDDEN = "tests/test_hidden.py"
 _SETUP = '''"""Hidden tests."""
 

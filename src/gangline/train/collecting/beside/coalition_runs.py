@@ -21,8 +21,6 @@ from gangline.train.collecting.beside.coalitions import COALITION, Coalition, Co
 from gangline.train.collecting.groups import CoalitionRewards, Group, ValiditySettings
 from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient, Task, id_of
 
-__all__ = ["CoalitionRuns", "CoalitionsOfTask"]
-
 _log = logging.getLogger(__name__)
 
 

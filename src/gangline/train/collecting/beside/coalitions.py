@@ -18,8 +18,6 @@ from gangline.domain.task import TaskRequest
 from gangline.train.options import TrainingOptions
 from gangline.wire.client.rollouts import Task, id_of
 
-__all__ = ["COALITION", "Coalition", "CoalitionSettings", "coalition_task"]
-
 COALITION = "GANGLINE_COALITION"
 """Environment variable of an agent: the participating players, joined by commas. If unset, all take part."""
 

@@ -19,8 +19,6 @@ from gangline.train.collecting.degenerates import num_sampled
 from gangline.train.collecting.groups import Greedy, ValiditySettings
 from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient, Task, id_of
 
-__all__ = ["GreedyOfTask", "GreedyRuns", "greedy_task"]
-
 _log = logging.getLogger(__name__)
 
 

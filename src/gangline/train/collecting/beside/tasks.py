@@ -13,8 +13,6 @@ from gangline.train.collecting.beside.greedy_runs import GreedyOfTask, GreedyRun
 from gangline.train.collecting.groups import Group
 from gangline.wire.client.rollouts import Task
 
-__all__ = ["Beside", "BesideTask"]
-
 
 @dataclass(frozen=True)
 class Beside:

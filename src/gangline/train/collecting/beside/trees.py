@@ -30,8 +30,6 @@ from gangline.train.collecting.groups import Fork, Group, why_invalid
 from gangline.train.options import TrainingOptions
 from gangline.wire.client.rollouts import RolloutClient, answered
 
-__all__ = ["ForkingClient", "State", "TreeOfTask", "TreeRuns", "TreeSettings", "chosen_states", "num_own_sampled"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from gangline.train.collecting.sampling.settings import (
     StageSettings,
 )
 
-__all__ = ["UNSEEN", "Chooser", "DifficultyPools", "Stages", "chooser_of"]
-
 UNSEEN = "unseen"
 """Pool of tasks that were not yet measured."""
 

@@ -15,8 +15,6 @@ import msgspec
 
 from gangline.machine.durable import append, write_whole
 
-__all__ = ["Draw", "Measurement", "SamplingHistory"]
-
 
 class Draw(msgspec.Struct, frozen=True, kw_only=True, tag="draw", tag_field="event"):
     number: int

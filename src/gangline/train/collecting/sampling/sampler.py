@@ -14,8 +14,6 @@ from gangline.train.collecting.sampling.choosing import Chooser
 from gangline.train.collecting.sampling.history import Measurement, SamplingHistory
 from gangline.train.runs.records import SamplerMetrics
 
-__all__ = ["TaskSampler"]
-
 
 class TaskSampler:
     def __init__(self, chooser: Chooser, history: SamplingHistory, num_tasks: int) -> None:

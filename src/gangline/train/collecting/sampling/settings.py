@@ -10,15 +10,6 @@ from pydantic import Field, model_validator
 
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "DifficultyPool",
-    "DifficultyPoolSettings",
-    "Label",
-    "SamplerSettings",
-    "Stage",
-    "StageSettings",
-]
-
 Label = str | int | bool
 """Value of the labelling key in a task's metadata."""
 

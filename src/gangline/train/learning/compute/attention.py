@@ -26,8 +26,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from gangline.domain.errors import InvalidRequest
 from gangline.train.learning.packing import Segment
 
-__all__ = ["BLOCK", "IMPLEMENTATION", "Rows", "attend_by_rows", "require_used"]
-
 IMPLEMENTATION = "gangline_rows"
 """Name of this attention in `transformers`."""
 

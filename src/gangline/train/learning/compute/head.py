@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["CHUNK", "Chosen", "TokenScores", "output_head", "require_known_head", "score_tokens"]
-
 CHUNK = 512
 """Default number of tokens whose logits exist at a time."""
 

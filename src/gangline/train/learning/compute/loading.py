@@ -12,8 +12,6 @@ from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.train.learning.compute.head import require_known_head
 from gangline.train.learning.learner_settings import LearnerSettings
 
-__all__ = ["freeze_all_but", "load_model"]
-
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     """The model in float32, on the device of the settings. Raises: NotFound, InvalidRequest."""

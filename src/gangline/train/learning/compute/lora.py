@@ -13,8 +13,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.settings.installation import extra_command
 from gangline.train.learning.learner_settings import LoraSettings
 
-__all__ = ["whole_weights", "with_adapters"]
-
 
 def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel:
     """The model with adapters added to its layers. Raises: InvalidRequest if no layer fits or peft is not installed."""

@@ -29,8 +29,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.train.learning.learner_settings import LearnerSettings, LoraSettings
 
-__all__ = ["GIB", "Shape", "StepMemory", "read_shape", "step_memory"]
-
 GIB = 1024**3
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from gangline.train.learning.packing import Batch
 
-__all__ = ["StepMetrics", "engine_mismatch"]
-
 
 class StepMetrics:
     """Weighted means, maxima for keys that end in `_max`, and sums."""

@@ -11,8 +11,6 @@ from gangline.train.learning.credit.critic.head import ValueHead
 from gangline.train.learning.credit.critic.settings import CriticSettings
 from gangline.train.learning.learner_settings import LearnerSettings
 
-__all__ = ["optimiser_of"]
-
 
 def optimiser_of(
     trained: Sequence[torch.nn.Parameter],

@@ -15,8 +15,6 @@ from gangline.train.learning.credit.token_baseline import Energies, optimal_adva
 from gangline.train.learning.losses.corrections import correction_weights
 from gangline.train.learning.packing import Batch
 
-__all__ = ["with_optimal_baseline"]
-
 
 def with_optimal_baseline(
     batches: Sequence[Batch], scores: Sequence[TokenScores], algorithm: Algorithm, *, is_corrected: bool

@@ -29,8 +29,6 @@ from gangline.domain.trajectory import Trace
 from gangline.train.collecting.groups import Fork, Group
 from gangline.train.learning.advantages import AdvantageSettings, group_advantages
 
-__all__ = ["BranchCredit", "branch_advantages", "segment_advantages", "shared_turns"]
-
 BranchCredit = Literal["trees", "leaves", "depths"]
 
 _Leaves = frozenset[int]

@@ -39,17 +39,6 @@ from gangline.train.collecting.beside.coalitions import Coalition, CoalitionSett
 from gangline.train.collecting.groups import Group
 from gangline.train.learning.advantages import ONE_REWARD
 
-__all__ = [
-    "asked_coalitions",
-    "group_shapley",
-    "mean_shapley",
-    "monte_carlo_shapley",
-    "player_factors",
-    "shapley_values",
-    "spread_factors",
-    "two_level_shapley",
-]
-
 Value = Callable[[frozenset[str]], float]
 
 _MOST_EXACT = 16

@@ -18,8 +18,6 @@ from gangline.domain.session import SessionResult
 from gangline.rows.rewards import ON_UNPARSED
 from gangline.train.collecting.groups import LOW_DEVIATION, Group
 
-__all__ = ["found_parts", "parts_differ", "rewards_of_parts"]
-
 
 def rewards_of_parts(group: Group, names: Sequence[str] = ()) -> dict[str, NDArray[np.float64]]:
     """Name of a part -> its rewards [S]. names: () means all parts that are not nested.

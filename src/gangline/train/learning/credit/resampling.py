@@ -17,8 +17,6 @@ from pydantic import Field
 
 from gangline.train.options import TrainingOptions
 
-__all__ = ["ResamplingSettings", "draw_weights", "drawn_factors"]
-
 _TINY = 1e-8
 """Keeps every chance above 0."""
 

@@ -21,8 +21,6 @@ from gangline.train.collecting.groups import Group, trainable_traces
 from gangline.train.learning.advantages import AdvantageSettings, advantages_by_role
 from gangline.train.learning.rewards import RewardShaping, shape_reward
 
-__all__ = ["UNNAMED", "mean_role_rewards", "role_advantages", "role_rewards"]
-
 UNNAMED = "unnamed"
 """Role of turns whose client did not name one."""
 

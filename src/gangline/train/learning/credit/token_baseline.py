@@ -18,8 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Energies", "optimal_advantages", "returns_of_traces"]
-
 _TINY = 1e-8
 """Added to a sum of energies, as verl does."""
 

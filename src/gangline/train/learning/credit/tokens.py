@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from gangline.domain.trajectory import Trace
 from gangline.train.learning.masks import Weights
 
-__all__ = ["token_rewards"]
-
 
 def token_rewards(
     traces: Sequence[Trace], weights: Sequence[Weights], reward: float, *, score_weight: float = 0.0

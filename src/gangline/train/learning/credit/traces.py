@@ -15,8 +15,6 @@ from pydantic import Field
 
 from gangline.train.options import TrainingOptions
 
-__all__ = ["CreditScheme", "CreditSettings", "spread_advantage"]
-
 CreditScheme = Literal["broadcast", "divided", "discounted", "last", "own"]
 """broadcast: each trace takes all of it. divided: 1/K for each of K. discounted: the last trace takes all, and each
 earlier trace less by a factor. last: only the last trace takes any. own: by the evaluator's own rewards of the traces.

@@ -28,15 +28,6 @@ from gangline.train.collecting.groups import Group, trainable_traces
 from gangline.train.learning.advantages import AdvantageSettings, group_advantages
 from gangline.train.options import TrainingOptions
 
-__all__ = [
-    "TurnCreditSettings",
-    "TurnReturnSettings",
-    "mean_turn_score",
-    "require_turn_scores",
-    "return_advantages",
-    "turn_advantages",
-]
-
 
 class TurnReturnSettings(TrainingOptions):
     """A turn's return: its score plus the discounted scores of the session's later turns and the session's reward."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from gangline.train.learning.loss_settings import LossSettings
 from gangline.train.learning.losses.arrays import LossInputs, counts, num_present, sums
 
-__all__ = ["LossTotals", "aggregate"]
-
 
 @dataclass(frozen=True)
 class LossTotals:

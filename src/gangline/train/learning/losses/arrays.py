@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["MOST_LOG_RATIO", "LossInputs", "counts", "num_present", "sums", "trace_means"]
-
 MOST_LOG_RATIO = 20.0
 """exp(20) is clipped by every setting; exp(800) would be infinite."""
 

@@ -13,8 +13,6 @@ from gangline.train.learning.loss_settings import CorrectionSettings, RejectionS
 from gangline.train.learning.losses.arrays import MOST_LOG_RATIO, counts, sums
 from gangline.train.learning.losses.divergences import kl_estimate
 
-__all__ = ["correction_weights", "kept_tokens"]
-
 
 def correction_weights(log_weights: Tensor, traces: Tensor, settings: CorrectionSettings) -> Tensor:
     """[N], without gradient. log_weights: old minus behaviour log-probs."""

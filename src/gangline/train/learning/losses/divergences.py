@@ -6,8 +6,6 @@ from torch import Tensor
 
 from gangline.train.learning.losses.arrays import MOST_LOG_RATIO
 
-__all__ = ["kl_estimate"]
-
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
     """Per token. Raises: ValueError if the estimator is unknown."""

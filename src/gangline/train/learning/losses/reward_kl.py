@@ -11,8 +11,6 @@ from pydantic import Field
 
 from gangline.train.options import TrainingOptions
 
-__all__ = ["RewardKLSettings", "adapted"]
-
 _MOST_ERROR = 0.2
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from gangline.train.learning.loss_settings import Clipping, LossSettings
 from gangline.train.learning.losses.arrays import LossInputs, trace_means
 
-__all__ = ["token_losses"]
-
 Surrogate = Callable[[Tensor, LossInputs, LossSettings], Tensor]
 """log_ratio [N], inputs, settings -> losses [N]."""
 

@@ -12,8 +12,6 @@ from gangline.train.learning.loss_settings import LossSettings
 from gangline.train.learning.losses.aggregation import LossTotals, aggregate
 from gangline.train.learning.losses.arrays import LossInputs
 
-__all__ = ["value_loss"]
-
 
 def value_loss(
     values: Tensor,

@@ -9,8 +9,6 @@ from typing import Any
 
 from gangline.train.trainers.nemo_rl.collector import NemoCollector
 
-__all__ = ["NemoActor"]
-
 _NEXT_TASK = "next_ng_task_index"
 """NeMo RL's name for it in a checkpoint, which it reads back and passes to the next collector."""
 

@@ -22,8 +22,6 @@ from gangline.train.collecting.admission import version_spans
 from gangline.train.collecting.groups import Group
 from gangline.train.trainers.contract import TrainerRow, rows_of
 
-__all__ = ["to_batch"]
-
 _CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 
 

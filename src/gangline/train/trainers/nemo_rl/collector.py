@@ -26,8 +26,6 @@ from gangline.train.trainers.contract import Gate, close_gates, open_gates
 from gangline.train.trainers.nemo_rl.batches import to_batch
 from gangline.wire.client.rollouts import RolloutClient
 
-__all__ = ["CONTRACT", "Buffer", "NemoCollector", "NemoSettings"]
-
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3

@@ -22,8 +22,6 @@ from gangline.train.trainers.nemo_rl.collector import NemoCollector, NemoSetting
 from gangline.wire.client.node import NodeClient
 from gangline.wire.client.server import ServerClient
 
-__all__ = ["NemoService", "RayBuffer", "collecting_with"]
-
 _MODULE = "nemo_rl.algorithms.async_utils"
 _NAME = "AsyncTrajectoryCollector"
 

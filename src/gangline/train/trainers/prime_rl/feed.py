@@ -33,8 +33,6 @@ from gangline.train.trainers.prime_rl.samples import PrimeSample, PrimeSettings,
 from gangline.train.trainers.pushing import push_folder
 from gangline.train.weights.update import WeightUpdater
 
-__all__ = ["feed"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.2

@@ -33,8 +33,6 @@ from gangline.train.options import TrainingOptions
 from gangline.train.trainers.contract import TrainerRow, rows_of
 from gangline.train.trainers.pixels import image_refs, token_types
 
-__all__ = ["CONTRACT", "PrimeSample", "PrimeSettings", "pack", "prime_rl", "to_samples"]
-
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3

@@ -8,18 +8,6 @@ from typing import Any
 from gangline.domain.errors import InvalidRequest
 from gangline.train.trainers.slime.rewards import POST_PROCESS, compares_rewards, require_known_estimator
 
-__all__ = [
-    "IGNORED_BY_ROLLOUTS",
-    "carries_over",
-    "num_groups_in_flight",
-    "refuse_options",
-    "replays_experts",
-    "replays_masks",
-    "require_compared_by_session",
-    "require_correction",
-    "require_fitting",
-]
-
 _REWARDS = "rewards come from the tasks' evaluators"
 IGNORED_BY_ROLLOUTS: Mapping[str, str] = {
     "custom_generate_function_path": "the tasks' harnesses generate",

@@ -16,8 +16,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.train.learning.advantages import AdvantageSettings, group_advantages
 from gangline.train.learning.credit.traces import CreditSettings, spread_advantage
 
-__all__ = ["POST_PROCESS", "compares_rewards", "post_process_rewards", "require_known_estimator"]
-
 POST_PROCESS = "gangline.train.trainers.slime.post_process_rewards"
 
 _OWN = CreditSettings(scheme="own")

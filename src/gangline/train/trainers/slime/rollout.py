@@ -27,8 +27,6 @@ from gangline.train.trainers.slime.samples import to_samples
 from gangline.train.trainers.slime.supply import EngineSupply, SupplySettings
 from gangline.wire.client.server import ServerClient
 
-__all__ = ["CONTRACT", "DataSource", "GroupRollouts", "SlimeRollout"]
-
 CONTRACT = 3
 """Version of the contract with trainers that this adapter fulfils."""
 

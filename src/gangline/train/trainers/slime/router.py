@@ -18,8 +18,6 @@ from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.replies import decode
 from gangline.models.engines.weights import Version, engine_weights
 
-__all__ = ["Router", "router_of", "weight_version"]
-
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0

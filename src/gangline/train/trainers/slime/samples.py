@@ -25,8 +25,6 @@ from gangline.train.collecting.groups import Group
 from gangline.train.trainers.contract import TrainerRow, rows_of
 from gangline.train.trainers.pixels import processed
 
-__all__ = ["sample_type_of", "to_samples"]
-
 _CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 
 

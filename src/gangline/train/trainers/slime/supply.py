@@ -38,8 +38,6 @@ from gangline.train.trainers.slime.router import Router, weight_version
 from gangline.train.weights.fleet import Roster
 from gangline.wire.client.node import NodeClient
 
-__all__ = ["EngineSupply", "SupplySettings"]
-
 _log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 30.0

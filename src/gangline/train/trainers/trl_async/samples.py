@@ -24,8 +24,6 @@ from gangline.train.learning.masks import all_sampled
 from gangline.train.learning.samples import Mask, Sample, make_samples
 from gangline.train.trainers.contract import TrainerRow, rows_of
 
-__all__ = ["CONTRACT", "LongRows", "to_rollout_samples"]
-
 _log = logging.getLogger(__name__)
 
 CONTRACT = 3

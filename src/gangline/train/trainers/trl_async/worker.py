@@ -37,8 +37,6 @@ from gangline.train.trainers.trl import Connection
 from gangline.train.trainers.trl_async.samples import LongRows, to_rollout_samples
 from gangline.wire.client.background import InBackground
 
-__all__ = ["AsyncServiceRollouts"]
-
 _log = logging.getLogger(__name__)
 
 _FULL_S = 0.05

@@ -21,8 +21,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.train.trainers.verl.settings import read_settings, require_supported
 from gangline.train.trainers.verl.worker import SessionWorker
 
-__all__ = ["GanglineAgentLoopManager"]
-
 _log = logging.getLogger("gangline.train.trainers.verl")
 _AT_ONCE = 100_000
 """Concurrent calls of the worker's actor; each only starts something or waits for the start."""

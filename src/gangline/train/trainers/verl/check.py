@@ -18,8 +18,6 @@ from typing import Any
 from gangline.domain.errors import GanglineError
 from gangline.train.trainers.verl.settings import read_settings, require_supported
 
-__all__ = ["check", "main"]
-
 
 def check(arguments: Sequence[str]) -> dict[str, Any]:
     """`errors`: list of str, empty if verl accepts it. `config`: verl's resolved configuration; None if it is

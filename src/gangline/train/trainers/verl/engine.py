@@ -21,8 +21,6 @@ from gangline.train.trainers.verl.settings import GanglineSettings
 from gangline.wire.client.node import NodeClient
 from gangline.wire.http.same_origin import OwnNames
 
-__all__ = ["NodeKeeper", "make_sampler", "served"]
-
 _log = logging.getLogger("gangline.train.trainers.verl")
 _LOOK_EVERY_S = 2.0
 

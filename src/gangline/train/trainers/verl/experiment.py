@@ -20,8 +20,6 @@ from gangline.train.run.service_settings import ServiceSettings
 from gangline.train.run.vetted import Vetted
 from gangline.train.trainers.verl.settings import KEY, MANAGER
 
-__all__ = ["VerlData", "VerlExperiment", "arguments_of", "is_verl", "read_verl_experiment", "write_data"]
-
 _AFTER_THE_LAST = 1_000_000
 """Steps between validations; verl always validates after its last step."""
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")

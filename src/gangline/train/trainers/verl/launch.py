@@ -15,8 +15,6 @@ from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.machine.private import open_private
 from gangline.train.trainers.verl.experiment import VerlExperiment, arguments_of
 
-__all__ = ["METRICS", "checked", "read_metrics", "train"]
-
 METRICS = "verl_metrics.jsonl"
 """verl's own file in the run's folder, with `step` and `data` in each line."""
 _LOG = "verl.log"

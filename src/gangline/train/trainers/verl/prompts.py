@@ -14,8 +14,6 @@ from gangline.domain.errors import InvalidRequest
 from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
 from gangline.wire.client.rollouts import refuse_held_out
 
-__all__ = ["Prompt", "TaskMaker", "prompts_in"]
-
 
 @dataclass(frozen=True)
 class Prompt:

@@ -26,8 +26,6 @@ from gangline.train.collecting.groups import Group
 from gangline.train.trainers.contract import TrainerRow, rows_of
 from gangline.train.trainers.verl.prompts import Prompt
 
-__all__ = ["QueueRows", "training_rows", "validation_rows"]
-
 _NOT_REWARD_PARTS = ("reward", "uid")
 """Columns of its validation metrics that verl creates itself."""
 

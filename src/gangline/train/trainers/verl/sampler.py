@@ -19,8 +19,6 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed, InvalidRequ
 from gangline.models.engine_server.sampler import UNKNOWN_VERSION, FinishReason, PauseMode, SampledToken, SampleRequest
 from gangline.models.language.contract import ChatTokenizer
 
-__all__ = ["TokenOutput", "VerlSampler", "one_attempt"]
-
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 1.0
 """As in verl's own retry."""

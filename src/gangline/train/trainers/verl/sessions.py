@@ -22,8 +22,6 @@ from gangline.train.trainers.verl.rows import QueueRows, training_rows, validati
 from gangline.train.trainers.verl.settings import Sampling
 from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient
 
-__all__ = ["PromptRunner", "Queue"]
-
 _log = logging.getLogger("gangline.train.trainers.verl")
 _RETRY_S = 1.0
 

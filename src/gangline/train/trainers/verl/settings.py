@@ -15,8 +15,6 @@ from gangline.settings.machine import Settings, read_secret
 from gangline.train.collecting.groups import ValiditySettings
 from gangline.train.options import TrainingOptions
 
-__all__ = ["KEY", "MANAGER", "GanglineSettings", "Sampling", "read_settings", "require_supported", "sampling_of"]
-
 KEY = "actor_rollout_ref.rollout.custom.gangline"
 MANAGER = "gangline.train.trainers.verl.agent_loop.GanglineAgentLoopManager"
 

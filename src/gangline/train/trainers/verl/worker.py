@@ -17,8 +17,6 @@ from gangline.train.trainers.verl.sessions import PromptRunner
 from gangline.train.trainers.verl.settings import GanglineSettings, read_settings, require_supported, sampling_of
 from gangline.wire.client.server import ServerClient
 
-__all__ = ["SessionWorker", "with_own_address"]
-
 
 class SessionWorker:
     """Call `start` once, then `generate` any number of times. It lives as long as its actor."""

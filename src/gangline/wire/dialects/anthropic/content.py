@@ -35,8 +35,6 @@ from gangline.wire.dialects.anthropic.wire import (
     UrlSource,
 )
 
-__all__ = ["assistant_parts", "system_parts", "user_messages"]
-
 _BILLING_HEADER = "x-anthropic-billing-header:"
 """Claude Code's first line of system text. It changes with every request and is not meant for the model. If it stayed,
 no call would continue the previous one.

@@ -17,9 +17,6 @@ from gangline.wire.dialects.anthropic.request import parse_messages_call, parse_
 from gangline.wire.dialects.bodies import parse_body
 from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
 
-__all__ = ["AnthropicDialect"]
-
-
 _AGENT_ID = "x-claude-code-agent-id"
 """Header sent with the calls of sub-agents."""
 

@@ -24,8 +24,6 @@ from gangline.domain.errors import (
 from gangline.machine.telemetry.logs import request_in_logs
 from gangline.wire.dialects.contract import ErrorAnswer
 
-__all__ = ["messages_error"]
-
 # The wording of vLLM and the embedded engine.
 _CONTEXT = re.compile(r"(?:maximum context length is|and the context) (\d+)")
 _PROMPT = re.compile(r"(?:has|contains|passed|resulted in)(?: at least)? (\d+)(?: input)? tokens")

@@ -30,8 +30,6 @@ from gangline.wire.dialects.anthropic.reply import (
     usage_fields,
 )
 
-__all__ = ["AnthropicEventWriter"]
-
 Said = Literal["thinking", "text"]
 
 _PIECES_PER_PING = 64

@@ -14,17 +14,6 @@ import msgspec
 from gangline.domain.conversation import ModelCall, Part, Text, Thinking, ToolCall, Usage
 from gangline.domain.reply import Reply, ReplyChoice
 
-__all__ = [
-    "CONSTANT_FIELDS",
-    "input_json",
-    "is_whole_object",
-    "message_fields",
-    "messages_reply_body",
-    "signature_of",
-    "stop_fields",
-    "usage_fields",
-]
-
 CONSTANT_FIELDS: dict[str, dict[str, Any]] = {
     "text": {"citations": []},
     "thinking": {},

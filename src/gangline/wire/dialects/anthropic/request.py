@@ -25,8 +25,6 @@ from gangline.wire.dialects.anthropic.tools import Toolbox, read_tools, tool_cho
 from gangline.wire.dialects.anthropic.wire import Body, ContextEdit, KeptTurns, MessageParam, ThreadContinue
 from gangline.wire.dialects.bodies import THINKING_KINDS, DeclaredFields, decoded
 
-__all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
-
 _BILLING = "it says who pays"
 MESSAGES_FIELDS = DeclaredFields(
     served=frozenset(Body.__struct_fields__),

@@ -19,8 +19,6 @@ from gangline.domain.conversation import ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 from gangline.wire.dialects.anthropic.wire import ToolChoiceParam, ToolParam
 
-__all__ = ["Toolbox", "read_tools", "tool_choice", "tool_definition"]
-
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 
 _DATE = re.compile(r"_\d{8}$")

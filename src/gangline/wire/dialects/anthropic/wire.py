@@ -10,35 +10,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = [
-    "Base64Source",
-    "Body",
-    "ContentSource",
-    "ContextEdit",
-    "DefinedTool",
-    "DocumentBlock",
-    "FileSource",
-    "ImageBlock",
-    "KeptTurns",
-    "MessageParam",
-    "NamedTool",
-    "PlainTextSource",
-    "Readable",
-    "RedactedThinkingBlock",
-    "SearchResultBlock",
-    "TextBlock",
-    "ThinkingBlock",
-    "ThreadContinue",
-    "ToolAdditionBlock",
-    "ToolChoiceParam",
-    "ToolParam",
-    "ToolReferenceBlock",
-    "ToolRemovalBlock",
-    "ToolResultBlock",
-    "ToolUseBlock",
-    "UrlSource",
-]
-
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 

@@ -15,8 +15,6 @@ from gangline.wire.dialects.chat.reply import ChatEventWriter, chat_error, chat_
 from gangline.wire.dialects.chat.request import parse_chat_call, parse_tokenize
 from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
 
-__all__ = ["ChatDialect"]
-
 
 class ChatDialect:
     name: ClassVar[str] = "openai_chat"

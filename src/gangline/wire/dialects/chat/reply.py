@@ -27,8 +27,6 @@ from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, 
 from gangline.wire.dialects.chat.tools import custom_names, tool_call_fields
 from gangline.wire.dialects.contract import ErrorAnswer
 
-__all__ = ["ChatEventWriter", "chat_error", "chat_reply_body"]
-
 _FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 

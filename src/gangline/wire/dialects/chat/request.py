@@ -36,8 +36,6 @@ from gangline.domain.task_values import why_not_an_argument
 from gangline.wire.dialects.bodies import THINKING_KINDS, DeclaredFields, decoded, role_in, wish_of_effort
 from gangline.wire.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 
-__all__ = ["CHAT_FIELDS", "parse_chat_call", "parse_tokenize"]
-
 MAX_CHOICES = 128
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")

@@ -13,8 +13,6 @@ import msgspec
 from gangline.domain.conversation import ToolCall, ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["ChatTool", "custom_names", "read_allowed", "read_tool_choice", "read_tools", "shimmed", "tool_call_fields"]
-
 _HOSTED = ("code_interpreter", "computer", "file_search", "image_generation", "mcp", "web_search", "local_shell")
 
 

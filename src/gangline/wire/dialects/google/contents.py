@@ -17,8 +17,6 @@ from gangline.wire.dialects.google.fields import Fields, invalid
 from gangline.wire.dialects.google.signature import normal_signature
 from gangline.wire.dialects.google.tools import ToolCalls
 
-__all__ = ["ContentReader"]
-
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
 _HOSTED = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
 _DOCUMENTS = ("application/pdf", "application/json", "application/xml", "text/")

@@ -21,8 +21,6 @@ from gangline.wire.dialects.google.errors import google_error
 from gangline.wire.dialects.google.reply import GoogleEventWriter, google_reply_body
 from gangline.wire.dialects.google.request import parse_google_call, parse_google_count
 
-__all__ = ["GoogleDialect"]
-
 _ROUTES: tuple[tuple[Literal["GET", "POST"], str, RouteKind], ...] = (
     ("POST", "models/{model:.+}:{method:generateContent|streamGenerateContent}", "call"),
     ("POST", "models/{model:.+}:{method:countTokens}", "count"),

@@ -29,8 +29,6 @@ from gangline.domain.errors import (
 )
 from gangline.wire.dialects.contract import ErrorAnswer
 
-__all__ = ["google_error"]
-
 _TYPES = "type.googleapis.com/google.rpc."
 
 _ABOUT_THE_BODY = (400, 413, 422)

@@ -16,8 +16,6 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.wire.dialects.bodies import DeclaredFields
 
-__all__ = ["Fields", "decode_body", "invalid"]
-
 _UPPER = re.compile(r"(?<!^)([A-Z])")
 _INT32 = 1 << 31
 

@@ -26,8 +26,6 @@ from gangline.wire.dialects.google.errors import google_error
 from gangline.wire.dialects.google.signature import reply_signature
 from gangline.wire.dialects.google.tools import MALFORMED_ARGUMENTS
 
-__all__ = ["GoogleEventWriter", "google_reply_body"]
-
 # Engines have further reasons; `abort` means that the reply was cut short.
 _FINISH_REASONS = {"length": "MAX_TOKENS", "abort": "MAX_TOKENS", "content_filter": "SAFETY"}
 

@@ -19,8 +19,6 @@ from gangline.wire.dialects.google.fields import Fields, decode_body, invalid
 from gangline.wire.dialects.google.schema import json_schema
 from gangline.wire.dialects.google.tools import read_tool_choice, read_tools
 
-__all__ = ["GOOGLE_CONFIG_FIELDS", "GOOGLE_FIELDS", "parse_google_call", "parse_google_count"]
-
 MAX_CHOICES = 8
 
 _UNSET: tuple[Any, ...] = (None, "", [], {}, False)

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from gangline.wire.dialects.google.fields import invalid
 
-__all__ = ["json_schema"]
-
 _RENAMED = {
     "any_of": "anyOf",
     "min_items": "minItems",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 
-__all__ = ["normal_signature", "reply_signature"]
-
 # Sent by Gemini CLI and others if they have lost, or never had, a signature.
 _SKIP = "skip_thought_signature_validator"
 _MADE_BY_CLIENTS = frozenset({_SKIP, base64.b64encode(_SKIP.encode()).decode(), "context_engineering_is_the_way_to_go"})

@@ -14,8 +14,6 @@ from gangline.domain.conversation import Document, Image, Text, ToolCall, ToolCh
 from gangline.wire.dialects.google.fields import Fields, invalid
 from gangline.wire.dialects.google.schema import json_schema
 
-__all__ = ["MALFORMED_ARGUMENTS", "ToolCalls", "read_tool_choice", "read_tools"]
-
 MALFORMED_ARGUMENTS = "_malformed_arguments"
 """The single argument that carries arguments that are not a JSON object: Google's `args` must be an object."""
 

@@ -16,8 +16,6 @@ from gangline.wire.dialects.responses.errors import responses_error
 from gangline.wire.dialects.responses.reply import ResponsesEventWriter, responses_reply_body
 from gangline.wire.dialects.responses.request import parse_responses_call, parse_responses_count
 
-__all__ = ["ResponsesDialect"]
-
 
 class ResponsesDialect:
     name: ClassVar[str] = "openai_responses"

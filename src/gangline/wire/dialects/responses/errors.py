@@ -20,8 +20,6 @@ from gangline.domain.errors import (
 )
 from gangline.wire.dialects.contract import ErrorAnswer
 
-__all__ = ["responses_error", "stream_error"]
-
 _CALLERS_FAULT = (400, 413, 422)
 """An engine's statuses about the body; others (401, 404 ...) are about us."""
 

@@ -8,20 +8,6 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = [
-    "Fields",
-    "decode_body",
-    "flag",
-    "integer",
-    "invalid",
-    "number",
-    "optional_record",
-    "record",
-    "records",
-    "string",
-    "text",
-]
-
 Fields = dict[str, Any]
 
 _KINDS: dict[type[Any], str] = {

@@ -7,8 +7,6 @@ from typing import Any
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult, message_text
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["message_items"]
-
 
 def message_items(message: Message, reply_id: str = "") -> list[dict[str, Any]]:
     """Items of one message. reply_id: a reply's id; its items are complete.

@@ -22,8 +22,6 @@ from gangline.domain.conversation import (
 )
 from gangline.wire.dialects.responses.fields import Fields, invalid, records, string, text
 
-__all__ = ["MALFORMED", "flat_name", "read_input", "record_key"]
-
 MALFORMED = "malformed_arguments"
 """The only key of the object that carries arguments that are not a JSON object; it is removed again from their echo."""
 

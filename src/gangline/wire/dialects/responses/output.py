@@ -17,8 +17,6 @@ from gangline.domain.reply import TokenLogprob
 from gangline.wire.dialects.responses.items import record_key
 from gangline.wire.dialects.responses.tools import tool_call_item
 
-__all__ = ["Event", "ItemStatus", "OutputItems"]
-
 Event = tuple[str, dict[str, Any]]
 """(type, fields), without the sequence number."""
 

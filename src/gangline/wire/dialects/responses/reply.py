@@ -18,8 +18,6 @@ from gangline.wire.dialects.responses.errors import stream_error
 from gangline.wire.dialects.responses.output import Event, ItemStatus, OutputItems
 from gangline.wire.dialects.responses.request import RESPONSE_ID_PREFIX
 
-__all__ = ["ResponsesEventWriter", "responses_reply_body"]
-
 # Why a reply is incomplete; `abort` means that it was cut short.
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "max_output_tokens", "content_filter": "content_filter"}
 

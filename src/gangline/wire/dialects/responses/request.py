@@ -30,8 +30,6 @@ from gangline.wire.dialects.responses.fields import (
 from gangline.wire.dialects.responses.items import read_input
 from gangline.wire.dialects.responses.tools import read_allowed, read_tool_choice, read_tools
 
-__all__ = ["RESPONSES_FIELDS", "RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
-
 RESPONSE_ID_PREFIX = "resp_"
 
 MAX_TOP_LOGPROBS = 20

@@ -24,8 +24,6 @@ from gangline.wire.dialects.responses.fields import (
 )
 from gangline.wire.dialects.responses.items import MALFORMED, flat_name
 
-__all__ = ["read_allowed", "read_tool_choice", "read_tools", "tool_call_item"]
-
 
 def read_tools(value: object) -> tuple[tuple[ToolDefinition, ...], list[str]]:
     """(tools, names of the dropped ones). Raises: InvalidRequest."""

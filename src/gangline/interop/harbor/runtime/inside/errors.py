@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["InvalidRequest", "LimitExceeded", "NotFound"]
-
 
 class InvalidRequest(Exception):
     """The path is a link, not a regular file, or outside the sandbox."""

@@ -13,8 +13,6 @@ import os
 import select
 import time
 
-__all__ = ["BEGINS", "ENDS", "hear", "send"]
-
 BEGINS, ENDS = "<<<", ">>>"
 """Mark the start and end of the base64 output, because an environment's `exec` may print more."""
 _PIECE = 1 << 16

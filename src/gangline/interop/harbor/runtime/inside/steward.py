@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["serve"]
-
 _FRAME = struct.Struct(">IIc")
 """Length of the payload, stream, kind."""
 _DATA, _TAKEN, _END, _RESET = b"D", b"A", b"E", b"R"

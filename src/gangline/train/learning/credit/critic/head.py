@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from gangline.train.learning.credit.critic.settings import CriticSettings
 
-__all__ = ["ValueHead", "value_head_of"]
-
 
 class ValueHead(torch.nn.Module):
     """width: H. trunk: factor of its gradient into the hidden states."""

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from gangline.train.options import TrainingOptions
 
-__all__ = ["CriticSettings"]
-
 
 class CriticSettings(TrainingOptions):
     """A linear head on the policy's last hidden states, which predicts the remaining rewards of a trace at each

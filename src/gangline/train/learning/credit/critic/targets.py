@@ -26,16 +26,6 @@ from torch import Tensor
 from gangline.train.learning.advantages import AdvantageSettings, batch_advantages
 from gangline.train.learning.credit.critic.settings import CriticSettings
 
-__all__ = [
-    "Estimate",
-    "Estimated",
-    "Rewarded",
-    "ValueTargets",
-    "estimate_batches",
-    "estimate_traces",
-    "explained_variance",
-]
-
 
 class Estimate(NamedTuple):
     """[N] each."""
