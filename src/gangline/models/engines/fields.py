@@ -53,16 +53,8 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
 
 def call_fields(call: ModelCall) -> dict[str, Any]:
     """All fields of the call but messages, model and stream. Fields without a value are left out."""
-    sampling = call.sampling
-    fields: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+    fields = msgspec.structs.asdict(call.sampling) | {
+        "stop": list(call.sampling.stop) or None,
         "n": call.num_choices if call.num_choices > 1 else None,
         "response_format": call.response_format,
         "chat_template_kwargs": call.template_kwargs or None,

@@ -129,18 +129,8 @@ class VllmGenerate:
 
     def body(self, ask: GenerateAsk) -> bytes:
         sent = self._sent = SentIds.of(ask.prompt_ids)
-        sampling = ask.call.sampling
         constraint = _schema_of(ask.call)
-        params = {
-            "max_tokens": ask.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": ask.seed,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "stop": list(ask.stops) or None,
-            "stop_token_ids": list(ask.stop_ids) or None,
+        params = _sampling(ask) | {
             "logprobs": max(1, ask.call.num_top_logprobs or 0),
             "structured_outputs": None if constraint is None else {"json": constraint},
         }
@@ -240,18 +230,11 @@ class SglangGenerate:
 
     def body(self, ask: GenerateAsk) -> bytes:
         sent = self._sent = SentIds.of(ask.prompt_ids)
-        sampling = ask.call.sampling
         constraint = _schema_of(ask.call)
-        params = {
-            "max_new_tokens": ask.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "sampling_seed": ask.seed,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "stop": list(ask.stops) or None,
-            "stop_token_ids": list(ask.stop_ids) or None,
+        params = _sampling(ask)
+        params |= {
+            "max_new_tokens": params.pop("max_tokens"),
+            "sampling_seed": params.pop("seed"),
             "json_schema": None if constraint is None else msgspec.json.encode(constraint).decode(),
             "skip_special_tokens": False,
         }
@@ -334,6 +317,16 @@ def _last(values: list[Any], count: int) -> list[Any]:
 
 def _number(value: float | None) -> float:
     return np.nan if value is None else value
+
+
+def _sampling(ask: GenerateAsk) -> dict[str, Any]:
+    """Every parameter of the call, by vLLM's name; None where it has none."""
+    return msgspec.structs.asdict(ask.call.sampling) | {
+        "max_tokens": ask.max_tokens,
+        "seed": ask.seed,
+        "stop": list(ask.stops) or None,
+        "stop_token_ids": list(ask.stop_ids) or None,
+    }
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
