@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,24 @@ def test_the_command_alone_prints_it_and_leaves_out_what_is_not_installed(
     assert "gangline --help" in told.output
     monkeypatch.setattr("gangline.cli.main.is_installed", lambda name: name != "demo")  # type: ignore[misc]
     assert "gangline demo" not in CliRunner().invoke(build_app(), []).output
+
+
+def test_a_server_that_is_silent_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def client(self) -> Silent:
+            return self
+
+        async def __aenter__(self) -> None:
+            await asyncio.Event().wait()
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("gangline.cli.starting.next_steps._PATIENCE_S", 0.01)
+    monkeypatch.setattr("gangline.cli.starting.next_steps.find_service", Silent)
+    told = CliRunner().invoke(build_app(), [])
+    assert told.exit_code == 0
+    assert "has not answered" in told.output
+    assert "gangline doctor" in told.output
 
 
 def test_a_named_server_that_does_not_answer_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

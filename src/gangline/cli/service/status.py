@@ -53,7 +53,7 @@ async def _show_task(address: Service, task_id: str, as_json: bool) -> None:
     else:
         from gangline.cli.terminal.views import groups_table, sessions_table
 
-        console().print(groups_table([task]), sessions_table(task.sessions), sep="\n\n")
+        console().print(groups_table([task]), "", sessions_table(task.sessions))
 
 
 def cancel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Step = tuple[str, str]
 """A command, and a remark."""
+_PATIENCE_S = 5.0
 _TASK_FILES = ("task.json", "tasks.jsonl")
 
 
@@ -52,13 +54,15 @@ def look_around(folder: Path, settings: Settings) -> Found:
         found.trouble = error.message if settings.server_url else ""
     except GanglineError as error:
         found.trouble = error.message
+    except TimeoutError:
+        found.trouble = f"The service has not answered for {_PATIENCE_S:g} s."
     else:
         found.task = newest.task_id if newest else None
     return found
 
 
 async def _asked() -> tuple[ServiceStatus, TaskSummary | None]:
-    async with find_service().client() as client:
+    async with asyncio.timeout(_PATIENCE_S), find_service().client() as client:
         return await client.status(), next(iter((await client.tasks(limit=1)).tasks), None)
 
 

@@ -234,7 +234,7 @@ async def _in_turn(
 def _show(task: TaskView) -> None:
     from gangline.cli.terminal.views import groups_table, sessions_table
 
-    console().print(groups_table([task]), sessions_table(task.sessions), sep="\n\n")
+    console().print(groups_table([task]), "", sessions_table(task.sessions))
     console().print(f"See a session's tokens: gangline show {task.sessions[0].session_id}", markup=False)
 
 
