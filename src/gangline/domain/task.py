@@ -367,6 +367,11 @@ class CaptureSpec(_Spec):
             checked_pattern(rule)
         return rules
 
+    @property
+    def asks_evidence(self) -> bool:
+        """Whether it asks for anything beside the tokens."""
+        return self.routed_experts or self.sampling_masks or bool(self.evidence)
+
     def session_seed(self, sample_index: int) -> int | None:
         """The seed from which the seeds of one session's calls derive; None without `seed`."""
         return None if self.seed is None else derived_seed(self.seed, sample_index)

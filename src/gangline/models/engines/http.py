@@ -1,9 +1,11 @@
-"""The common part of all engine clients: one pool of HTTP connections, and names for an engine's errors."""
+"""The common part of all engine clients: one pool of HTTP connections, and names for an engine's errors. And of those
+that talk to one server: its connections, what the last probe found, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, cast
@@ -13,6 +15,7 @@ import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.open_files import out_of_files
+from gangline.models.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
 from gangline.models.engines.replies import ModelCard, ModelList, decode
 from gangline.wire.http.event_stream import SseEvents
 
@@ -324,3 +327,51 @@ def _error_fields(body: bytes) -> tuple[str, str]:
     return str(fields.get("message") or fields.get("detail") or body[:500].decode("utf-8", "replace")), str(
         fields.get("code") or ""
     )
+
+
+class EngineClient(ABC):
+    """Implements a part of `Engine`. It owns the connections."""
+
+    def __init__(self, http: EngineHttp, model: str | None) -> None:
+        """model: served name; None takes the first that the engine lists."""
+        self._http = http
+        self.url = http.url
+        self._model = model
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    @abstractmethod
+    async def probe(self) -> EngineCapabilities: ...
+
+    @abstractmethod
+    async def chat(self, request: EngineRequest) -> EngineReply: ...
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        """The whole reply, as one delta per choice."""
+        for delta in whole_deltas(await self.chat(request)):
+            yield delta
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _model_name(self) -> str:
+        if self._model is None:
+            self._model = (await self._http.served_model(self._model)).id
+        return self._model
+
+
+async def server_version(http: EngineHttp, *paths: str) -> str:
+    """The `version` that the first of these routes to answer gives; empty where none does."""
+    for path in paths:
+        try:
+            return str(decode(await http.get(path), dict[str, Any], http.url).get("version", ""))
+        except EngineError:
+            continue
+    return ""

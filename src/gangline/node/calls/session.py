@@ -228,7 +228,7 @@ class ModelSession:
             meter=GateMeter(),
             clock=clock,
             with_texts=capture.token_texts,
-            evidence=asked_kinds(capture),
+            evidence=asked_kinds(capture) if capture.asks_evidence else (),
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )

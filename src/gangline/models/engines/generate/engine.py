@@ -23,7 +23,6 @@ from gangline.domain.images import ImageEvidence, images_in
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds
 from gangline.machine.event_loop import call_all
-from gangline.models.engines.client import EngineClient
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -38,7 +37,7 @@ from gangline.models.engines.generate.calls import GenerateCalls
 from gangline.models.engines.generate.probe import ROUTES, probe_route
 from gangline.models.engines.generate.text import ReplyReader, TextSide
 from gangline.models.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
-from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.http import EngineClient, EngineHttp
 from gangline.models.engines.sight import Sight
 from gangline.models.engines.templates.probe import probe_template
 

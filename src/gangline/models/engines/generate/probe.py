@@ -13,13 +13,12 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import server_version
 from gangline.models.engines.contract import EngineCapabilities
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.generate.calls import GenerateCalls
 from gangline.models.engines.generate.text import TextSide
 from gangline.models.engines.generate.wire import GenerateAsk, Sampled, SglangGenerate, VllmGenerate
-from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.http import EngineHttp, server_version
 from gangline.models.engines.replies import ModelCard, decode
 from gangline.models.engines.vocabulary import vocabulary_size
 

@@ -21,11 +21,10 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefus
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import EngineClient, server_version
 from gangline.models.engines.contract import EngineCapabilities, EngineReply, EngineRequest
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
-from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.http import EngineClient, EngineHttp, server_version
 from gangline.models.engines.replies import SentIds, decode, ids_from_json
 from gangline.models.engines.sglang.wire import (
     Detokenized,

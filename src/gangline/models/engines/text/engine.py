@@ -14,7 +14,6 @@ import msgspec
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import EngineClient
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineChoice,
@@ -22,7 +21,7 @@ from gangline.models.engines.contract import (
     EngineRequest,
 )
 from gangline.models.engines.fields import body_of, call_fields, messages_in_turns
-from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.http import EngineClient, EngineHttp
 from gangline.models.engines.replies import (
     WireLogprobs,
     WireMessage,

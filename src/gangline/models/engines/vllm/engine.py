@@ -19,7 +19,6 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefus
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.models.engines.client import EngineClient, server_version
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -28,8 +27,8 @@ from gangline.models.engines.contract import (
     ReplyAccumulator,
 )
 from gangline.models.engines.evidence import WireEvidence
-from gangline.models.engines.fields import messages_in_turns, sent_ids
-from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.fields import has_media, messages_in_turns, sent_ids
+from gangline.models.engines.http import EngineClient, EngineHttp, server_version
 from gangline.models.engines.replies import SentIds
 from gangline.models.engines.sight import Sight, with_evidence
 from gangline.models.engines.templates.probe import probe_template
@@ -80,7 +79,7 @@ class VllmEngine(EngineClient):
         card = await self._http.served_model(self._model)
         self._model = card.id
         prompt_ids = await self._render_or_none([_user("One word.")])
-        reply = await self.chat(self._probe_request(prompt_ids))
+        reply = await self._answer(self._probe_request(prompt_ids), self._evidence)
         values = self._probed_logprobs(reply)
         echoed = (
             prompt_ids is not None and reply.prompt_ids is not None and np.array_equal(reply.prompt_ids, prompt_ids)
@@ -139,18 +138,24 @@ class VllmEngine(EngineClient):
         return EngineRequest(call=call, prompt_ids=prompt_ids)
 
     async def chat(self, request: EngineRequest) -> EngineReply:
+        return await self._answer(request, self._evidence if request.evidence else None)
+
+    async def _answer(self, request: EngineRequest, evidence: WireEvidence | None) -> EngineReply:
+        """evidence: read from the reply; None: nothing."""
         messages = await messages_in_turns(request.call.messages)
         sent = sent_ids(request.prompt_ids, request.call)
-        evidence = self._evidence.fields(request.evidence)
-        body = chat_body(request, await self._model_name(), messages, sent, stream=False, evidence=evidence)
+        fields = None if evidence is None else evidence.fields(request.evidence)
+        body = chat_body(request, await self._model_name(), messages, sent, stream=False, evidence=fields)
         answer = await self._http.post("/v1/chat/completions", body)
-        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent, self._evidence)
+        reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent, evidence)
         if is_error:
             raise self._http.refusal(200, answer)
         if not reply.choices:
             raise EngineMalformed(f"engine {self.url} answered without any choice")
-        evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
-        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
+        if not has_media(request.call.messages):
+            return reply
+        images = await self._sight.look(request.call.messages, reply.prompt_ids)
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, images) for one in reply.choices))
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         messages = await messages_in_turns(request.call.messages)

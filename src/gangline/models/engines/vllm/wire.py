@@ -197,12 +197,15 @@ def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
 
 
 async def read_reply(
-    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None, evidence: WireEvidence
+    body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None, evidence: WireEvidence | None
 ) -> tuple[EngineReply, bool]:
-    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
+    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none.
+
+    evidence: None reads none.
+    """
 
     def read() -> tuple[EngineReply, bool]:
-        wire = decode_reply(body, _with_evidence(kind, evidence), url)
+        wire = decode_reply(body, kind if evidence is None else _with_evidence(kind, evidence), url)
         try:
             return engine_reply(wire, sent, evidence), wire.is_error
         except ValueError as error:
