@@ -184,7 +184,7 @@ class Client:
                     pass
 
     async def _step(self, model: openai.AsyncOpenAI, messages: list[Any]) -> bool:
-        """One call; whether the agent goes on by itself."""
+        """One call; whether the agent continues by itself."""
         if self.dates:
             messages[0] = {"role": "system", "content": self._system(len(messages))}
         tools: Any = [SHELL]

@@ -3,7 +3,7 @@
 Server and node are real processes; an agent asks a scripted engine twice and takes a log-normal time. The trainer
 takes no time, so that only the collecting is measured: so many batches of informative groups, one after the other, with
 tasks in the same order. `plain` waits for all of a batch and asks again for what it lacks. `carry` and `cancel` keep as
-many groups in flight as a batch has; what is unfinished when a batch is full goes on into the next one, or is ended.
+many groups in flight as a batch has; what is unfinished when a batch is full continues into the next one, or is ended.
 
 - `learn.collect.batch_s.*`: seconds for a batch of informative groups.
 - `learn.collect.run_slot_use.*`: share of the RUN slots' time that an agent was in, until the last batch was full.

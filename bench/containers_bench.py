@@ -1,4 +1,5 @@
-"""How long a container takes to start, to run a command and to stop, beside the runtime `sandbox` in the same rounds.
+"""How long a container takes to start, to run a command and to stop, alongside the runtime `sandbox` in the same
+rounds.
 
 Starts the engines of the tests (`tests/containers/engines.py`), as root, and ends them. An engine that is not installed
 is not measured. Run by name: `python bench/run.py containers`.

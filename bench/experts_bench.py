@@ -2,7 +2,7 @@
 
 A session is an agent's conversation of about 20,000 tokens in 37 turns: a prompt of 2,000 tokens, then 300 new prompt
 tokens and 200 sampled ones each. The model has 48 layers of which each chooses 8 of 128 experts. Two nodes, each with
-an engine of its own, run the same sessions in turns: one asks for experts, the other does not.
+its own engine, run the same sessions in turns: one asks for experts, the other does not.
 
 - `truth.experts_cpu_ratio`: processor time of a session, with experts over without: its agent, a small program over a
   provider's SDK, and of the node all calls, reading the records back, building traces and encoding the result. There is
@@ -126,7 +126,7 @@ def _ratio(pairs: list[tuple[float, float]], about: str) -> dict[str, Any]:
     """pairs: seconds (without, with)."""
     ratio = statistics.median(after / before for before, after in pairs)
     plain_ms, experts_ms = (1000 * statistics.median(pair[which] for pair in pairs) for which in (0, 1))
-    note = f"{about}; {experts_ms:.0f} ms with, {plain_ms:.0f} without; median of {ROUNDS} pairs, beside other work"
+    note = f"{about}; {experts_ms:.0f} ms with, {plain_ms:.0f} without; median of {ROUNDS} pairs, alongside other work"
     return {"value": round(ratio, 3), "unit": "", "note": note}
 
 

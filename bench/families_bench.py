@@ -3,7 +3,7 @@
 A policy of 2 million parameters is taught (`examples/families/policy.py`). For each seed, four arms train it through a
 service with real sandboxes, first by imitation of sessions that earned 1, then by GRPO: the experiment itself, and
 three controls, each of which lacks one thing. All arms are evaluated on the same held-out tasks. What is in the folder
-is not done again, so a measurement that was stopped goes on: remove the folder to begin anew. Drawn in
+is not done again, so a measurement that was stopped continues: remove the folder to begin anew. Drawn in
 docs/images/families.png.
 
 `families_135m_bench.py` does the same with SmolLM2 of 135 million parameters, with the experiment and the frozen

@@ -1,4 +1,4 @@
-"""Forks: how long until 32 forks of one turn run by themselves, each in a sandbox of its own.
+"""Forks: how long until 32 forks of one turn run by themselves, each in its own sandbox.
 
 Engine (scripted), server and node are the commands of a service. The parent is an agent in the node that runs three
 commands; its forks begin behind the third. Measured is the time from the request to the moment at which the last of

@@ -1,7 +1,7 @@
 """How many files a reader must open to follow one model call, and one task from its submission to its result.
 
 Server and node are the real ones, in this process and on a disk; a tracer notes the files of `gangline` in which a
-function is entered. Importing a module does not count. The engine and the agent are processes of their own, and the
+function is entered. Importing a module does not count. The engine and the agent are their own processes, and the
 runtime starts nothing. The smallest of several counts: what happens from time to time belongs to no call and no task.
 `python bench/house_bench.py` lists the files.
 """
@@ -76,7 +76,7 @@ class Tracer:
 
 
 async def ask(base_url: str, key: str) -> int:
-    """One model call of an agent, which is a process of its own. Returns its exit code."""
+    """One model call of an agent, which is its own process. Returns its exit code."""
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", _ASK, base_url, key)
     return await agent.wait()
 

@@ -1,6 +1,6 @@
 """Which HTTP stack and JSON codec for a node's proxy? Measured for docs/adr/0002; not part of `make bench`.
 
-    pip install aiohttp starlette uvicorn httptools uvloop httpx orjson msgspec   # in an environment of its own
+    pip install aiohttp starlette uvicorn httptools uvloop httpx orjson msgspec   # in its own environment
     python bench/http_stack.py
 
 Each proxy does a node's work on one call: read and decode the request, ask the upstream for token ids, decode its

@@ -1,7 +1,7 @@
 """The journal on this machine's disk: the time of a durable append, the bytes of a token, growth with turns, opening.
 
 The sessions are an agent's: a prompt of 2,000 tokens, then turns of 300 new prompt tokens (a tool's result) and 200
-sampled ones, text of four bytes a token beside the ids. Each call stores what its parent does not have.
+sampled ones, text of four bytes a token alongside the ids. Each call stores what its parent does not have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints and forks of a sandbox over 10,000 files, as a root node makes them.
 
-`checkpoint_ms`: beside a living agent process, 1 MB changed since the prepared files were frozen. `fork_32_ms`: until
-32 sandboxes over one checkpoint have each run a command.
+`checkpoint_ms`: alongside a living agent process, 1 MB changed since the prepared files were frozen. `fork_32_ms`:
+until 32 sandboxes over one checkpoint have each run a command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a call of the proxy cannot do without: the engine's JSON, the kernel and the disk, beside all that it takes.
+"""What a call of the proxy cannot do without: the engine's JSON, the kernel and the disk, alongside all that it takes.
 
 - `kernel`: processor time in the kernel, which is sockets and the journal's file.
 - `json`: the engine's answer decoded by the code that the proxy uses, alone.
@@ -42,7 +42,7 @@ def _figure(size: str) -> dict[str, object]:
     note = (
         f"all of a call, 32 at once; of it {kernel_ms:.2f} ms in the kernel ({kernel_ms / total_ms:.0%}) and "
         f"{json_ms:.2f} ms to decode the engine's {len(answer) / 1000:.0f} kB of JSON ({json_ms / total_ms:.0%}); "
-        f"beside it, {_sync_ms(len(answer) // 4):.2f} ms until the disk has a record, which calls share"
+        f"alongside it, {_sync_ms(len(answer) // 4):.2f} ms until the disk has a record, which calls share"
     )
     return {"value": round(total_ms, 2), "unit": "ms", "note": note}
 

@@ -1,6 +1,6 @@
 """Whether a small policy learns on the preset `math`: `examples/math_preset` as it stands, and its control.
 
-The policy is made first. Then both experiments train it, one after the other, each on a service of its own with real
+The policy is made first. Then both experiments train it, one after the other, each on its own service with real
 sandboxes. Some 15 minutes.
 """
 

@@ -1,4 +1,4 @@
-"""Speed of `prefix_merging`, beside the published rule, as its description reads.
+"""Speed of `prefix_merging`, alongside the published rule, as its description reads.
 
 A session of one conversation: T turns, N tokens at its end, of which a quarter were sampled. Completions are as the
 journal gives them, prefix-shared. The published rule (Polar, 3.4.2) needs each call's whole prompt as a list, which is

@@ -1,6 +1,7 @@
 """The page in headless Chromium: how soon it shows a long session and a new token, how it scrolls, what it costs.
 
-The session has a million tokens in 500 turns; the index of Find has 10,000 sessions; 20 pages are open beside the load.
+The session has a million tokens in 500 turns; the index of Find has 10,000 sessions; 20 pages are open alongside the
+load.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ async def cost(browser: Browser, folder: Path) -> Figures:
             for _ in range(PAGES):
                 await (await context.new_page()).goto(server.url)
             await asyncio.sleep(2)
-            beside.append(await _load(client, server, f"beside{number}"))
+            beside.append(await _load(client, server, f"alongside{number}"))
             await context.close()
     value = statistics.median(beside) / statistics.median(alone)
     note = (

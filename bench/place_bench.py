@@ -159,7 +159,7 @@ async def _check_stitched(folder: Path) -> None:
 
 
 async def _conversation_ms(client: HttpClient, number: int) -> tuple[float, float]:
-    """CPU time of a first call, and of the one that goes on from it."""
+    """CPU time of a first call, and of the one that continues from it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"conversation {number}"}]
     for turn in range(50):
         messages.append({"role": "assistant", "content": f"Step {turn} of {number}. " + "word " * 100})

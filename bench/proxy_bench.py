@@ -1,7 +1,7 @@
-"""Speed and memory of the proxy, beside its peers, over an engine that answers at once.
+"""Speed and memory of the proxy, alongside its peers, over an engine that answers at once.
 
-Engine (`mock_engine.py`), proxy and load (`load_client.py`) are processes of their own. Ours is a node's proxy with
-capture, certificates and the journal on disk (`proxy_node.py`). Peers come from PyPI into environments of their own
+Engine (`mock_engine.py`), proxy and load (`load_client.py`) are their own processes. Ours is a node's proxy with
+capture, certificates and the journal on disk (`proxy_node.py`). Peers come from PyPI into their own environments
 (`peer_environments.py`) and are started as their own commands start them, without access logs. Every call is a first
 turn with its own text, so nothing is answered from a memory of earlier calls; but memory is measured with
 conversations, whose turns are stitched, and whose sessions end. Systems take turns; the median of the rounds counts.
@@ -112,7 +112,7 @@ class Stand:
     ) -> None:
         """
         events_per_s: tokens that the engine gives an answer in a second; 0 is all at once.
-        of_strangers: every second session, from the first on, has an engine of its own, which yields to all else.
+        of_strangers: every second session, from the first on, has its own engine, which yields to all else.
         elsewhere: start a second node of ours, with the same engines.
         renders: prompts are the engine's rendering, so that conversations are stitched.
         """
@@ -360,7 +360,7 @@ async def _converse(port: int, num_calls: int, *, concurrency: int = 32, turns: 
             if len(messages) >= 2 * turns:
                 await client.send(post(f"/bench/renew/s{number}", b"", key))
                 messages = []
-            text = f"go on with step {len(messages)}" if messages else f"{os.urandom(4).hex()} " + "word " * 20_000
+            text = f"continue with step {len(messages)}" if messages else f"{os.urandom(4).hex()} " + "word " * 20_000
             messages.append({"role": "user", "content": text})
             answer = await client.send(post(path, json.dumps({"model": "mock", "messages": messages}).encode(), key))
             messages.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})

@@ -31,7 +31,7 @@ from gangline.node.calls.reading.pool import Readers
 from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.health.interpreter import collect_forever, settle_interpreter
-from gangline.node.sessions.stock.turns import TurnSender
+from gangline.node.sessions.reuse.turns import TurnSender
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder
 from gangline.rows.chains import built
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal

@@ -1,4 +1,5 @@
-"""What Polar's published merging makes of recorded sessions, beside ours: rows, and what becomes of the sampled tokens.
+"""What Polar's published merging makes of recorded sessions, alongside ours: rows, and what becomes of the sampled
+tokens.
 
 Sessions of seven kinds, each recorded over an engine that renders every prompt and over one that takes ids; their
 own log of what they read and sampled is what is counted against (`tests/support/merging`). A sampled token is

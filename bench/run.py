@@ -22,7 +22,7 @@ ON_REQUEST = {"captures", "containers", "families", "families_135m", "published_
 """Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
 
 MAX_OF_A_SECTION = 20
-"""On the page; beyond it, figures of several days get sections of their own."""
+"""On the page; beyond it, figures of several days get their own sections."""
 
 Figures = dict[str, dict[str, Any]]
 

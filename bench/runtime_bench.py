@@ -1,4 +1,4 @@
-"""How long a sandbox takes to start, to run a command, and to stop, beside SWE-ReX.
+"""How long a sandbox takes to start, to run a command, and to stop, alongside SWE-ReX.
 
 Sandboxes are a node's: in its keeper, where the runtime may live there. A life is a start (network `proxy`), a few
 times the command `true`, and a stop. Systems take turns; medians count. Containers are measured where their program
@@ -26,7 +26,7 @@ from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
+from gangline.node.sessions.reuse.warm import WarmPool, WarmSizes
 from gangline.settings import plugins
 from gangline.testing.adoption_conformance import in_keeper
 
@@ -133,22 +133,22 @@ async def filled(pool: WarmPool) -> None:
 
 
 async def private_memory(place: Place) -> Figures:
-    """Of the foreman of one sandbox, which has run a command."""
+    """Of the spawner of one sandbox, which has run a command."""
     handle = await place.start()
     await run_true(handle)
     label = f"GANGLINE_RUNTIME=bench/{handle.runtime_id}/".encode()
     num_bytes = await asyncio.to_thread(foremens_bytes, label)
     await handle.stop()
-    return {"runtime.sandbox.private_mb": figure(num_bytes / (1 << 20), "MB", "private memory of a sandbox's foreman")}
+    return {"runtime.sandbox.private_mb": figure(num_bytes / (1 << 20), "MB", "private memory of a sandbox's spawner")}
 
 
 def foremens_bytes(label: bytes) -> int:
-    return sum(private_bytes(folder) for folder in Path("/proc").glob("[0-9]*") if is_foreman(folder, label))
+    return sum(private_bytes(folder) for folder in Path("/proc").glob("[0-9]*") if is_spawner(folder, label))
 
 
-def is_foreman(folder: Path, label: bytes) -> bool:
+def is_spawner(folder: Path, label: bytes) -> bool:
     try:
-        return label in (folder / "environ").read_bytes() and b"helpers.zygote" in (folder / "cmdline").read_bytes()
+        return label in (folder / "environ").read_bytes() and b"helpers.forkserver" in (folder / "cmdline").read_bytes()
     except OSError:
         return False
 

@@ -1,4 +1,4 @@
-"""How long one action takes through an action server: a command, a Python cell, a view of a file, beside tmux.
+"""How long one action takes through an action server: a command, a Python cell, a view of a file, alongside tmux.
 
 All act in the same sandbox of a node's keeper. tmux is driven as Harbor's terminus-2 drives it: `send-keys` types a
 command that ends with `tmux wait -S`, `tmux wait` waits for that, `capture-pane` reads the screen. Each is a command

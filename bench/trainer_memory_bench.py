@@ -1,4 +1,4 @@
-"""Memory of a training step's forward and backward pass, beside the dense way, on a small model and a CPU.
+"""Memory of a training step's forward and backward pass, alongside the dense way, on a small model and a CPU.
 
 The dense way is how the trainer computed before: an attention mask of places by places, logits of all trained tokens at
 once, and float32 copies of them. Memory is the most bytes that tensors of the two passes take at a time, gradients

@@ -1,8 +1,8 @@
 """What one session's worst request costs another session on the same node.
 
 A neighbour makes ordinary calls (2,000 prompt and 200 sampled tokens), one after the other, while another session sends
-one hostile request after the other, from a process of its own: each as large as the node accepts, or larger. Each of
-the two has an engine of its own, so that only the node, which they share, is measured. Quiet and attacked rounds take
+one hostile request after the other, from its own process: each as large as the node accepts, or larger. Each of
+the two has its own engine, so that only the node, which they share, is measured. Quiet and attacked rounds take
 turns. All attacks are made once; those that cost most are then measured over several rounds, and the figure is the
 largest of their medians: the neighbour's p99 under attack, relative to its p99 in the quiet round before.
 
@@ -166,7 +166,7 @@ class Attacker:
 
 
 async def _attack_when_told(port: int, name: str) -> None:
-    """In a process of its own: each line of the standard input begins an attack, or ends it and prints the answers."""
+    """In its own process: each line of the standard input begins an attack, or ends it and prints the answers."""
     attacker = Attacker(port, name)
     print("ready", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):

@@ -2,9 +2,9 @@
 
 Other code bases of the field use "what" at most 1.6 times per 1,000 docstring words and "tell" 0.16 times, and none of
 their docstrings begins with "Of". A clause with "what" or "tells" usually hides a noun or a usual verb ("returns"). The
-other marks are rarer still there (inspect_ai, verifiers, trl, verl and httpx, read on 2026-11-30): "is no FOLDER" 0.03,
-"one that" 0.09, "those of" 0.02, "of its own" 0.09, "none" 0.51, "goes on" 0.06, "beside" 0.12, "nobody" 0.09.
-A bar may only fall; the goal is three times the highest of theirs.
+other marks are rarer still there (inspect_ai, verifiers, trl, verl and httpx, read on 2026-11-30): "is not an FOLDER"
+0.03, "one that" 0.09, "those of" 0.02, "of its own" 0.09, "none" 0.51, "goes on" 0.06, "beside" 0.12, "nobody" 0.09. A
+bar may only fall; the goal is three times the highest of theirs.
 
 Run it as `python scripts/english.py [FOLDER ...]`. It prints the figures of every package and, above a bar, the places
 with the most hits. `--all` lists every place.

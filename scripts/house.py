@@ -1,7 +1,7 @@
 """Measures of the source: entries, lines of code, files that a feature is spread over, names used twice.
 
-`python scripts/house.py` prints them beside their bounds, `--check` fails where one is passed. A bound only ever falls:
-lower it when a measure has fallen. Lines of code are neither blank, nor comments, nor docstrings. Words of the
+`python scripts/house.py` prints them alongside their bounds, `--check` fails where one is passed. A bound only ever
+falls: lower it when a measure has fallen. Lines of code are neither blank, nor comments, nor docstrings. Words of the
 documentation have a letter or a digit, code blocks included.
 """
 

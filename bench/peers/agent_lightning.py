@@ -3,7 +3,7 @@
     python agent_lightning.py ENGINE_URL PORT FOLDER NUM_SESSIONS
 
 As its own command starts it, but quieter: no access log, no debug log. It keeps its events in memory; FOLDER is unused.
-Runs in an environment of its own.
+Runs in its own environment.
 """
 
 import logging

@@ -3,7 +3,7 @@
     python openenv_capture.py ENGINE_URL PORT FOLDER NUM_SESSIONS
 
 As its own command starts it, but without an access log, and with the sessions `gls-bench-s0` and on, whose ids are
-callers' keys. FOLDER is unused. Runs in an environment of its own.
+callers' keys. FOLDER is unused. Runs in its own environment.
 """
 
 import sys

@@ -3,7 +3,7 @@
     python swe_rex.py NUM_LIVES NUM_COMMANDS
 
 Prints JSON: milliseconds of each `start` (with the shell that an agent works in), `exec` (a command as a process of its
-own), `session` (a command in that shell) and `stop`. Runs in an environment of its own.
+own), `session` (a command in that shell) and `stop`. Runs in its own environment.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Grade one session of the families: 1 for the right answer with the right files, else 0.
 
-Runs after the agent is gone, as a user of its own, with the standard library.
+Runs after the agent is gone, as its own user, with the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WORKDIR = Path(os.environ.get("GANGLINE_WORKDIR", "."))
 
 
 def read(name: str) -> str | None:
-    """None for a file that is not there, or is no file that the agent wrote itself."""
+    """None for a file that is not there, or is not a file that the agent wrote itself."""
     path = WORKDIR / name
     return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else None
 

@@ -1,7 +1,7 @@
 """A start for small models: heads that look up what followed a token the last time.
 
 Small models spend most of their training until such *induction heads* form (Olsson et al. 2022, arXiv 2209.11895). Here
-they are written into the fresh weights of a Llama's first two layers, and training goes on from there. A head of the
+they are written into the fresh weights of a Llama's first two layers, and training continues from there. A head of the
 first layer attends to the token before, by biases that rotary positions turn by one. A head of the second layer attends
 to where its own token was the token before, and copies what stands there.
 """

@@ -280,7 +280,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     if arguments.careless and arguments.model is None:
-        parser.error("--careless goes on from a model: name it with --model")
+        parser.error("--careless continues from a model: name it with --model")
     write_policy(
         arguments.folder,
         arguments.steps,

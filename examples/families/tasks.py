@@ -70,7 +70,7 @@ def _command(puzzle: Puzzle, style: str) -> list[str]:
 
 
 def _evaluator(puzzle: Puzzle, runtime: str) -> dict[str, Any]:
-    """The grader has a user of its own, where the runtime has one."""
+    """The grader has its own user, where the runtime has one."""
     expected = {"answer": puzzle.answer, "changed": dict(puzzle.changed)}
     return {
         "strategy": "script",

@@ -1,4 +1,4 @@
-"""The runtime `unshare`: processes in namespaces of their own, by `unshare` of util-linux, over this machine's files.
+"""The runtime `unshare`: processes in their own namespaces, by `unshare` of util-linux, over this machine's files.
 
 A sandbox's processes see only each other, and none outlives it, not even one that hides. Files and network are the
 machine's, and the user is the node's: use it for agents that you trust.
@@ -21,8 +21,8 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavail
 from gangline.domain.sandbox import Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.commands.execution import EndAll, Order
-from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.commands.holder import PATH, Holder
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.layers.stack import Layers
 from gangline.sandbox.namespaced import try_out
@@ -94,8 +94,8 @@ class UnshareSandbox(SupervisedSandbox):
 
     async def _begin(self) -> None:
         self._holder = await Holder.start(_Unshare(), self._mark.label)
-        self._foreman = Foreman(self._mark.label, self._holder.proc_fd)
-        await self._foreman.ready()
+        self._spawner = Spawner(self._mark.label, self._holder.proc_fd)
+        await self._spawner.ready()
 
     def _is_up(self) -> bool:
         return self._holder is not None and self._holder.alive

@@ -1,6 +1,6 @@
 """One episode of self-play: a proposer asks for a sum, a solver answers. One model plays both, by two system prompts.
 
-Each player is a conversation of its own, and names itself in the header `x-gangline-role`.
+Each player is its own conversation, and names itself in the header `x-gangline-role`.
 
     usage: agent.py LIMIT
 """

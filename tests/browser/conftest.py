@@ -20,7 +20,7 @@ from support.service.running import FakeNode, any_plugin, request
 
 TOKEN = "control-token"
 
-# No test fails for its time: containers are tested beside these, on the same processors.
+# No test fails for its time: containers are tested alongside these, on the same processors.
 expect.set_options(timeout=30_000)
 
 

@@ -1,4 +1,4 @@
-"""A session is forked on the page, its forks are found from it, and each is read beside its parent."""
+"""A session is forked on the page, its forks are found from it, and each is read alongside its parent."""
 
 from __future__ import annotations
 

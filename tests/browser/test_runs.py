@@ -1,4 +1,4 @@
-"""Training runs: curves, the groups behind a step down to a session, and two runs beside each other, by keyboard."""
+"""Training runs: curves, the groups behind a step down to a session, and two runs alongside each other, by keyboard."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gangline.wire.client.server import ServerClient
 
 NUM_TASKS, NUM_SAMPLES, NUM_TURNS = 3, 4, 4
 
-# An agent of the standard library alone. Each call carries a mark of its own; a mark is noted once its answer is here.
+# An agent of the standard library alone. Each call carries its own mark; a mark is noted once its answer is here.
 AGENT = textwrap.dedent("""
     import json, os, sys, urllib.request, uuid
     messages = []
@@ -61,7 +61,7 @@ def task(number: int, marks: Path) -> dict[str, Any]:
 
 
 class Service:
-    """`gangline up` in a process of its own."""
+    """`gangline up` in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"

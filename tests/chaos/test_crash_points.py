@@ -1,4 +1,4 @@
-"""`kill -9` of a node between any two steps of a call: nothing answered is lost, nothing half is kept, all goes on.
+"""`kill -9` of a node between any two steps of a call: nothing answered is lost, nothing half is kept, all continues.
 
 A real node (proxy, sessions, journal on disk) dies at a point that chance chooses, starts again, and is asked on by
 clients that know only what they were answered. GANGLINE_CRASH_SEED repeats a run, GANGLINE_CRASH_POINTS
@@ -259,7 +259,7 @@ def check(client: Client, tree: CompletionTree, prompts: set[bytes]) -> None:
     for reply_id, choices in replies.items():
         for choice in choices:
             parent = None if choice.parent_id is None else tree[choice.parent_id].metadata["reply_id"]
-            assert parent == parents[reply_id], "the conversation does not go on from its last answer"
+            assert parent == parents[reply_id], "the conversation does not continue from its last answer"
             certificate = choice.certificate
             wanted = ("engine", "first") if parent is None else ("stitched", "exact")
             assert (certificate.prompt_source, certificate.context) == wanted, certificate

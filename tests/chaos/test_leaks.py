@@ -46,7 +46,7 @@ KEPT_ALIVE_S = 16.0
 MEMORY_ALLOWANCE_BYTES = 24 << 20
 MAY_COME = Counter(socket=6, anon_inode=1)
 """Idle connections to the server that a node may keep, 5: heartbeats, one each 3 s, use all of them in turn. And a
-zygote of its own: once a session's runtime failed, the node checks that runtime itself."""
+forkserver of its own: once a session's runtime failed, the node checks that runtime itself."""
 
 ENDS_A_SESSION = {"prepare_failed", "evaluator_error"}
 """Commands of the task's own, killed; they are not tried again."""
@@ -102,12 +102,12 @@ class Leaks:
     def keeper(self) -> int:
         """It lives from the first sandbox on."""
         started = children(self.node)
-        (keeper,) = [pid for pid in processes_with("gangline.sandbox.keeping.keeper") if pid in started]
+        (keeper,) = [pid for pid in processes_with("gangline.sandbox.keeper.keeper") if pid in started]
         return keeper
 
     def _zygotes(self) -> set[int]:
         """The one process that the keeper has whether there are sandboxes or not; its forks show the same program."""
-        return set(children(self.keeper)) & set(processes_with("helpers.zygote"))
+        return set(children(self.keeper)) & set(processes_with("helpers.forkserver"))
 
     async def run(self, name: str, chosen: Sequence[Fate]) -> None:
         """Until all sessions with these fates have ended."""

@@ -1,4 +1,4 @@
-"""An agent whose requests would stall a node, beside an ordinary one: only the first one is refused anything."""
+"""An agent whose requests would stall a node, alongside an ordinary one: only the first one is refused anything."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RayMachines:
 
 @pytest.fixture(scope="module")
 def ray_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayMachines]:
-    """Two; a test that takes one away puts it back. Gone before another module starts a cluster of its own."""
+    """Two; a test that takes one away puts it back. Gone before another module starts its own cluster."""
     need_module("ray", "pip install 'gangline[cluster]'")
     machines = RayMachines(tmp_path_factory.mktemp("ray") / "ray.log")
     machines.add()

@@ -233,7 +233,7 @@ def test_a_started_engine_is_refused_in_a_cluster(tmp_path: Path) -> None:
 def test_a_machine_of_up_that_leaves_the_cluster_is_noticed_and_nodes_are_placed_anew(
     start: Start, ray_machines: RayMachines
 ) -> None:
-    """The last one: the cluster goes on without its head's machine."""
+    """The last one: the cluster continues without its head's machine."""
     service = Service(start())
     service.wait_for_nodes(2)
     driver = service.up.running()["pids"]["cluster"]

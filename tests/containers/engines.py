@@ -1,4 +1,4 @@
-"""Container engines of the tests' own: a Docker daemon started by hand, podman with folders of its own; removed after.
+"""Container engines of the tests' own: a Docker daemon started by hand, podman with its own folders; removed after.
 
 The daemon lives in a network namespace of its own, so that it touches no rule of this machine's network. The variables
 that it, and the nodes and keepers of tests, are told by are the operator's (`GANGLINE_DOCKER` and podman's own).

@@ -105,7 +105,7 @@ async def test_the_workdir_keeps_what_the_image_has_there_and_is_the_agents(
     assert await handle.download("/testbed/sub/file") == b"whole\nmore\n"
     assert await handle.download("/data/file") == b"deep\n", "what the image has elsewhere can be read"
     again = await started(container_runtime, tmp_path, image=derived_image, workdir="/testbed")
-    assert await again.download("sub/file") == b"whole\n", "each container has a layer of its own"
+    assert await again.download("sub/file") == b"whole\n", "each container has its own layer"
     await handle.stop()
     await again.stop()
 

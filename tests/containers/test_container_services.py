@@ -1,4 +1,4 @@
-"""Services beside an agent's container: reached by name, from nowhere else, and gone with the session."""
+"""Services alongside an agent's container: reached by name, from nowhere else, and gone with the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that is killed goes on with its sessions in its next life: same attempt, same token stream, nothing twice.
+"""A node that is killed continues with its sessions in its next life: same attempt, same token stream, nothing twice.
 
 Real processes: engine, server and node are commands, the agents run in sandboxes.
 """
@@ -31,7 +31,7 @@ TOKEN = "control-token"
 NUM_TURNS = 6
 
 # An agent of the standard library alone, which retries as the official SDKs do. It tells how far it is in `turns`, and
-# goes on from the turn that it is told to hold at when it is told to.
+# continues from the turn that it is told to hold at when it is told to.
 AGENT = textwrap.dedent("""
     import json, os, pathlib, sys, time, urllib.request
     num_turns, hold_at = int(sys.argv[1]), int(sys.argv[2])

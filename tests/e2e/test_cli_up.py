@@ -23,7 +23,7 @@ def health(url: str) -> int:
 
 
 def sleeping_agent(mark: str) -> dict[str, Any]:
-    """A task whose agent leaves a child in a session of its own, tells so, and sleeps."""
+    """A task whose agent leaves a child in its own session, tells so, and sleeps."""
     command = f"setsid sh -c 'sleep 600 # {mark}' & echo > started; sleep 600 # {mark}"
     return {
         "task_id": "sleepers",

@@ -151,7 +151,7 @@ def test_the_help_of_an_option_comes_from_its_setting(folder: Path) -> None:
 
 
 def test_a_file_gives_a_role_engines_of_its_own(folder: Path) -> None:
-    """Two engines are processes of their own with different tokenizers, and one session asks both."""
+    """Two engines are their own processes with different tokenizers, and one session asks both."""
     script = str(folder / "script.json")
     engine = [*COMMAND, "engine", "--scripted", script, "--tokenizer", smollm2_name(), "--port", "0"]
     with subprocess.Popen(engine, env=clean_environment(), stdout=subprocess.PIPE, text=True) as critic:

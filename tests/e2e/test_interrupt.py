@@ -45,7 +45,7 @@ def demo(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
 
 @contextmanager
 def in_the_foreground(tmp_path: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A demo in a group of its own, as a terminal starts it. It and what it started are gone afterwards."""
+    """A demo in its own group, as a terminal starts it. It and what it started are gone afterwards."""
     command, environment = demo(tmp_path)
     running = subprocess.Popen(
         ["env", "--default-signal=INT,HUP", *command],  # a test run in the background ignores them
@@ -110,7 +110,7 @@ main()
 
 
 def test_ctrl_c_while_a_command_is_loaded_ends_the_process_without_python_s_help() -> None:
-    """An extension module that is being loaded swallows a KeyboardInterrupt now and then, and the command goes on."""
+    """An extension module that is being loaded swallows a KeyboardInterrupt now and then, and the command continues."""
     command = ["env", "--default-signal=INT", COMMAND[0], "-c", INTERRUPTED_IMPORT]
     ended = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=GIVE_UP_S)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")

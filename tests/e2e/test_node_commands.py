@@ -76,7 +76,7 @@ async def test_engines_are_changed_from_the_command_line(up: UpProcess) -> None:
     )
     assert all(fact in shown.stdout for fact in facts), shown.stdout
     async with scripted_server({"default": {"text": "the other"}}) as url:
-        # The service's engine has the same name and tokenizer, so that this one may stand beside it.
+        # The service's engine has the same name and tokenizer, so that this one may stand alongside it.
         both = await asyncio.to_thread(ask, up, "backend", "add", url)
         assert [one["url"] for one in both] == [first["url"], url]
         (left,) = await asyncio.to_thread(ask, up, "backend", "remove", first["backend_id"])

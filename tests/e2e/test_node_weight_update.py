@@ -1,4 +1,4 @@
-"""New weights under load: streaming agents go on while a trainer pauses, updates and resumes; every token knows its
+"""New weights under load: streaming agents continue while a trainer pauses, updates and resumes; every token knows its
 version."""
 
 from __future__ import annotations

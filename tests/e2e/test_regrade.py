@@ -157,7 +157,7 @@ def test_the_tasks_changed_evaluators_grade_and_all_that_is_wrong_is_said(up: Up
     for options, message in (
         (["count-5", "--tasks", path], "has no task of the id 'count-5'"),
         (["count-4", "--evaluator", "scrip"], "script"),
-        (["count-4", "--evaluator", "{"], "is no JSON"),
+        (["count-4", "--evaluator", "{"], "is not valid JSON"),
         (["count-4", "--evaluator", "@nowhere"], "cannot read nowhere"),
         (["count-4", "--name", "../up"], "the name of verdicts"),
         (["nothing"], "no result of a task or session 'nothing'"),

@@ -99,7 +99,7 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     os.killpg(stopped.pid, signal.SIGINT)
     _, errors = stopped.communicate(timeout=120)
     assert stopped.returncode == 130, errors.decode()
-    assert b"go on from the last checkpoint" in errors
+    assert b"continue from the last checkpoint" in errors
     assert b"Traceback" not in errors
     killed = start(path, data)
     until_step(2, run, killed)

@@ -1,4 +1,4 @@
-"""`gangline up --nodes 2`: two nodes on one machine, each with a proxy, a journal and slots of its own."""
+"""`gangline up --nodes 2`: two nodes on one machine, each with a proxy, a journal and its own slots."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NUM_AGENTS, NUM_TURNS, NUM_UPDATES = 2, 4, 50
 
 @dataclass
 class Service:
-    """A server with nodes, each before an engine of its own."""
+    """A server with nodes, each before its own engine."""
 
     url: str
     client: ServerClient

@@ -1,6 +1,6 @@
 """Attacks on whatever answers HTTP, as bytes: a library would not send most of them.
 
-An attack gives requests for a surface, each sent on a connection of its own. One that must be refused succeeds with any
+An attack gives requests for a surface, each sent on its own connection. One that must be refused succeeds with any
 answer of 2xx or 3xx; one that must be survived with a 5xx, with silence, or when the service is not healthy after it.
 """
 
@@ -261,7 +261,7 @@ def opens_routes_by_overriding_the_method(surface: Surface) -> Iterator[bytes]:
 
 @refused("token")
 def opens_routes_behind_another_request(surface: Surface) -> Iterator[bytes]:
-    """Smuggled: what a proxy in front takes for a body would be a request of its own."""
+    """Smuggled: what a proxy in front takes for a body would be its own request."""
     for method, path in surface.closed[:8]:
         inner = _request(surface, method, path)
         chunked = b"0\r\n\r\n" + inner

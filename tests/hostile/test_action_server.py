@@ -36,7 +36,7 @@ async def works(victim: ActionServer) -> None:
         ("kill -9 $PPID", "ended by signal 9"),
         ("kill -STOP $PPID", "did not answer within"),
         (f"python3 -c '{FORGE}' $PPID open '{{}}'", "No such device or address"),  # a socket is not opened again
-        (f"python3 -c '{FORGE}' $PPID get '{{}}\n'", "a line that is no answer"),
+        (f"python3 -c '{FORGE}' $PPID get '{{}}\n'", "a line that is not an answer"),
         (f"python3 -c '{FORGE}' $PPID get x", "is of no use any more"),
     ],
     ids=["kills", "stops", "opens", "forges", "floods"],

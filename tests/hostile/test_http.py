@@ -45,7 +45,7 @@ _AGAINST = {
     "engine": ("listener", "json"),
     "agent": ("listener", "token", "json"),
 }
-"""Surface -> the kinds of attacks on it. A page's posts are no model calls: see `same_origin`."""
+"""Surface -> the kinds of attacks on it. A page's posts are not model calls: see `same_origin`."""
 
 
 def _named(routes: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -38,7 +38,7 @@ def task_of(row: Mapping[str, Any], **mapping: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def logging_goes_on() -> Iterator[None]:
-    """The grader of formulas, which has a process of its own elsewhere, turns it off."""
+    """The grader of formulas, which has its own process elsewhere, turns it off."""
     yield
     logging.disable(logging.NOTSET)
 
@@ -290,7 +290,7 @@ def test_an_answer_that_names_an_empty_choice_is_left_out(choices: Any, answer: 
 
 @pytest.mark.parametrize("choices", ["['up', None, 'left']", "['up' nan 'left']", '["up", null, "left"]', 3])
 def test_a_letter_beside_choices_that_cannot_be_read_is_left_out(choices: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"choices: is no list of texts, and the answer 'C' is a letter"):
+    with pytest.raises(InvalidRequest, match=r"choices: is not a list of texts, and the answer 'C' is a letter"):
         task_of({"instruction": "Which?", "choices": choices, "answer": "C"})
 
 

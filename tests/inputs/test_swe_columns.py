@@ -62,12 +62,12 @@ def test_no_tests_are_no_tests(given: Any) -> None:
     ("given", "told"),
     [
         ("['a', 1]", "it has '1'"),
-        ("[1, 2]", "item 0 is no text: 1"),
-        (["a", None], "item 1 is no text"),
+        ("[1, 2]", "item 0 is not text: 1"),
+        (["a", None], "item 1 is not text"),
         ('{"a": "PASSED"}', "is a dict"),
         ("{'a': 'PASSED'}", "it has ':'"),
         ("['a' ... 'z']", "was cut short"),
-        ("['a', b'c']", "item 1 is no text"),
+        ("['a', b'c']", "item 1 is not text"),
         ("['a', f()]", "it has 'f'"),
         ("['a", "is neither JSON nor a list of texts"),
         ("[" * 100_000, "is neither JSON nor a list of texts"),
@@ -145,14 +145,14 @@ def test_null_columns_are_absent_ones(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"FAIL_TO_PASS": "['a' ... 'b']"}, "FAIL_TO_PASS: .*was cut short"),
-        ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS: .*item 0 is no text"),
+        ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS: .*item 0 is not text"),
         ({"FAIL_TO_PASS": None}, "FAIL_TO_PASS: names no test"),
         ({"PASS_TO_PASS": "[3"}, "PASS_TO_PASS: "),
         ({"problem_statement": "\ud83d"}, "problem_statement: has half of a character"),
         ({"problem_statement": None}, "problem_statement: "),
         ({"instance_id": None}, "instance_id: "),
         ({"base_commit": "main"}, "base_commit: "),
-        ({"install_config": "[" * 100_000}, "install_config: is no JSON"),
+        ({"install_config": "[" * 100_000}, "install_config: is not valid JSON"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named_and_the_others_are_imported(

@@ -84,7 +84,7 @@ CSV: dict[str, tuple[str, bytes, list[str]]] = {
     "text behind a quote": (
         "a.csv",
         b'question,answer\n"Who" is it?,Ada\n1+1?,2\n',
-        ["left out: , row 1 (line 2): is no CSV", "2"],
+        ["left out: , row 1 (line 2): is not a CSV", "2"],
     ),
     "an open quote": (
         "a.csv",
@@ -110,9 +110,9 @@ def test_csv_is_read_and_a_wrong_row_is_named(tmp_path: Path, shape: str) -> Non
         ("a.csv", b"", "is empty"),
         ("a.csv", b"question,answer,answer\n1,2,3\n", "two columns are called 'answer'"),
         ("a.csv", b"question,answer\n", "holds no task"),
-        ("a.csv", b"PK\x03\x04\0\0", "is no text. Rows are read from JSON lines, JSON, CSV"),
-        ("a.xlsx", b"PK\x03\x04\0\0", "is no text. Rows are read from JSON lines, JSON, CSV"),
-        ("a.jsonl.gz", b"\x1f\x8b\x08\0\0\0", "is no text"),
+        ("a.csv", b"PK\x03\x04\0\0", "is not text. Rows are read from JSON lines, JSON, CSV"),
+        ("a.xlsx", b"PK\x03\x04\0\0", "is not text. Rows are read from JSON lines, JSON, CSV"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\0\0\0", "is not text"),
         ("a.txt", b"question,answer\n1,2\n", "a.txt, line 1 is not JSON: .*CSV"),
         ("a.json", b'{"question": "?"', "a.json is not JSON"),
         ("a.json", b"[" * 100_000, "a.json is not JSON: it is nested more than 100 deep"),
@@ -169,7 +169,7 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "a broken line behind a blank": (f"{GOOD}\n\n{{\n", ["2", "left out: , row 2 (line 3): is not JSON"]),
     "NaN": (f'{GOOD}\n{{"question": "?", "answer": NaN}}', ["2", "left out: , row 2: answer: is nan"]),
     "NaN elsewhere": ('{"question": "?", "answer": 2, "level": NaN}', ["2"]),
-    "no objects": (f'3\n{GOOD}\n"x"\n[1]', [*["left out: , row 1: is no object", "2"], *["left out: , row "] * 2]),
+    "no objects": (f'3\n{GOOD}\n"x"\n[1]', [*["left out: , row 1: is not an object", "2"], *["left out: , row "] * 2]),
     "half of a character": (
         f'{{"question": "\\ud83d?", "answer": "2"}}\n{GOOD}\n{{"question": "?", "answer": "\\udc00"}}',
         [
@@ -196,12 +196,12 @@ LINES: dict[str, tuple[str, list[str]]] = {
         f'{{"answer": {"[" * 101}{"]" * 101}}}\n{GOOD}',
         ["left out: , row 1: is nested more than 100 deep", "2"],
     ),
-    "lists in a file of lines": (f"[{GOOD}]\n{GOOD}", ["left out: , row 1: is no object", "2"]),
+    "lists in a file of lines": (f"[{GOOD}]\n{GOOD}", ["left out: , row 1: is not an object", "2"]),
     "a number without end": (f'{{"question": "?", "answer": {"9" * 5000}}}\n{GOOD}', ["left out: , row 1: ", "2"]),
     "a big number": (f'{{"question": "?", "answer": {10**40}}}', [str(10**40)]),
     "broken JSON within": (
         f'{{"question": "?", "answer": "2", "files": "{{"}}\n{GOOD}',
-        ["left out: , row 1: files: is no JSON", "2"],
+        ["left out: , row 1: files: is not valid JSON", "2"],
     ),
 }
 
@@ -236,7 +236,7 @@ def test_a_path_into_broken_json_names_the_column(tmp_path: Path) -> None:
     mapping = {"instruction": "question", "answer": "labels.final"}
     left, one = read_source(path, Wanted(mapping=mapping))
     assert isinstance(left, LeftOut)
-    assert "row 1: labels.final: is no JSON" in left.why
+    assert "row 1: labels.final: is not valid JSON" in left.why
     assert isinstance(one, Imported)
 
 
@@ -345,7 +345,7 @@ def test_a_folder_of_csv_has_splits_and_other_data_comes_first(tmp_path: Path) -
     (tmp_path / "train.jsonl").write_text('{"id": "line", "instruction": "?", "answer": "2"}\n')
     (one,) = read_source(tmp_path, Wanted())
     assert isinstance(one, Imported)
-    assert one.name == "line", "tables beside data are mostly about it"
+    assert one.name == "line", "tables alongside data are mostly about it"
 
 
 @given(

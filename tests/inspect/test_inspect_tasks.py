@@ -257,7 +257,7 @@ def test_the_sample_is_kept_and_its_target_is_not_for_the_agent(place: Path) -> 
         ("prepared", "`setup`"),
         ("chosen", "`choices`"),
         ("judged", "No model specified"),
-        ("in_parts", "is no number"),
+        ("in_parts", "is not a number"),
         ("in_a_container", r"docker \(.*c.yaml\)"),
         ("missing", "missing"),
     ],

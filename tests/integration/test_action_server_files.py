@@ -62,7 +62,7 @@ async def test_writing_makes_folders_and_says_whether_a_file_is_new(files: Files
     second = await files.write("a/b/c.txt", "x")
     assert (second.num_bytes, second.is_new) == (1, False)
     assert (tmp_path / "a/b/c.txt").read_text() == "x"
-    assert os.listdir(tmp_path / "a/b") == ["c.txt"], "nothing is left beside it"
+    assert os.listdir(tmp_path / "a/b") == ["c.txt"], "nothing is left alongside it"
 
 
 async def test_a_replacement_is_exact_and_unique(files: Files, tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ async def test_an_answer_out_of_its_type_or_bounds_ends_the_server(changes: dict
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (b"rubbish\n", "a line that is no answer"),
-        (b"\xff\xfe\n", "a line that is no answer"),
-        (b"[" * 100_000 + b"\n", "a line that is no answer"),
+        (b"rubbish\n", "a line that is not an answer"),
+        (b"\xff\xfe\n", "a line that is not an answer"),
+        (b"[" * 100_000 + b"\n", "a line that is not an answer"),
         (b'{"id": "x-1", "ok": {}}\n', "answered a request that was not asked"),
         (b'{"id": "", "ok": {}}\n', "answered a request that was not asked"),
         (b"", r"ended by signal 9 (last words)"),

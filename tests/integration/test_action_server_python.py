@@ -24,7 +24,7 @@ OTHERS = sorted(
         if int(path.parts[-3].split(".")[1]) >= 8
     }
 )
-"""Other interpreters of this machine. pyenv has real ones beside its shims."""
+"""Other interpreters of this machine. pyenv has real ones alongside its shims."""
 
 
 def plain_python() -> str:

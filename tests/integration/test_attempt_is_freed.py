@@ -18,7 +18,7 @@ from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.interop.handlers import jobs
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.keeping.kept import Keeper
+from gangline.sandbox.keeper.kept import Keeper
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.wire.client.server import ServerClient

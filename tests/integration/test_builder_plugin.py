@@ -1,4 +1,4 @@
-"""A builder from somebody else's distribution, installed beside Gangline and found by its entry point."""
+"""A builder from somebody else's distribution, installed alongside Gangline and found by its entry point."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ async def test_a_large_call_leaves_the_same_record_as_read_on_the_loop(dialect: 
     records: list[Any] = []
     for where in (None, readers):
         async with proxied({}, readers=where) as running:
-            for size in (1100, 1201):  # the second one goes on from nothing that was sampled
+            for size in (1100, 1201):  # the second one continues from nothing that was sampled
                 status, answer, _ = await post(running, dialect, body_of(dialect, messages[:size]))
                 assert status == 200, answer
             records.append(

@@ -1,4 +1,4 @@
-"""`capture.seed`: every call of every session samples by a seed of its own, and by the same one again."""
+"""`capture.seed`: every call of every session samples by its own seed, and by the same one again."""
 
 from __future__ import annotations
 

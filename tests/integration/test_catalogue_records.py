@@ -74,7 +74,8 @@ async def test_other_tools_or_template_arguments_are_another_branch(name: str) -
         assert len(one.rows().traces) == 3
 
 
-# -- 14: calls beside the conversation -------------------------------------------------------------------------------
+# -- 14: calls alongside the conversation
+# -------------------------------------------------------------------------------
 
 
 @families

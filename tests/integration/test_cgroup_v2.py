@@ -11,7 +11,7 @@ import pytest
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
 from gangline.sandbox.commands.execution import Executions, Order
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
 from gangline.sandbox.shared.accounts import MemoryWatch
 from support.requirements import DOES_NOT_APPLY, need
@@ -63,8 +63,8 @@ async def _end_nothing() -> None:
 async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_are_gone(group: Path) -> None:
     groups = Cgroups()
     groups.folders = [group]
-    executions, foreman = Executions(), Foreman("test/cgroup/v2")
-    await foreman.ready()
+    executions, spawner = Executions(), Spawner("test/cgroup/v2")
+    await spawner.ready()
     order = Order(
         argv=["sh", "-c", "cat /proc/self/cgroup; sleep 100000 & echo $!"],
         cwd="/",
@@ -72,7 +72,7 @@ async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_a
         cgroup_procs=groups.procs,
     )
     memory = MemoryWatch([group], None)
-    result = await executions.run(foreman, order, end_all=_end_nothing, memory=memory, max_output_bytes=4096)
+    result = await executions.run(spawner, order, end_all=_end_nothing, memory=memory, max_output_bytes=4096)
     assert f"0::/{group.name}" in result.stdout.decode().splitlines()[-2]
     while len(left := (group / "cgroup.procs").read_text().split()) > 1:
         await asyncio.sleep(0.01)  # the shell is on its way out
@@ -82,7 +82,7 @@ async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_a
     (group / "cgroup.kill").write_text("1")
     await groups.remove()
     await executions.close()
-    await foreman.end()
+    await spawner.end()
 
 
 async def test_a_lost_group_is_found_by_its_name(group: Path, root: Path) -> None:

@@ -17,7 +17,7 @@ from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.stock.checkpoints import Checkpoints
+from gangline.node.sessions.reuse.checkpoints import Checkpoints
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 

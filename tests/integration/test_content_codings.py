@@ -211,7 +211,7 @@ def test_a_body_in_a_coding_whose_package_is_absent_is_a_415_in_shape_that_names
 
 
 def print_answers_to_absent_codings() -> None:
-    """In a process of its own, which lacks the packages."""
+    """In its own process, which lacks the packages."""
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write(json.dumps(asyncio.run(_answers(Path(folder)))))
 

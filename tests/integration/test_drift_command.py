@@ -32,7 +32,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(task_id: str, number: int) -> SessionResult:
-    """Two of its completions diverged, each for a cause of its own."""
+    """Two of its completions diverged, each for its own cause."""
     made = session_result(task_id=task_id, session_id=f"{task_id}.{number}")
     own = tuple(msgspec.structs.replace(one, session_id=made.session_id) for one in made.completions)
     return msgspec.structs.replace(made, completions=own)

@@ -18,7 +18,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import TurnsReceipt
 from gangline.node.sessions.attempt import Attempt
-from gangline.node.sessions.stock.turns import Listener, TurnSender
+from gangline.node.sessions.reuse.turns import Listener, TurnSender
 from gangline.rows.audit import audit
 from gangline.rows.forks.calls import REPLAYED, RESUME_FILE, RESUMED
 from gangline.server.run import Storage, serving, turn_store
@@ -216,7 +216,7 @@ async def test_the_journal_is_heard_only_while_an_attempt_is_followed() -> None:
 async def test_a_request_carries_no_more_than_its_limit_unless_one_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [completion(number, size=size) for number, size in enumerate((3, 3, 400, 3, 3, 3, 3, 3))]
     small = len(entry(records[0]))
-    monkeypatch.setattr("gangline.node.sessions.stock.turns._MAX_BYTES", 3 * small + 10)
+    monkeypatch.setattr("gangline.node.sessions.reuse.turns._MAX_BYTES", 3 * small + 10)
     server = Kept()
     sender = TurnSender("n", server)
     for name in ("s-1", "s-2"):

@@ -1,6 +1,6 @@
 """Games of Gymnasium, PettingZoo and TextArena, and questions of reasoning-gym, in sessions.
 
-Each package judges: it is stepped directly, with the same seed and actions, in a Python of its own.
+Each package judges: it is stepped directly, with the same seed and actions, in its own Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenEnv servers in sessions. The package judges: its own client, in a Python of its own, plays the same episode."""
+"""OpenEnv servers in sessions. The package judges: its own client, in its own Python, plays the same episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault it is when a patch is not graded: the agent's is 0, ours is no reward at all."""
+"""Whose fault it is when a patch is not graded: the agent's is 0, ours is not a reward at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, FilesNotKept
 from gangline.machine.reading.imported import Choices
-from gangline.node.sessions.recorded.files import AbsentFiles
+from gangline.node.sessions.replay.files import AbsentFiles
 from gangline.settings import plugins
 from gangline.tasks.importers.swe import InstanceChoices, read_instance
 from support.node.folder_runtime import FolderRuntime
@@ -98,7 +98,7 @@ async def test_a_recorded_session_is_graded_by_its_kept_patch(kennel: Kennel, ne
 
 
 async def test_the_repository_may_lie_outside_the_working_folder(kennel: Kennel, tmp_path: Path) -> None:
-    """Relative to it, or absolute, and not the same in both runtimes when the patch has a command of its own."""
+    """Relative to it, or absolute, and not the same in both runtimes when the patch has its own command."""
     nested = Path(kennel.agents.workdir) / "a" / "b"
     nested.mkdir(parents=True)
     for name in ("kennel.py", "test_kennel.py", ".git"):
@@ -126,7 +126,7 @@ async def test_the_agents_processes_are_gone_before_its_patch_is_taken(kennel: K
 
 
 async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
-    """New ones, ones that are no text, and ones that were committed."""
+    """New ones, ones that are not text, and ones that were committed."""
     kennel.agents.file("kennel.py").write_text("from helper import add, double\n")
     kennel.agents.file("helper.py").write_text(FIXED)
     kennel.agents.file("data.bin").write_bytes(b"\xff\0\n")

@@ -178,7 +178,7 @@ def planted(number: int) -> BaseException:
 
 
 def is_right(result: SessionResult) -> bool:
-    """What failed beside the work takes nothing away; else it is our fault, and named."""
+    """What failed alongside the work takes nothing away; else it is our fault, and named."""
     if result.outcome == "completed":
         return result.reward == 0.5
     told = result.failure

@@ -1,4 +1,4 @@
-"""Sessions that a caller opens on a node for an agent of its own: keys, claims, results, restarts."""
+"""Sessions that a caller opens on a node for its own agent: keys, claims, results, restarts."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def lived(
     critic: TinyTokenizer | None = None,
     **task: Any,
 ) -> SessionResult:
-    """A session of a node whose role `critic` has an engine of its own, if there is a tokenizer for it."""
+    """A session of a node whose role `critic` has its own engine, if there is a tokenizer for it."""
     agent = {"harness": "native", "settings": {"tools": ["shell"]}}
     lease = lease_of(name, **{"agent": agent, **task})
 

@@ -69,7 +69,7 @@ async def _echo(greeting: bytes = b"") -> AsyncGenerator[int]:
 
 
 class Names:
-    """A resolver with answers of its own."""
+    """A resolver with its own answers."""
 
     def __init__(self, **known: Sequence[str]) -> None:
         self.known = {name.replace("_", "."): addresses for name, addresses in known.items()}

@@ -34,7 +34,7 @@ CALL = """curl -sf -m 2 -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-T
 
 @asynccontextmanager
 async def slow_engine() -> AsyncGenerator[tuple[Process, str]]:
-    """A process of its own. Its health checks are answered at once, its calls after a minute."""
+    """Its own process. Its health checks are answered at once, its calls after a minute."""
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, stdout=PIPE)
     try:
         assert engine.stdout is not None

@@ -1,4 +1,4 @@
-"""A grader as a user of its own: code under test that it runs can neither write its reward nor read its tests."""
+"""A grader as its own user: code under test that it runs can neither write its reward nor read its tests."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Service:
         self._host, self.port = str(parts.hostname), int(parts.port or 0)
 
     async def send(self, data: bytes) -> Answer:
-        """One request on a connection of its own, and the one answer."""
+        """One request on its own connection, and the one answer."""
         reader, writer = await asyncio.open_connection(self._host, self.port)
         try:
             writer.write(data)
@@ -410,7 +410,7 @@ async def test_a_foreign_host_or_page_is_refused_before_all_else(service: Servic
         (await service.ask(method, path, header, token=token)).problem(403, "foreign_request")
 
 
-# -- what is no HTTP ---------------------------------------------------------------------------------------------
+# -- what is not HTTP ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

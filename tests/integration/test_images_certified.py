@@ -83,7 +83,7 @@ class Node:
     num_sessions: int = 0
 
     async def talk(self, dialect: str, steps: Sequence[Step]) -> list[Completion]:
-        """A session of its own. Raises: the SDK's error."""
+        """Its own session. Raises: the SDK's error."""
         self.num_sessions += 1
         session_id, journal = f"s{self.num_sessions}", MemoryJournal()
         self.script[:] = [step.reply for step in steps]

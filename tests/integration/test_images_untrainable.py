@@ -88,7 +88,7 @@ async def responses(running: Proxied) -> None:
     request: Any = [{"role": "user", "content": content}]
     async with running.client() as client:
         first = await client.responses.create(model="scripted", input=request)
-        # The image is in the prompt of what goes on from it, too, though the request does not say it again.
+        # The image is in the prompt of what continues from it, too, though the request does not say it again.
         await client.responses.create(model="scripted", input="And now?", previous_response_id=first.id)
 
 

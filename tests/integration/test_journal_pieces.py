@@ -139,7 +139,7 @@ async def test_a_journal_that_is_closed_meanwhile_keeps_a_large_entry_that_is_be
 async def test_the_choices_of_a_large_call_are_there_after_its_last_sync_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies after each sync in turn; the session then goes on."""
+    """The process dies after each sync in turn; the session then continues."""
     folder, lives = tmp_path / "journal", list[Path]()
     journal = Journal.open(folder)
     await journal.open_attempt(AttemptOpened("s-large", 1, "t", 1))

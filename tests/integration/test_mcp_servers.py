@@ -87,7 +87,7 @@ async def test_tools_of_a_server_are_offered_and_called(context: ToolContext) ->
         long = (await call("long_text", size=1 << 20)).content
         assert len(long) < context.max_output_bytes + 100
         assert " bytes left out]" in long
-        assert (await call("picture")).content == "see\n[1 part left out that are no text]"
+        assert (await call("picture")).content == "see\n[1 part left out that are not text]"
         ended = await call("stop", how="exit")
         assert ended.is_error
         again = await call("add", text="c")

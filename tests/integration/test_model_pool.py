@@ -1,4 +1,4 @@
-"""A pool of frozen models beside the policy: a provider's API under the name `pool/NAME`, as one more role."""
+"""A pool of frozen models alongside the policy: a provider's API under the name `pool/NAME`, as one more role."""
 
 from __future__ import annotations
 

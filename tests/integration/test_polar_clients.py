@@ -283,7 +283,7 @@ async def test_a_task_that_was_cancelled_before_its_submit_arrived_is_refused(ht
     assert (await http.get("/rollout/task/late")).status_code == 404
 
 
-async def test_polls_without_the_header_are_let_in_by_the_address(client: ServerClient):
+async def test_polls_without_the_header_are_admit_ready_by_the_address(client: ServerClient):
     """`slime_bridge/rollout.py`, 01bc72d: it sends the token with a submit alone, so the URL must have it. `cli.py`,
     01bc72d: `polar status` sends none at all."""
     host = client.url.removeprefix("http://")

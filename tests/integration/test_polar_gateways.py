@@ -321,7 +321,7 @@ async def test_a_result_that_cannot_be_read_fails_the_session(http: httpx.AsyncC
 
 
 async def test_sessions_of_a_restarted_gateway_are_tried_again(http: httpx.AsyncClient, client: ServerClient):
-    """It knows none of its sessions any more, and goes on with its heartbeats."""
+    """It knows none of its sessions any more, and continues with its heartbeats."""
     gateway = Gateway(http)
     async with gateway.registered():
         await http.post("/rollout/task/submit", json=TASK)

@@ -73,7 +73,7 @@ async def test_log_probs_of_another_length_make_the_record_untrainable(stream: b
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_without_ids_that_the_operator_let_in_is_recorded_as_text(stream: bool) -> None:
+async def test_an_engine_without_ids_that_the_operator_admit_ready_is_recorded_as_text(stream: bool) -> None:
     engine = HeldEngine(reports_ids=False, streams_ids=False, logprob_kind="missing")
     async with proxied_engine(engine) as running:
         asked = asyncio.create_task(_complete(running, stream=stream))

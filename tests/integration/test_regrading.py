@@ -13,7 +13,7 @@ from gangline.domain.errors import Conflict, InvalidRequest, RuntimeUnavailable
 from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.recorded.regrading import regrade
+from gangline.node.sessions.replay.regrading import regrade
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from support.node.attempt import lease_of, node_parts
 

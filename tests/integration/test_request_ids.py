@@ -161,7 +161,7 @@ def _filled(pieces: list[bytes], path: str, key: str) -> list[bytes]:
 
 
 async def _raw(url: str, pieces: list[bytes]) -> tuple[int, dict[str, str], bytes]:
-    """Send the pieces, each in a packet of its own, and read until the other side closes."""
+    """Send the pieces, each in its own packet, and read until the other side closes."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

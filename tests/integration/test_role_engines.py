@@ -54,7 +54,7 @@ class MirroredTokenizer(TinyTokenizer):
 
 
 class Episode:
-    """A solver and its critic in one session, each with a conversation of its own."""
+    """A solver and its critic in one session, each with its own conversation."""
 
     def __init__(self, client: openai.AsyncOpenAI) -> None:
         self.client = client

@@ -222,7 +222,7 @@ def test_a_session_rests_longer_after_each_fault_of_ours(store: TaskStore, clock
         clock.now += pause_s - 0.5
         assert "t.0" not in leased(store, 9)
         clock.now += 0.5
-        assert store.let_in() == 1
+        assert store.admit_ready() == 1
         (lease,) = store.lease("n1", NODE_URL, 9)
         assert (lease.session_id, store.session("t.0").ready_at) == ("t.0", None)
     assert store.report(result(lease, **engine_down()), kept).state == "ended"
@@ -234,7 +234,7 @@ def test_a_resting_session_can_be_cancelled(store: TaskStore, clock: Clock):
     store.report(result(lease, **engine_down()), kept)
     assert store.cancel_session("t.0").outcome == "cancelled"
     clock.now += 100.0
-    assert (store.let_in(), leased(store, 9)) == (0, [])
+    assert (store.admit_ready(), leased(store, 9)) == (0, [])
 
 
 def test_pages_of_sessions_show_each_once_and_only_those_asked_for(store: TaskStore):

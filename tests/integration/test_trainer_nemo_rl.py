@@ -76,7 +76,7 @@ def test_the_adapter_keeps_the_contract(check: Check) -> None:
 
 
 def test_sessions_are_compared_with_each_other() -> None:
-    """Also where tool output follows: as a prompt of its own each session would be compared with itself."""
+    """Also where tool output follows: as its own prompt each session would be compared with itself."""
     first = session("s0", 1.0, trace(turns=[(10, 2), (11, 2)]))
     second = session("s1", 0.0, trace(turns=[(12, 2), (13, 2)], between=(9, 9, 9)))
     assert compared(adapter.to_batch(Group("task-1", (first, second)), 2)) == [0.5, -0.5]
@@ -103,7 +103,7 @@ def test_traces_that_go_on_from_each_other_are_one_row() -> None:
 
 def test_traces_that_do_not_fit_into_one_row_are_refused() -> None:
     apart = session("s0", 1.0, trace(), trace(turns=[(12, 2)]))
-    with pytest.raises(InvalidGroup, match=r"several traces, and \S+ does not go on from the one before it"):
+    with pytest.raises(InvalidGroup, match=r"several traces, and \S+ does not continue from the one before it"):
         adapter.to_batch(Group("task-1", (apart, session("s1", 0.0))), 2)
     told = session("s0", 1.0, trace(reward=0.5), trace(turns=[(12, 2)], reward=1.0))
     with pytest.raises(InvalidGroup, match="rewards of their own"):

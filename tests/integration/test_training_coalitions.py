@@ -14,10 +14,10 @@ import pytest
 from gangline.domain.errors import InvalidGroup
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
-from gangline.train.collecting.beside.coalitions import CoalitionSettings
-from gangline.train.collecting.beside.tasks import Beside
 from gangline.train.collecting.collector import PlainCollector
+from gangline.train.collecting.side_rollouts.coalition_runs import CoalitionRuns
+from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
+from gangline.train.collecting.side_rollouts.tasks import Beside
 from gangline.train.learning.algorithms import algorithm
 from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
 from gangline.train.learning.samples import make_samples

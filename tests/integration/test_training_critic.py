@@ -1,4 +1,4 @@
-"""A critic beside a small real model: what it learns, what it leaves alone, and what a checkpoint keeps of it."""
+"""A critic alongside a small real model: what it learns, what it leaves alone, and what a checkpoint keeps of it."""
 
 from __future__ import annotations
 

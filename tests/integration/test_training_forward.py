@@ -25,7 +25,7 @@ from support.training.samples import EXACT, sample, session, trace
 PROMPT = [5, 6, 7, 8, 9, 10]
 SAMPLES = [
     sample(PROMPT, [11, 12, 2], session_id="s0"),
-    sample([*PROMPT, 11, 12, 2, 7], [13, 2], session_id="s0"),  # goes on from the first
+    sample([*PROMPT, 11, 12, 2, 7], [13, 2], session_id="s0"),  # continues from the first
     sample(PROMPT, [11, 12, 2], session_id="s1", seed=1),  # the same ids, sampled again
     sample(PROMPT, [14, 15, 7, 7, 16, 2], session_id="s1", weights=[1, 1, 0, 0, 0.5, 1]),
     sample([20], [21], session_id="s2"),  # shares nothing

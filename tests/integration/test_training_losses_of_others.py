@@ -377,7 +377,7 @@ def test_advantages_are_as_verls(
 
 @drawn(st.integers(0, 10**6), st.sampled_from(["opo", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"]))
 def test_estimators_are_as_verls(verl: Any, seed: int, name: str) -> None:
-    """Groups of eight sessions of one trace, with lengths and rewards of their own."""
+    """Groups of eight sessions of one trace, with lengths and their own rewards."""
     random = np.random.default_rng(seed)
     rewards, lengths = random.random((4, 8)), random.integers(1, WIDTH + 1, (4, 8))
     mask = torch.tensor(np.arange(WIDTH) < lengths.reshape(-1, 1)).double()

@@ -1,4 +1,4 @@
-"""The optimal token baseline beside a small real model: its energies are those of the model's own probabilities."""
+"""The optimal token baseline alongside a small real model: its energies are those of the model's own probabilities."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_wandb_gets_every_number(tmp_path: Path) -> None:
 
 
 def test_trackio_gets_every_number(tmp_path: Path) -> None:
-    """In a process of its own: Trackio reads its folder's variable when it is imported."""
+    """In its own process: Trackio reads its folder's variable when it is imported."""
     need_module("trackio", "pip install trackio")
     command = [sys.executable, "-c", _IN_TRACKIO, str(tmp_path), str(Path(__file__).parents[1])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

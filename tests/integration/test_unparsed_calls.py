@@ -28,7 +28,7 @@ from support.node.attempt import lease_of, node_parts
 from support.training.samples import EXACT, session, trace
 
 BROKEN = '<tool_call>\n{"name": "run", "arguments": {"command": \n</tool_call>'
-"""What the published filter looks for: a tag on a line of its own, and no structured call."""
+"""What the published filter looks for: a tag on its own line, and no structured call."""
 SCRIPT = {"rules": [{"pattern": "break it", "text": BROKEN}, {"pattern": ".", "text": "done"}]}
 AGENT = """
 import json, os, sys, urllib.request

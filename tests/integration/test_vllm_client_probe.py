@@ -26,7 +26,7 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.domain.template_told import lacks, told
+from gangline.domain.template_findings import lacks, told
 from gangline.domain.tokens import token_ids
 from gangline.models.engine_server.app import serving
 from gangline.models.engines.contract import EngineRequest, ReplyAccumulator

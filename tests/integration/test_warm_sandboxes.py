@@ -14,8 +14,8 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.reuse.warm import WarmPool, WarmSizes
 from gangline.node.sessions.sandboxes import start_prepared
-from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
 from gangline.sandbox.shared.users import grader_uid
 from support.node.attempt import node_parts
 

@@ -1,4 +1,4 @@
-"""Resources servers of NeMo Gym in sessions. Its package judges: one of its own servers, in a Python of its own."""
+"""Resources servers of NeMo Gym in sessions. Its package judges: one of its own servers, in its own Python."""
 
 from __future__ import annotations
 

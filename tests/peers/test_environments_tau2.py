@@ -58,7 +58,7 @@ for domain, most in (("mock", 10), ("retail", 14), ("airline", 14)):
         plans += [[domain, task.id, name, steps] for name, steps in steps_of(task).items()]
 """
 
-# tau2's side: its runner, with an agent of its own kind that takes the steps, and nothing of ours.
+# tau2's side: its runner, with its own agent kind that takes the steps, and nothing of ours.
 THEIRS = """
 from tau2.agent.base_agent import HalfDuplexAgent
 from tau2.data_model.message import AssistantMessage, ToolCall

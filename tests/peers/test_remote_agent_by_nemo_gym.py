@@ -1,5 +1,5 @@
 """Our agents as services of NeMo Gym's `remote_agent`. Its package judges: its agent server and a resources server,
-talking to each other and to us over HTTP, in a Python of its own."""
+talking to each other and to us over HTTP, in its own Python."""
 
 from __future__ import annotations
 
@@ -137,4 +137,4 @@ def test_nemo_gym_runs_and_grades_our_agents(python: str, url: str, tmp_path: Pa
     assert first["usage"]["output_tokens"] == sum(len(item["generation_token_ids"]) for item in sampled)
 
     assert refused["reward"] == 0.0
-    assert "the agent has tools of its own" in refused["error"]
+    assert "the agent has its own tools" in refused["error"]

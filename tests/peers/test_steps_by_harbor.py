@@ -1,6 +1,6 @@
 """Harbor's own runner judges tasks with several steps: the same task gives the same rewards there and here.
 
-Harbor needs Python 3.12 or newer and much else, so it is in an environment of its own: GANGLINE_HARBOR_PYTHON names its
+Harbor needs Python 3.12 or newer and much else, so it is in its own environment: GANGLINE_HARBOR_PYTHON names its
 Python.
 """
 
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         step("a") + step("b"),
         files("a", "true", GIVES(1)) | files("b", "touch b", "[ -e b ]; echo $((1 - $?)) > /logs/verifier/reward.txt"),
     ),
-    "a step goes on from what the one before left": (
+    "a step continues from what the one before left": (
         step("a") + step("b", healthcheck='{ command = "test -e prepared" }'),
         files("a", 'echo "$SLED" > first', GIVES(0.5))
         | files(
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         files("a", "true", f"touch /logs/verifier/old; {GIVES(1)}", **{"tests/secret": "42"})
         | files("b", "ls -A /logs/verifier > seen; ls /tests >> seen", ALL_GONE),
     ),
-    "a verifier of its own gets artifacts": (
+    "its own verifier gets artifacts": (
         step("a", artifacts='["/app/answer"]', verifier='{ environment_mode = "separate" }') + step("b"),
         files("a", "echo 5 > answer; echo 6 > other", "[ -e answer ] && [ ! -e other ] && [ ! -e seed ]; "
               "echo $((1 - $?)) > /logs/verifier/reward.txt", **{"workdir/seed": "1"})

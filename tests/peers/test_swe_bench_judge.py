@@ -92,7 +92,7 @@ Rows = dict[tuple[str, str], dict[str, Any]]
 
 
 def harness(*arguments: object, version: int, **how: Any) -> str:
-    """Output of a run of Python beside the harness of a version."""
+    """Output of a run of Python alongside the harness of a version."""
     command = shlex.split(os.environ["GANGLINE_DOCKER"])
     env = {**os.environ, "DOCKER_HOST": command[command.index("--host") + 1]}
     env["PYTHONPATH"] = VERSION_4 if version == 4 else ""
@@ -222,7 +222,7 @@ async def test_logs_are_read_as_swe_benchs_parsers_for_pytest_read_them(
     for parser, found in theirs.items():
         assert found or "--color=yes" in options, parser
         for name, status in found.items():
-            if "::" not in name:  # lines of logs, which are no tests
+            if "::" not in name:  # lines of logs, which are not tests
                 continue
             assert ours.status_of(name) == STATUSES[status], (parser, name)
 

@@ -35,7 +35,7 @@ CASES = [
     Case("pi", "pi"),
 ]
 EVERY_TURN = bool(os.environ.get("GANGLINE_FORK_EVERY_TURN"))
-SESSION_S = 400  # ten copies of a program at once, beside other tests
+SESSION_S = 400  # ten copies of a program at once, alongside other tests
 STEPS: list[dict[str, Any]] = [
     {"text": "I look around first.", "tool_calls": [{"run": "pwd; id -un; echo $HOME; ls"}]},
     {"tool_calls": [{"write": {"path": "/workspace/hello.txt", "content": "hello, sled\n"}}]},

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.agents.tools.action_server import ActionServer
-from gangline.agents.tools.inside.loop import Lines, Loop
-from gangline.agents.tools.inside.messages import dumps, loads
-from gangline.agents.tools.inside.output import Output
+from gangline.agents.tools.in_sandbox.loop import Lines, Loop
+from gangline.agents.tools.in_sandbox.messages import dumps, loads
+from gangline.agents.tools.in_sandbox.output import Output
 from gangline.domain.errors import ActionRefused
 from support.node.tools import action_server
 

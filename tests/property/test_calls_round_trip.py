@@ -16,7 +16,7 @@ from gangline.models.language.parsing.events import CallEvent, TextEvent
 from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 from support.engines.tokenizers import template_text
 
-# A busy machine is no failure.
+# A busy machine is not a failure.
 many = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -29,7 +29,7 @@ TEMPLATES: dict[str, tuple[ToolFormat, bool]] = {
     "llama3_1": ("llama3_json", True),
     "gptoss": ("harmony", True),
 }
-"""Template of TRL -> its format, and whether its values have types of their own."""
+"""Template of TRL -> its format, and whether its values have their own types."""
 
 PIECES = (
     *(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.train.collecting.beside.coalitions import CoalitionSettings
 from gangline.train.collecting.groups import CoalitionRewards, Group
+from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
 from gangline.train.learning.advantages import advantages_by_role, group_advantages
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors

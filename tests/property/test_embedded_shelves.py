@@ -1,4 +1,4 @@
-"""Caches on shelves: whoever joins, grows and leaves, each keeps what was computed, and no memory is left over."""
+"""Caches on kv_batches: whoever joins, grows and leaves, each keeps what was computed, and no memory is left over."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.serving.embedded.batched_kv import KvBatches
 from gangline.serving.embedded.kv_cache import KvCache
-from gangline.serving.embedded.shelves import Shelves
 
 LAYERS, HEADS, DIM = 2, 3, 4
 STEPS = st.lists(
@@ -20,10 +20,10 @@ STEPS = st.lists(
 
 
 class Room:
-    """Caches by number, each filled with marks of its own, and what each must hold."""
+    """Caches by number, each filled with its own marks, and what each must hold."""
 
     def __init__(self) -> None:
-        self.shelves = Shelves(LAYERS, HEADS, DIM)
+        self.kv_batches = KvBatches(LAYERS, HEADS, DIM)
         self.caches: dict[int, KvCache] = {}
         self.marks: dict[int, list[float]] = {}
         self._next = 0.0
@@ -32,7 +32,7 @@ class Room:
     def fill(self, number: int, amount: int) -> None:
         cache = self.caches.get(number)
         if cache is None:
-            cache = self.caches[number] = KvCache(LAYERS, HEADS, DIM, grow=self.shelves.place)
+            cache = self.caches[number] = KvCache(LAYERS, HEADS, DIM, grow=self.kv_batches.place)
             self.marks[number] = []
         marks = [self._next + step for step in range(amount)]
         self._next += amount
@@ -45,7 +45,7 @@ class Room:
 
     def take_off(self, number: int, _: int) -> None:
         if (cache := self.caches.pop(number, None)) is not None:
-            self.shelves.take_off(cache)
+            self.kv_batches.take_off(cache)
             assert_holds(cache, self.marks.pop(number))
             assert cache.keys.shape[2] == cache.length, "it takes no more memory than it fills"
 
@@ -71,7 +71,7 @@ def test_a_cache_keeps_its_content_whatever_others_do(steps: list[tuple[str, int
             assert_holds(room.caches[each], marks)
     for number in list(room.caches):
         room.take_off(number, 0)
-    assert room.shelves.num_bytes == 0
+    assert room.kv_batches.num_bytes == 0
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.data())
@@ -79,8 +79,8 @@ def test_a_cache_keeps_its_content_whatever_others_do(steps: list[tuple[str, int
 def test_attention_of_all_is_that_of_each(lengths: list[int], data: st.DataObject) -> None:
     """Some of the sequences decode while the others' prompts are read, with two query heads for each key head."""
     generator = torch.Generator().manual_seed(0)
-    shelves = Shelves(LAYERS, HEADS, DIM)
-    caches = [KvCache(LAYERS, HEADS, DIM, grow=shelves.place) for _ in lengths]
+    kv_batches = KvBatches(LAYERS, HEADS, DIM)
+    caches = [KvCache(LAYERS, HEADS, DIM, grow=kv_batches.place) for _ in lengths]
     for cache, length in zip(caches, lengths, strict=True):
         cache.reserve(length + 1)
         cache.keys[:, :, :length] = torch.randn(LAYERS, HEADS, length, DIM, generator=generator)
@@ -91,7 +91,7 @@ def test_attention_of_all_is_that_of_each(lengths: list[int], data: st.DataObjec
     key, value = torch.randn(2, len(chosen), HEADS, DIM, generator=generator).unbind()
     wanted = torch.stack([alone(caches[number], query[row], key[row], value[row]) for row, number in enumerate(chosen)])
     got = torch.full_like(query, torch.nan)
-    for part in shelves.decoding([(row, caches[number]) for row, number in enumerate(chosen)]):
+    for part in kv_batches.decoding([(row, caches[number]) for row, number in enumerate(chosen)]):
         got[part.rows] = part.attend(1, query[part.rows], key[part.rows], value[part.rows], None)
     assert torch.allclose(got, wanted, atol=1e-5)
 
@@ -107,14 +107,14 @@ def alone(cache: KvCache, query: torch.Tensor, key: torch.Tensor, value: torch.T
 
 @torch.inference_mode()
 def test_what_broken_weights_computed_reaches_no_later_sequence() -> None:
-    shelves = Shelves(LAYERS, HEADS, DIM)
-    cache = KvCache(LAYERS, HEADS, DIM, grow=shelves.place)
+    kv_batches = KvBatches(LAYERS, HEADS, DIM)
+    cache = KvCache(LAYERS, HEADS, DIM, grow=kv_batches.place)
     cache.reserve(50)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     cache.clear()
-    shelves.wipe()
+    kv_batches.wipe()
     cache.commit([1, 2])
-    (part,) = shelves.decoding([(0, cache)])
+    (part,) = kv_batches.decoding([(0, cache)])
     one = torch.ones(1, HEADS, DIM)
     assert torch.isfinite(part.attend(0, one, one, one, None)).all()

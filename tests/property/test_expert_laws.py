@@ -112,7 +112,7 @@ STEPS = st.lists(
 def _record(
     tree: CompletionTree, parent: Completion | None, step: Step, routing: Routing, chance: np.random.Generator
 ) -> Completion:
-    """A call that goes on from `parent`, with experts as the engine reports and capture keeps them."""
+    """A call that continues from `parent`, with experts as the engine reports and capture keeps them."""
     dropped, num_new, num_sampled, asks_for_new = step
     context = np.empty(0, np.int32) if parent is None else tree.context_ids(parent)
     shared = max(0, len(context) - dropped)

@@ -38,7 +38,7 @@ def facts(draw: st.DrawFn) -> TemplateFacts:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[Message, ...]:
-    """Each text is a word of its own."""
+    """Each text is its own word."""
     kinds = draw(st.lists(st.sampled_from(["system", "developer", "user", "picture", "reply", "call", "results"])))
     messages: list[Message] = []
     open_calls: list[str] = []

@@ -262,7 +262,7 @@ NUM_FORKS = int(os.environ.get("GANGLINE_PLANTED_FORKS", "1000")) // len(BODIES)
 
 def is_echo(call: ModelCall, recorded: ModelCall) -> bool:
     """Whether all that differs is the text of assistant's turns with tool calls, which some clients do not send back:
-    the conversation goes on from what was sampled."""
+    the conversation continues from what was sampled."""
     (rest, messages), (own_rest, own_messages) = seen(recorded), seen(call)
     if rest != own_rest or len(messages) != len(own_messages):
         return False
@@ -275,7 +275,7 @@ def is_echo(call: ModelCall, recorded: ModelCall) -> bool:
 
 
 def generated(name: str, chance: random.Random) -> list[dict[str, Any]]:
-    """The requests of an agent with three to seven turns, in words of its own."""
+    """The requests of an agent with three to seven turns, in its own words."""
 
     def words() -> str:
         return " ".join("".join(chance.choices("abcdehilnorstu", k=chance.randint(1, 7))) for _ in range(4))

@@ -28,7 +28,7 @@ from gangline.models.language.parsing.events import CallEvent, TextEvent
 from gangline.models.language.parsing.families import SECTIONS
 from gangline.models.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 
-# A busy machine is no failure.
+# A busy machine is not a failure.
 patient = settings(
     deadline=None,
     max_examples=int(os.environ.get("GANGLINE_CALLS", "40")),

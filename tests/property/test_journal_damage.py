@@ -192,7 +192,7 @@ async def _damaged(folder: Path, done: list[tuple[str, str, int]], kind: str, da
     )
     assert any("journal.damaged" in record.msg for record in records) == is_between
 
-    # It goes on: what is appended now is there the next time, and nothing is cut again.
+    # It continues: what is appended now is there the next time, and nothing is cut again.
     session_id = next(iter(want), "s1")
     await journal.append(completion(session_id, 999))
     await journal.close()

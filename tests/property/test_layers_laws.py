@@ -55,7 +55,7 @@ class _Idle:
 
 
 class _Sandbox:
-    """Real layers beside their model: name -> (mode, content), a link's target, or a folder's model."""
+    """Real layers alongside their model: name -> (mode, content), a link's target, or a folder's model."""
 
     def __init__(self, root: Path, number: int, *, mounts: bool, base: tuple[Checkpoint, Model] | None) -> None:
         folder = root / f"sandbox{number}"
@@ -132,7 +132,7 @@ class _Sandbox:
 
 
 def _unlink_others(path: Path) -> None:
-    """The model knows no hard links: write the file anew beside the other one."""
+    """The model knows no hard links: write the file anew alongside the other one."""
     content, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
     path.unlink()
     path.write_bytes(content)

@@ -31,7 +31,7 @@ _json = st.dictionaries(
 
 @st.composite
 def _replies(draw: st.DrawFn, number: int) -> Message:
-    """Never two of one meaning in a conversation; with thinking, text beside calls, one call or several."""
+    """Never two of one meaning in a conversation; with thinking, text alongside calls, one call or several."""
     text = f"Reply number {number} of so many: {draw(_words)}"
     calls = [
         ToolCall(f"call_{number}_{i}", draw(st.sampled_from(["run", "look"])), json.dumps(draw(_json)))
@@ -100,7 +100,7 @@ def _mapped(message: Message, kind: Any, change: Callable[[Any], Part]) -> Messa
 
 
 ECHOES = [_verbatim, _without_thinking, _without_text_beside_calls, _json_again, _trimmed]
-"""Any of these at once; ids renamed beside lost text leave nothing to tell a turn by."""
+"""Any of these at once; ids renamed alongside lost text leave nothing to tell a turn by."""
 
 
 def _echoed(history: list[Message], echoes: list[Callable[[Message], Message]]) -> list[Message]:

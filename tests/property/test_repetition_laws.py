@@ -1,4 +1,4 @@
-"""Loops of an agent, found at the end of any conversation: never in one that goes on, always in one that repeats."""
+"""Loops of an agent, found at the end of any conversation: never in one that continues, always in one that repeats."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gangline.models.language.text import IncrementalText, StopStrings
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
-# A busy machine is no failure.
+# A busy machine is not a failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOKENIZER = TinyTokenizer()
 SPECIAL = "<|im_end|>"

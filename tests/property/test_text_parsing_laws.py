@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gangline.models.language.parsing.events import CallEvent, TextEvent, ThinkingEvent
 from gangline.models.language.parsing.parser import Parsers, ReplyParser
 
-# A busy machine is no failure.
+# A busy machine is not a failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SCHEMAS: dict[str, dict[str, Any]] = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}

@@ -117,7 +117,7 @@ def turns(draw: st.DrawFn, of: Family, has_tools: bool) -> Turn:
 
 @dataclass
 class Client:
-    """An agent that goes on, goes back, asks beside, and changes its tools."""
+    """An agent that continues, goes back, asks alongside, and changes its tools."""
 
     data: st.DataObject
     engine: FamilyEngine

@@ -57,7 +57,7 @@ def test_advantages_of_sessions_sum_to_nothing(rewards: list[float], baseline: s
 
 @st.composite
 def groups(draw: st.DrawFn, rewards: st.SearchStrategy[float]) -> Group:
-    """Sessions of one to four traces, each trace with a reward of its own."""
+    """Sessions of one to four traces, each trace with its own reward."""
     sessions = list[SessionResult]()
     for number in range(draw(st.integers(1, 6))):
         own = draw(st.lists(rewards_of_sessions, min_size=1, max_size=4))
@@ -177,7 +177,7 @@ def test_a_better_turn_gains_more(group: Group, baseline: str) -> None:
 
 @st.composite
 def groups_of_players(draw: st.DrawFn) -> Group:
-    """Sessions of traces by named roles or by nobody; some traces have rewards of their own."""
+    """Sessions of traces by named roles or by nobody; some traces have their own rewards."""
     sessions = list[SessionResult]()
     for number in range(draw(st.integers(1, 5))):
         traces = [

@@ -76,7 +76,7 @@ def _folded(deltas: list[EngineDelta]) -> EngineReply:
 
 
 def _in_order(deltas: list[EngineDelta]) -> dict[int, list[tuple[str, ...]]]:
-    """Of each choice: every piece of thinking, text, arguments, log-probs, joined where one kind goes on."""
+    """Of each choice: every piece of thinking, text, arguments, log-probs, joined where one kind continues."""
     pieces: dict[int, list[tuple[str, ...]]] = {}
     for shown in (delta.shown for delta in deltas):
         mine = pieces.setdefault(shown.choice_index, [])

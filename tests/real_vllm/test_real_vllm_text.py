@@ -47,7 +47,7 @@ def raw_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 def has_seen_everything(turns: list[Turn]) -> bool:
-    """The model is sampled freely: a conversation goes on until it has called a tool, thought and answered."""
+    """The model is sampled freely: a conversation continues until it has called a tool, thought and answered."""
     called, answered = any(turn.calls for turn in turns), any(not turn.calls for turn in turns[:-1])
     return len(turns) >= MIN_CALLS and called and answered and any(turn.thinking for turn in turns)
 

@@ -82,7 +82,7 @@ async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
     def save_moved(folder: Path) -> None:
         shutil.copytree(moved, folder, dirs_exist_ok=True)
 
-    # On two busy cores vLLM sometimes sends its first tokens when it has sampled the last: that reply is no case.
+    # On two busy cores vLLM sometimes sends its first tokens when it has sampled the last: that reply is not a case.
     for old in range(1, 2 * NUM_TRIES, 2):
         opened = await node.client.open_session()
         await weights.push(save_as_it_is, old)

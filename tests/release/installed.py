@@ -1,4 +1,4 @@
-"""Gangline in an environment of its own, from a wheel."""
+"""Gangline in its own environment, from a wheel."""
 
 from __future__ import annotations
 

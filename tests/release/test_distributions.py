@@ -21,7 +21,7 @@ def test_both_files_pass_the_checks_of_uploads(dist: Path) -> None:
         f"gangline-{__version__}.tar.gz",
     ]
     run_uv("tool", "run", "twine@7.0.0", "check", "--strict", *files)
-    # W004: the agents of templates are no modules.
+    # W004: the agents of templates are not modules.
     run_uv("tool", "run", "check-wheel-contents@0.6.3", "--ignore", "W004", files[0])
 
 

@@ -36,7 +36,7 @@ def test_a_scripted_turn_is_read_back_by_its_familys_parsers(family: str, tmp_pa
         found = [(event.name, json.loads(event.arguments)) for event in events if isinstance(event, CallEvent)]
         assert (found, parser.status) == ([(call.name, call.arguments) for call in calls], "ok")
         said = "".join(event.text for event in events if isinstance(event, TextEvent | ThinkingEvent))
-        # Mistral's template writes no text beside a call.
+        # Mistral's template writes no text alongside a call.
         assert said.strip() == text or (calls and family == "Mistral")
         short = encoder.encode(Reply(text=text, finish="length"), calls, prompt)
         assert short == ids

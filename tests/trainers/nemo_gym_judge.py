@@ -1,6 +1,6 @@
 """NeMo Gym's own code over one node, in the Python that has its package: `CASE NODE_URL CONTROL_TOKEN`.
 
-Prints one line of JSON. It is no module of the tests: `test_nemo_gym.py` starts it.
+Prints one line of JSON. It is not a module of the tests: `test_nemo_gym.py` starts it.
 """
 
 import asyncio

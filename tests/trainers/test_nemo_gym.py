@@ -1,4 +1,4 @@
-"""Token capture of NeMo Gym over our proxy. Its own package judges, in a Python of its own."""
+"""Token capture of NeMo Gym over our proxy. Its own package judges, in its own Python."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agents.tools import inside
+from gangline.agents.tools import in_sandbox
 from gangline.agents.tools.action_server import ActionServerOptions
 from gangline.agents.tools.program import server_argv, server_program
 
-SOURCES = sorted(Path(inside.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(in_sandbox.__file__).parent.glob("*.py"))
 ONLY_IF_INSTALLED = {"IPython", "traitlets"}
 
 
@@ -75,7 +75,7 @@ def test_it_imports_nothing_slow_and_reads_on_after_what_is_no_message() -> None
         "slow = {'json', 're', 'typing', 'socket', 'signal', 'contextlib', 'heapq', 'struct', 'importlib.machinery'}\n"
         "sys.exit(str(slow & set(sys.modules) or 0))"
     )
-    folder = Path(inside.__file__).parent
+    folder = Path(in_sandbox.__file__).parent
     done = subprocess.run([sys.executable, "-S", "-E", "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.stderr == "0\n"
 

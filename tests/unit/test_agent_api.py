@@ -60,7 +60,7 @@ def test_a_request_is_the_templates_task_with_its_own_words_and_sampling() -> No
         (body(background=True), "background"),
         (body(stop="x"), "stop: "),
         (body(tools=[{"type": "web_search"}]), "tools"),
-        (body(tools=[{"type": "function", "name": "f", "parameters": {}}]), "tools: the agent has tools of its own"),
+        (body(tools=[{"type": "function", "name": "f", "parameters": {}}]), "tools: the agent has its own tools"),
         (body(text={"format": {"type": "json_object"}}), "text: "),
         (body(reasoning={"effort": "high"}), "reasoning.effort: nothing of an agent"),
         (body(wibble=1), "wibble: nothing of an agent"),
@@ -154,7 +154,7 @@ def test_a_run_that_only_its_grader_failed_is_answered() -> None:
 
 
 def test_tokens_that_are_left_out_can_be_counted() -> None:
-    """The sample's last turn is in a trace of its own, and so are the sub-agent's."""
+    """The sample's last turn is in its own trace, and so are the sub-agent's."""
     told = response_of(session_result(), 0.0)
     record = {"responses_create_params": {"input": "x"}, "response": told, "reward": 1.0}
     found = [one for sample in nemo_gym_entries(record, 1) for one in sample.findings]

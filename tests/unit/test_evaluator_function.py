@@ -1,4 +1,4 @@
-"""Evaluator `function`: only functions of the operator's run, and what is no reward gives none."""
+"""Evaluator `function`: only functions of the operator's run, and what is not a reward gives none."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ PLAIN: dict[str, tuple[Message, ...]] = {
 WITH_CALLS: dict[str, tuple[Message, ...]] = {
     "the node's ids": (say("user", "alpha"), call(ONE), result(ONE, "bravo")),
     "a reminder after results": (say("user", "alpha"), call(ONE), result(ONE, "bravo"), say("system", "charlie")),
-    "text beside results": (
+    "text alongside results": (
         say("user", "alpha"),
         call(ONE),
         Message("user", (ToolResult(ONE, (Text("bravo"),)), Text("charlie"))),
@@ -68,7 +68,7 @@ def template(name: str) -> TemplateEngine:
 
 
 def asked_words(messages: tuple[Message, ...]) -> list[str]:
-    """Texts that are not a reply's: templates may leave those out beside calls."""
+    """Texts that are not a reply's: templates may leave those out alongside calls."""
     pieces = [
         piece
         for message in messages

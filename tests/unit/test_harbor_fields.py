@@ -1,4 +1,4 @@
-"""Fields of Harbor's task format beside the usual ones: carried, or refused by name."""
+"""Fields of Harbor's task format alongside the usual ones: carried, or refused by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_skills_that_the_dockerfile_copies_go_to_the_agent(tmp_path: Path) -> No
         read_harbor_task(SourcePath.of(folder), QUIET)
     write(folder / "task.toml", '[environment]\nskills_dir = "/skills"\n')
     write(folder / "environment" / "skills" / "mush" / "sled.png", b"\xff\x00")
-    with pytest.raises(InvalidRequest, match=r"skills_dir: /skills/mush/sled\.png is no text"):
+    with pytest.raises(InvalidRequest, match=r"skills_dir: /skills/mush/sled\.png is not text"):
         read_harbor_task(SourcePath.of(folder), QUIET)
 
 
@@ -91,7 +91,7 @@ def test_network_list_grants_what_the_task_names(tmp_path: Path, toml: str, give
     ("toml", "network", "told"),
     [
         (f"[environment]\n{HOSTS}", None, r"\(allowlist: pypi\.org, \*\.debian\.org\).*--network list"),
-        ("", "list", "public network, which is no list"),
+        ("", "list", "public network, which is not a list"),
         (f"[agent]\n{NONE}[environment]\n{HOSTS}", "list", r"agent\.network_mode \(no-network\) and verifier"),
         (f"[environment]\n{HOSTS.replace('pypi.org', '10.0.0.0/8')}", "list", r"allowed_hosts: '10\.0\.0\.0/8'"),
     ],

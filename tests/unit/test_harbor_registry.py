@@ -62,7 +62,7 @@ def test_a_path_without_a_repository_begins_at_the_registry(tmp_path: Path) -> N
         ("dogs/sleds@3.0", {"path": "x"}, r"has the versions 1\.0, 2\.0"),
         ("dogs/single", {"path": "x"}, "x/task.toml does not exist"),
         ("dogs/single", {"path": "x", "git_url": URL}, f"--repositories CLONES, after: git clone {URL}"),
-        ("dogs/single", {}, "no registry of Harbor.*path"),
+        ("dogs/single", {}, "not a registry of Harbor.*path"),
     ],
 )
 def test_what_a_registry_cannot_give_is_named(tmp_path: Path, wanted: str, task: dict[str, Any], told: str) -> None:

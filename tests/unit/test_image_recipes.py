@@ -72,7 +72,7 @@ def test_what_a_file_holds_counts_and_not_its_name(tmp_path: Path) -> None:
     [
         ({"name": "../up"}, "name"),
         ({"name": "a b"}, "name"),
-        ({"base": "debian\nRUN evil"}, "no name of an image"),
+        ({"base": "debian\nRUN evil"}, "not a name of an image"),
         ({"packages": ["git; evil"]}, "packages"),
         ({"packages": ["--option"]}, "packages"),
         ({"caching": "lock", "lock": None}, "needs a lock file"),

@@ -186,7 +186,7 @@ def test_rows_that_nothing_can_grade_are_left_out(family: str, changes: dict[str
 @pytest.mark.parametrize(
     ("family", "changes", "told"),
     [
-        ("skyrl-json", {"instance": "{"}, "row 1: instance: is no JSON"),
+        ("skyrl-json", {"instance": "{"}, "row 1: instance: is not valid JSON"),
         ("skyrl", {"instance": 3}, "row 1: instance: is neither an object"),
         ("swe-smith", {"FAIL_TO_PASS": ["TestAdd"], "PASS_TO_PASS": []}, r"test_cmd: SWE-smith's rows have none"),
         ("swe-smith", {"FAIL_TO_PASS": "["}, "FAIL_TO_PASS: is neither JSON nor a list of texts"),

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: what is open there, what fails there, what goes on there."""
+"""An event loop in its own thread: what is open there, what fails there, what goes on there."""
 
 from __future__ import annotations
 

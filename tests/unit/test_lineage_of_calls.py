@@ -1,4 +1,4 @@
-"""How a call came out of an earlier one: what its record says beside its parent."""
+"""How a call came out of an earlier one: what its record says alongside its parent."""
 
 from __future__ import annotations
 

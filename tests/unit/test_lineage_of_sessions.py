@@ -101,7 +101,7 @@ def test_a_summary_that_was_cut_out_of_a_longer_reply_is_a_compaction_too() -> N
     ]
     analysis = "<analysis>I should go through the conversation in order, and list every file.</analysis>\n"
     talk.turn([*history, user("Summarise.")], said(analysis + "\n".join(lines)), tools=TOOLS)
-    _work(talk, 1, SYSTEM, user("This session goes on from an earlier one.\n\n" + "\n  ".join(lines)))
+    _work(talk, 1, SYSTEM, user("This session continues from an earlier one.\n\n" + "\n  ".join(lines)))
     assert _roles(talk.tree) == ["main", "main", "compaction", "main"]
 
 

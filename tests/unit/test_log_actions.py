@@ -39,5 +39,5 @@ def test_the_scan_sees_what_there_is() -> None:
     # The three set up handlers or hand a logger on, and log nothing.
     having = {
         str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if "logging.getLogger(" in path.read_text()
-    } - {"cli/terminal/output.py", "train/commands/run.py", "interop/harbor/runtime/inside/bridge.py"}
+    } - {"cli/terminal/output.py", "train/commands/run.py", "interop/harbor/runtime/in_sandbox/bridge.py"}
     assert having - seen == set()

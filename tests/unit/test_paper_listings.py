@@ -1,4 +1,4 @@
-"""Programs that the papers print, run as printed beside ours."""
+"""Programs that the papers print, run as printed alongside ours."""
 
 from __future__ import annotations
 

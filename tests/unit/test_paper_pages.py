@@ -1,4 +1,4 @@
-"""The pages of the papers: each listing and claim is beside the test that shows it, or the reason why none does.
+"""The pages of the papers: each listing and claim is alongside the test that shows it, or the reason why none does.
 
 Each row of what was read in their sources has a verdict; and every test, route, setting and name on them is there.
 """

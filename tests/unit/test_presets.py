@@ -145,10 +145,10 @@ def test_functions_are_called_with_arguments_in_either_form() -> None:
         ("math", {"problem": "x", "answer": ""}, "answer: is empty"),
         ("stem", {"problem": "x", "matched_solution": "It depends."}, "matched_solution: has no"),
         ("code", EURUS | {"ability": "math"}, "ability: 'math' is not `code`"),
-        ("code", EURUS | {"reward_model": {"ground_truth": "{"}}, "reward_model.ground_truth: is no JSON"),
+        ("code", EURUS | {"reward_model": {"ground_truth": "{"}}, "reward_model.ground_truth: is not valid JSON"),
         ("code", with_tests(inputs=["1"], outputs=["1", "2"]), "has 1 inputs and 2 outputs"),
         ("code", with_tests(inputs=[{}], outputs=["1"]), "inputs.0 is neither a text nor a list of lines"),
-        ("code", with_tests(inputs=[7], outputs=[7], fn_name="f"), "inputs.0 is no list of arguments"),
+        ("code", with_tests(inputs=[7], outputs=[7], fn_name="f"), "inputs.0 is not a list of arguments"),
         ("code", {**EURUS, "prompt": []}, "prompt: Value should have at least 1 item"),
         ("swe", {**SWE_GYM, "FAIL_TO_PASS": []}, "FAIL_TO_PASS: names no test"),
         ("swe", {**SWE_GYM, "repo": None}, "repo: Field required"),
@@ -172,7 +172,7 @@ def test_files_of_rows_name_the_row_and_rows_without_an_answer_are_left_out(tmp_
     assert "rows.jsonl, row 2: " in wrong.why
     assert "matched_solution: Input should be a valid string" in wrong.why
     path.write_text("[1]\n")
-    with pytest.raises(InvalidRequest, match="row 1: is no object"):
+    with pytest.raises(InvalidRequest, match="row 1: is not an object"):
         read_rows(path, "stem")
 
 

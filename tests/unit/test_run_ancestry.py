@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_from_anothers_checkpoint_or_from_weights_between_is_
     write_run(tmp_path, "resumed", checkpoint="c2")
     write_run(tmp_path, "begun", model=between)
     assert relatives(tmp_path, "stopped") == ([], ["begun 1 model 1", "resumed 1 checkpoint 1"])
-    assert relatives(tmp_path, "resumed") == (["stopped 1 checkpoint 1"], []), "its own checkpoint is no relative"
+    assert relatives(tmp_path, "resumed") == (["stopped 1 checkpoint 1"], []), "its own checkpoint is not a relative"
     assert relatives(tmp_path, "begun") == (["stopped 1 model 1"], [])
 
 

@@ -179,7 +179,7 @@ def test_version_2_limits_what_it_can_where_a_controller_is_missing(tmp_path: Pa
 
 
 def _container(root: Path, **files: str) -> Path:
-    """What an engine made, beside our own group: the container's membership."""
+    """What an engine made, alongside our own group: the container's membership."""
     folder = root / "machine" / "container"
     folder.mkdir(parents=True)
     for name, text in {"cgroup.procs": "", **files}.items():

@@ -1,4 +1,4 @@
-"""What a runtime has without a line of its own: the defaults of `Runtime` and `Sandbox`."""
+"""What a runtime has without its own line: the defaults of `Runtime` and `Sandbox`."""
 
 from __future__ import annotations
 

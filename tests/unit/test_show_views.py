@@ -87,7 +87,7 @@ def _beginning(lineage: Lineage) -> str:
 
 def test_a_trace_says_which_call_it_came_out_of() -> None:
     edited = Lineage(relation="changed", origin_id="c0003", cause="history_edited", first_change=4)
-    assert _beginning(edited).endswith("main, would go on from c0003, but history_edited at message 4")
+    assert _beginning(edited).endswith("main, would continue from c0003, but history_edited at message 4")
     spawned = Lineage(relation="spawned", origin_id="c0003", reason="its prompt is an argument of `task`")
     assert _beginning(spawned).endswith("main, spawned by a tool call of c0003")
     assert _beginning(Lineage(reason="one question alone")).endswith("a new conversation (one question alone)")

@@ -26,7 +26,7 @@ def _call(*messages: Message, **fields: Any) -> ModelCall:
 
 
 class _Index(PlaceIndex):
-    """With a tree of its own, as a ledger has."""
+    """With its own tree, as a ledger has."""
 
     def __init__(self, **options: Any) -> None:
         self.tree = CompletionTree()

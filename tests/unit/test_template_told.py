@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.task import TaskRequest
-from gangline.domain.template_told import lacks, lacks_of_tasks, told
+from gangline.domain.template_findings import lacks, lacks_of_tasks, told
 
 SAID_ELSEWHERE = {"tokenizer_digest", "template_digest", "thinking_off", "keeps_thinking_with", "refuses_tools"}
 VALUES: dict[str, list[Any]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gangline.agents.tools.inside import terminal
-from gangline.agents.tools.inside.loop import Loop
+from gangline.agents.tools.in_sandbox import terminal
+from gangline.agents.tools.in_sandbox.loop import Loop
 from support.requirements import need_command
 
 

@@ -1,4 +1,4 @@
-"""The loop beside prime-rl's trainer, without prime-rl; `tests/trainers/test_prime_rl.py` asks it."""
+"""The loop alongside prime-rl's trainer, without prime-rl; `tests/trainers/test_prime_rl.py` asks it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(
     assert found[1].step == 1
     (line,) = warnings
     assert name in line
-    assert "goes on from step-000001" in line
+    assert "continues from step-000001" in line
 
     saved(tmp_path, 2)  # the step is done again
     again = checkpoints.latest(warnings.append)

@@ -12,12 +12,12 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
-from gangline.train.collecting.beside.coalitions import COALITION, CoalitionSettings, coalition_task
-from gangline.train.collecting.beside.tasks import Beside
 from gangline.train.collecting.collector import PlainCollector
 from gangline.train.collecting.groups import CoalitionRewards, Group, ValiditySettings
 from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.side_rollouts.coalition_runs import CoalitionRuns
+from gangline.train.collecting.side_rollouts.coalitions import COALITION, CoalitionSettings, coalition_task
+from gangline.train.collecting.side_rollouts.tasks import Beside
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.train.learning.algorithms import algorithm
 from gangline.train.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors

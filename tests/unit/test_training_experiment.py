@@ -114,7 +114,7 @@ def test_the_sessions_of_coalitions_are_said_beforehand(tmp_path: Path, coalitio
         ),
         (
             {"coalitions": {"players": ["a", "b"]}, "algorithm": {"overrides": {"compare": "roles"}}},
-            "with compare `roles` each role has a reward of its own",
+            "with compare `roles` each role has its own reward",
         ),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""A greedy session beside each task, the baseline of ReMax."""
+"""A greedy session alongside each task, the baseline of ReMax."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.train.collecting.beside.greedy_runs import GreedyRuns, greedy_task
-from gangline.train.collecting.beside.tasks import Beside
 from gangline.train.collecting.collector import PlainCollector, informative
 from gangline.train.collecting.groups import Greedy, ValiditySettings
+from gangline.train.collecting.side_rollouts.greedy_runs import GreedyRuns, greedy_task
+from gangline.train.collecting.side_rollouts.tasks import Beside
 from gangline.train.learning.algorithms import algorithm
 from gangline.train.learning.samples import make_samples
 from support.training.samples import group
@@ -69,7 +69,7 @@ async def test_a_greedy_session_without_a_reward_is_treated_as_the_groups_are(on
 
 
 def test_remax_without_a_greedy_session_says_how_to_get_one() -> None:
-    with pytest.raises(InvalidGroup, match="needs a greedy session beside task-1"):
+    with pytest.raises(InvalidGroup, match="needs a greedy session alongside task-1"):
         make_samples(group(1.0, 0.0), algorithm("remax"))
 
 

@@ -58,7 +58,7 @@ def test_a_prompt_that_another_trace_keeps_is_written_out() -> None:
     ("changes", "message"),
     [
         ({"accelerator": SimpleNamespace(num_processes=2)}, "2 processes train here"),
-        ({"args": SimpleNamespace(num_generations=3)}, "4 rows are no whole groups of 3"),
+        ({"args": SimpleNamespace(num_generations=3)}, "4 rows are not whole groups of 3"),
     ],
     ids=["processes", "rows"],
 )

@@ -249,7 +249,7 @@ def test_a_check_of_a_task_with_steps_fails_where_one_step_does() -> None:
 def test_the_graders_output_is_that_of_the_last_step() -> None:
     details = {"steps": [{"details": {"output": "one"}}, {"details": {"output": "two"}}], "step_reward": "final"}
     assert evidence_of("oracle", [ended("s", reward_details=details)])[0].output == "two"
-    own = {"steps": ["walked"], "output": "of a grader that has steps of its own"}
+    own = {"steps": ["walked"], "output": "of a grader that has its own steps"}
     assert evidence_of("oracle", [ended("s", reward_details=own)])[0].output == own["output"]
 
 

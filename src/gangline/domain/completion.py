@@ -24,7 +24,7 @@ OF_ENVIRONMENT = "of_environment"
 """In `Completion.metadata`: true where an environment made the call."""
 
 OWN_EVIDENCE = ("routed_experts", "sampling_mask")
-"""Kinds of evidence with fields of their own; those of others are in the field `evidence`."""
+"""Kinds of evidence with their own fields; those of others are in the field `evidence`."""
 
 PromptSource = Literal["engine", "stitched", "rendered"]
 """Who made the prompt ids: the engine's rendering (T0), ours by stitching (T1), ours by rendering (T2)."""

@@ -1,4 +1,4 @@
-"""The Protocols that plug-ins implement. Each plug-in has its own pydantic `Config` type beside it.
+"""The Protocols that plug-ins implement. Each plug-in has its own pydantic `Config` type alongside it.
 
 A runtime, harness, builder or evaluator is found through an entry point (group `gangline.<kind>s`); the built-in ones
 come through the same door. See `gangline.settings.plugins`.
@@ -58,8 +58,9 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     mcp_sources: Mapping[str, McpSource] = {}
     """MCP servers over HTTP that the node's operator lets such an agent use."""
     environments: Mapping[str, SessionEnvironment] = {}
-    """Worlds of the session that offer tools, for an agent that runs in the node. A program in the sandbox finds them
-    in `mcp_servers`, under the same names."""
+    """SessionEnvironments of the session that offer tools, for an agent that runs in the node. A program in the sandbox
+    finds them in `mcp_servers`, under the same names.
+    """
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +167,7 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraderEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """Access to a model for graders. Its calls are no session's, and appear in no row."""
+    """Access to a model for graders. Its calls are not session's, and appear in no row."""
 
     url: str
     """Base URL, with or without `/v1`."""
@@ -199,7 +200,8 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     """True if the task requires grading in `fresh_runtime`."""
     metadata: Mapping[str, Any]
     services_of: Callable[[Sandbox], SideServices | None] = lambda _: None
-    """Services beside a runtime of the agent's specification, such as `runtime`, that still run; None: it has none."""
+    """Services alongside a runtime of the agent's specification, such as `runtime`, that still run; None: it has none.
+    """
     is_control: bool = False
     """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there. An evaluator
     that fails without an agent's work may take what `graded_before` has."""

@@ -134,7 +134,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     keeps_tools: bool = False
     """With `previous_reply_id`: tools are those of that reply's call, and `tools` is empty."""
     leads_with_instructions: bool = False
-    """The first message binds this call alone: one that goes on from its reply leaves it behind."""
+    """The first message binds this call alone: one that continues from its reply leaves it behind."""
     agent_id: str | None = None
     """The client's own name for the calling agent, where it distinguishes agents."""
     agent_role: str | None = None

@@ -15,7 +15,7 @@ class EnvironmentKind(Protocol):
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
     hidden_tools: ClassVar[frozenset[str]]
-    """Tools for the grader alone, beside those that the task hides."""
+    """Tools for the grader alone, alongside those that the task hides."""
     offers_tools: ClassVar[bool]
     """Whether the agent gets any tool. Its harness must be able to take them."""
     command: Sequence[str]

@@ -111,7 +111,7 @@ class InvalidRequest(CallerError):
 
 
 class ReplyNotFound(InvalidRequest):
-    """A model call goes on from a reply that this session does not have."""
+    """A model call continues from a reply that this session does not have."""
 
     code = "previous_response_not_found"
 
@@ -252,7 +252,7 @@ class EngineUnavailable(EngineError):
 
 
 class EngineMalformed(EngineUnavailable):
-    """The engine answered, but its answer is no reply: not JSON, not HTTP, without choices, with impossible ids.
+    """The engine answered, but its answer is not a reply: not JSON, not HTTP, without choices, with impossible ids.
 
     Calls fail over as from an engine that does not answer; where no other engine takes the call, the client gets a 502.
     """

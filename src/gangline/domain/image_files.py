@@ -64,7 +64,7 @@ class PixelsMissing(ValueError):
 
 def placed_images(row: HoldsImages) -> tuple[PlacedImage, ...]:
     """Every image of the row; `start` counts from the beginning of its whole prompt."""
-    evidence = [one.images for one in row.certificates if one.images is not None]
+    evidence = [certificate.images for certificate in row.certificates if certificate.images is not None]
     return evidence[-1].placed if evidence else ()
 
 
@@ -74,9 +74,9 @@ def image_files(row: HoldsImages) -> list[bytes]:
     Raises: PixelsMissing when the row's messages do not hold just the files that its certificates name.
     """
     placed = placed_images(row)
-    said = itertools.chain(row.prompt_messages, row.response_messages)
+    messages = itertools.chain(row.prompt_messages, row.response_messages)
     try:
-        files = [file_of(image) for image in images_in(said)]
+        files = [file_of(image) for image in images_in(messages)]
     except Refused as why:
         raise PixelsMissing(f"{row.trace_id}: {why}") from why
     if len(files) != len(placed):

@@ -67,14 +67,14 @@ def packed(names: Collection[str]) -> str:
     return "".join(sorted(_digest(name) for name in names))
 
 
-def has_image(told: str, name: str) -> bool:
+def has_image(digests: str, name: str) -> bool:
     """told: as `packed` gives it. Of 2,000 names, one in two million others is taken for one of them."""
-    return _digest(name) in _digests(told)
+    return _digest(name) in _digests(digests)
 
 
 @lru_cache(maxsize=1024)
-def _digests(told: str) -> frozenset[str]:
-    return frozenset(told[at : at + _DIGEST_CHARS] for at in range(0, len(told), _DIGEST_CHARS))
+def _digests(joined: str) -> frozenset[str]:
+    return frozenset(joined[at : at + _DIGEST_CHARS] for at in range(0, len(joined), _DIGEST_CHARS))
 
 
 def _digest(name: str) -> str:

@@ -39,7 +39,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _fields_at(place: Sequence[int | str], model: type[BaseModel]) -> list[str]:
-    """Field names of the models that can be at a place; steps that are no field (an index, a tag) change nothing."""
+    """Field names of the models that can be at a place; steps that are not field (an index, a tag) change nothing."""
     models = [model]
     for step in place:
         kinds = [one.model_fields[str(step)].annotation for one in models if str(step) in one.model_fields]

@@ -57,7 +57,7 @@ def split_host_port(text: str) -> tuple[str, int | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"{text!r} is no host and port")
+            raise ValueError(f"{text!r} is not a host and port")
         return host, _port(rest[1:], text) if rest else None
     if text.count(":") > 1:
         return text, None
@@ -67,7 +67,7 @@ def split_host_port(text: str) -> tuple[str, int | None]:
 
 def _port(digits: str, text: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 5 and 0 < int(digits) < 65536):
-        raise ValueError(f"{text!r}: {digits!r} is no port")
+        raise ValueError(f"{text!r}: {digits!r} is not a port")
     return int(digits)
 
 
@@ -83,7 +83,7 @@ def normal_host(text: str) -> str:
         raise ValueError(f"{text!r}: write an international name in its ASCII form, xn--...")
     labels = name.split(".")
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels) or _NUMBER.fullmatch(labels[-1]):
-        raise ValueError(f"{text!r} is no host: write a name, *.name, an IPv4 address or an [IPv6] address")
+        raise ValueError(f"{text!r} is not a host: write a name, *.name, an IPv4 address or an [IPv6] address")
     return name
 
 

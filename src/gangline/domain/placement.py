@@ -121,8 +121,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def _misses(self, runtime: str, image: str) -> bool:
         """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
         folder, name = located(image)
-        told = self.images.get(runtime, {}).get(folder)
-        return told is not None and not has_image(told, name)
+        digests = self.images.get(runtime, {}).get(folder)
+        return digests is not None and not has_image(digests, name)
 
     def _lack_of_gpus(self, runtime: str, wanted: int) -> str:
         had = self.gpus.get(runtime)
@@ -137,8 +137,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def needs_of(task: TaskRequest) -> Needs:
     graders = (task.evaluator, *(step.evaluator for step in task.steps))
-    others = (*(one.runtime for one in graders), *(spec.runtime for spec in task.environments.values()))
-    specs = [task.runtime, *(one for one in others if one is not None)]
+    others = (*(grader.runtime for grader in graders), *(spec.runtime for spec in task.environments.values()))
+    specs = [task.runtime, *(other for other in others if other is not None)]
     images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
     gpus = {(name, max(spec.gpus for spec in specs if spec.backend == name)) for name in {one.backend for one in specs}}
     return Needs(

@@ -85,7 +85,7 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
 CheckpointMethod = Literal["overlay", "frozen_copy", "reflink", "copy"]
 """How a checkpoint was made.
 
-`overlay`: its files became a frozen layer, and the sandbox goes on in a new one over it; no process of it lived.
+`overlay`: its files became a frozen layer, and the sandbox continues in a new one over it; no process of it lived.
 `frozen_copy`: copied while all processes of the sandbox were stopped. `reflink`: the same or `copy`, by a file system
 that shares the bytes. `copy`: copied without stopping any.
 """
@@ -139,7 +139,7 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str | None = None
     """Sandboxes with the same name, such as those of one session, share their GPUs; None: with none."""
     base: Checkpoint | None = None
-    """The sandbox begins with these files: a fork. Its folder lies beside that of the checkpoint's sandbox, and its
+    """The sandbox begins with these files: a fork. Its folder lies alongside that of the checkpoint's sandbox, and its
     owner and specification are the same."""
 
 
@@ -282,7 +282,7 @@ class Sandbox(ABC):
 
         Removes a file, a link or a folder with its content, whatever its modes; empties and keeps both HOMEs, `workdir`
         and the spec's `folders`. Also removes a file or link in place of one of its parents. Makes the parent folders
-        usable by their owner again. Follows no link; a missing path is no error.
+        usable by their owner again. Follows no link; a missing path is not an error.
         Raises: InvalidRequest when the path is not one that files can be moved through.
         """
 
@@ -317,7 +317,7 @@ class Sandbox(ABC):
     # -- checkpoints: see also `Runtime.release` -----------------------------------------------------------------
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
-        """Keep the present files of the writable folders, until `Runtime.release`. Commands go on, but for a pause.
+        """Keep the present files of the writable folders, until `Runtime.release`. Commands continue, but for a pause.
 
         Later writes never change it. It outlives kills, and the sandbox.
         Raises: RuntimeUnavailable where `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
@@ -411,7 +411,7 @@ class Runtime(ABC):
         return None
 
     def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
-        """Those beside a sandbox that is not stopped yet. Called where `has_services`."""
+        """Those alongside a sandbox that is not stopped yet. Called where `has_services`."""
         raise RuntimeUnavailable(f"runtime `{self.name}` starts no services.")
 
     async def release(self, checkpoint: Checkpoint) -> None:
@@ -420,14 +420,14 @@ class Runtime(ABC):
 
 
 class SideServices(Protocol):
-    """The services beside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
+    """The services alongside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
 
     async def exec(
         self, service: str, command: str, *, timeout_s: float, user: str | None = None, max_output_bytes: int = 1 << 16
     ) -> ExecResult:
         """Run a command of `sh -c` in a service's container. user: None is the service's own.
 
-        One that takes too long may go on until the sandbox is stopped.
+        One that takes too long may continue until the sandbox is stopped.
         Raises: RuntimeFailed, also where there is no such service.
         """
         ...

@@ -6,6 +6,6 @@ import hashlib
 
 
 def derived_seed(*path: int) -> int:
-    """A seed of its own for each path of whole numbers, such as (seed, number of the task): from 0 to 2^63 - 1."""
+    """Its own seed for each path of whole numbers, such as (seed, number of the task): from 0 to 2^63 - 1."""
     digest = hashlib.sha256("/".join(map(str, path)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

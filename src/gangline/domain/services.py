@@ -1,4 +1,4 @@
-"""The services beside an agent's container, such as a database: other containers that it reaches by name."""
+"""The services alongside an agent's container, such as a database: other containers that it reaches by name."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def is_usable(session: SessionResult) -> bool:
 def made_no_call(session: SessionResult) -> bool:
     """Whether none of its model calls was answered: it says nothing of how good the model is."""
     has_traces = session.trajectory is not None and bool(session.trajectory.traces)
-    return not has_traces and not any(one.status == "complete" for one in session.completions)
+    return not has_traces and not any(completion.status == "complete" for completion in session.completions)
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ NetworkPolicy = Literal["none", "proxy", "full", "list"]
 SystemCall = Literal["keyring", "io_uring", "userfaultfd", "perf_events", "bpf", "vsock", "user_namespaces"]
 """Interfaces to the kernel that agents are refused unless their task asks for them."""
 TextEncoding = Literal["utf-8", "base64"]
-"""How bytes are written in JSON: as text, or, where they are no text, in base 64."""
+"""How bytes are written in JSON: as text, or, where they are not text, in base 64."""
 
 
 MAX_DEPTH = 64
@@ -119,12 +119,13 @@ class RuntimeSpec(_Spec):
     many, the task waits and says so."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
-    """Addresses that network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an
+    """Addresses that network `list` opens alongside the node's proxy: `host`, `*.domain` (all names below it) or an
     address, each with or without `:port`; the default ports are 80 and 443. An address that is not public must be
     listed itself."""
     system_calls_allow: tuple[SystemCall, ...] = ()
-    """Interfaces to the kernel that the agent gets beside the usual ones: browsers need `user_namespaces` for sandboxes
-    of their own. Where an engine or the machine refuses one itself, asking for it changes nothing."""
+    """Interfaces to the kernel that the agent gets alongside the usual ones: browsers need `user_namespaces` for
+    sandboxes of their own. Where an engine or the machine refuses one itself, asking for it changes nothing.
+    """
     workdir: FolderPath = "/workspace"
     """Where the harness starts."""
     folders: tuple[FolderPath, ...] = ()
@@ -174,10 +175,10 @@ class EnvironmentSpec(_Spec):
     config: dict[str, Any] = Field(default_factory=dict)
     """Checked against the kind's own configuration type at submit."""
     place: Literal["beside", "inside"] = "beside"
-    """`beside`: in a sandbox of its own. `inside`: in the agent's, by the user `grader`, whose processes and HOME the
+    """`beside`: in its own sandbox. `inside`: in the agent's, by the user `grader`, whose processes and HOME the
     agent cannot reach. It ends with the agent there, and starts anew for the grader, over the files that are left."""
     runtime: RuntimeSpec | None = None
-    """The sandbox beside the agent's. None is one like the agent's, prepared in the same way, without a network."""
+    """The sandbox alongside the agent's. None is one like the agent's, prepared in the same way, without a network."""
     hidden_tools: tuple[str, ...] = ()
     """Tools that the agent is not offered and cannot call; the grader can. A kind may hide more."""
     show_instructions: bool = True
@@ -188,7 +189,7 @@ class EnvironmentSpec(_Spec):
     @model_validator(mode="after")
     def _has_one_sandbox(self) -> EnvironmentSpec:
         if self.place == "inside" and self.runtime is not None:
-            raise ValueError("runtime is of an environment beside the agent's sandbox, and this one is inside")
+            raise ValueError("runtime is of an environment alongside the agent's sandbox, and this one is inside")
         return self
 
 
@@ -322,7 +323,7 @@ class CaptureSpec(_Spec):
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """Every model call gets a seed of its own, made from this one, the session's number in its group and the call's
+    """Every model call gets its own seed, made from this one, the session's number in its group and the call's
     number in its session. An engine that samples by seeds gives the same tokens again, as long as the harness sends the
     same. It replaces the harness's own seed; a rule of `sampling` for `seed` takes precedence. A session's next attempt
     draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session that its
@@ -347,7 +348,7 @@ class CaptureSpec(_Spec):
     disk until the session has ended, and a session that is lost with it begins anew. A fork begins anew at its
     parent."""
     token_texts: bool = False
-    """Keep the text of each sampled token beside its id, as the engine reports it: a part of a character is U+FFFD.
+    """Keep the text of each sampled token alongside its id, as the engine reports it: a part of a character is U+FFFD.
     Tasks in Polar's format have it on."""
     routed_experts: bool = False
     """Keep the experts that a mixture-of-experts model chooses for each token, for trainers that replay them. Calls are
@@ -357,7 +358,7 @@ class CaptureSpec(_Spec):
     such tokens be trained on. Calls that cut ids away are refused where the policy's engine does not report them, and
     asked for whole."""
     evidence: tuple[Annotated[str, Field(max_length=100)], ...] = Field(default=(), max_length=16)
-    """Other kinds of evidence to keep beside each token, by the names of their plug-ins. Calls are refused where the
+    """Other kinds of evidence to keep alongside each token, by the names of their plug-ins. Calls are refused where the
     policy's engine does not report them, and asked for whole."""
 
     @field_validator("volatile_system_text")
@@ -369,7 +370,7 @@ class CaptureSpec(_Spec):
 
     @property
     def asks_evidence(self) -> bool:
-        """Whether it asks for anything beside the tokens."""
+        """Whether it asks for anything alongside the tokens."""
         return self.routed_experts or self.sampling_masks or bool(self.evidence)
 
     def session_seed(self, sample_index: int) -> int | None:
@@ -488,7 +489,7 @@ class ForkSpec(_Spec):
     """Text that the engine is sent in the place of the newest message behind the last recorded answer: of the tool's
     result, or of the user's message. The agent does not see it."""
     engine: str | None = Field(default=None, pattern=ID_PATTERN)
-    """A role with engines of its own, which answer the calls behind the fork; None: the policy's do. They must have the
+    """A role with its own engines, which answer the calls behind the fork; None: the policy's do. They must have the
     tokenizer and the chat template of the record."""
 
 
@@ -513,7 +514,7 @@ class TaskRequest(_Spec):
     runtime: RuntimeSpec = RuntimeSpec()
     agent: AgentSpec
     environments: dict[McpServerName, EnvironmentSpec] = Field(default_factory=dict)
-    """Worlds that the agent acts in, by name, beside its sandbox or instead of it."""
+    """SessionEnvironments that the agent acts in, by name, alongside its sandbox or instead of it."""
     capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
@@ -582,7 +583,7 @@ class TaskRequest(_Spec):
         return self.capture.durable == "turn" and self.fork is None
 
     def at_step(self, index: int) -> TaskRequest:
-        """The step as a task of its own, without the prepare actions, which are for the agent's sandbox alone."""
+        """The step as its own task, without the prepare actions, which are for the agent's sandbox alone."""
         step = self.steps[index]
         changes: dict[str, Any] = {
             "instruction": step.instruction,
@@ -619,7 +620,7 @@ class TaskRequest(_Spec):
         if self.num_samples > 1 and rule is not None and (rule.override, rule.default) != (None, None):
             raise ValueError(
                 "capture.sampling.seed: override and default give all sessions of the group the same seed, and so the "
-                "same tokens; write capture.seed instead, from which every call gets a seed of its own"
+                "same tokens; write capture.seed instead, from which every call gets its own seed"
             )
         return self
 

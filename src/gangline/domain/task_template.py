@@ -1,6 +1,6 @@
 """Task templates: a task's body in which `{name}` stands for a field.
 
-In a text, `{name}` is replaced by the field's text, or by its JSON where the field is no text. A text that is nothing
+In a text, `{name}` is replaced by the field's text, or by its JSON where the field is not text. A text that is nothing
 but `{name}` becomes the field itself where that is a list, an object or null. Braces around anything else stay.
 """
 

@@ -47,7 +47,7 @@ def _only_texts(found: Any) -> list[str]:
         raise ValueError(f"is a {type(found).__name__}, not a list of texts")
     for at, one in enumerate(cast("list[Any]", found)):
         if not isinstance(one, str):
-            raise ValueError(f"item {at} is no text: {str(one)[:40]}")
+            raise ValueError(f"item {at} is not text: {str(one)[:40]}")
     return cast("list[str]", found)
 
 
@@ -56,7 +56,7 @@ def _of_python(text: str) -> list[str]:
     found: list[str] = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of backslashes that are no escapes
+            warnings.simplefilter("ignore")  # of backslashes that are not escapes
             for token in tokenize.generate_tokens(io.StringIO(text).readline):
                 if token.type == tokenize.STRING:
                     found.append(ast.literal_eval(token.string))

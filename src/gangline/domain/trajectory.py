@@ -11,7 +11,7 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 
 TraceRole = Literal["main", "sub_agent", "side", "compaction"]
-"""Purpose of a call: the session's task; a part of it, given to an agent of its own; something beside it (a title, a
+"""Purpose of a call: the session's task; a part of it, given to its own agent; something alongside it (a title, a
 classifier); a summary from which the conversation continues. See `trajectories.lineage` for the evidence."""
 
 

@@ -44,7 +44,7 @@ def why_hidden(backends: Sequence[Mapping[str, Any]], agent: AgentSpec) -> str |
 
     backends: as nodes report them.
     """
-    policy = [one for one in backends if one.get("role") is None]
+    policy = [backend for backend in backends if backend.get("role") is None]
     if not policy or any((one.get("template") or {}).get("renders_tools") is not False for one in policy):
         return None
     consequence = "the model will not see them" if agent.allow_unrendered_tools else "its sessions will be refused"

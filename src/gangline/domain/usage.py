@@ -101,7 +101,7 @@ def summed(usages: Sequence[Usage]) -> Usage:
             totals[name] = None if None in values else sum(values)
         is_known = totals[name] is not None
         words = [usage.measured.get(name, "") for usage in usages if (getattr(usage, name) is not None) == is_known]
-        if told := "; ".join(word for word in dict.fromkeys(words) if word):
-            measured[name] = told
+        if text := "; ".join(word for word in dict.fromkeys(words) if word):
+            measured[name] = text
     last = usages[-1]
     return Usage(disk_bytes=last.disk_bytes, files=last.files, exceeded=last.exceeded, measured=measured, **totals)

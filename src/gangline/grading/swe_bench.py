@@ -22,7 +22,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gangline.agents.tools.inside.output import Output
+from gangline.agents.tools.in_sandbox.output import Output
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.sandbox import ExecResult, Sandbox

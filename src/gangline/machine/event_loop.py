@@ -102,7 +102,7 @@ def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, Resu
 
 
 async def _contained(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result. A plug-in's SystemExit would end the node from a task of its own."""
+    """The result. A plug-in's SystemExit would end the node from its own task."""
     try:
         return await work
     except SystemExit as error:

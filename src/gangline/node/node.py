@@ -52,13 +52,13 @@ from gangline.node.sessions.leases.delivery import Delivery
 from gangline.node.sessions.leases.hooks import Hooks
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.pipeline import Pipeline, one_error
-from gangline.node.sessions.recorded.regrading import regrade
+from gangline.node.sessions.replay.regrading import regrade
+from gangline.node.sessions.reuse.checkpoints import Checkpoints
+from gangline.node.sessions.reuse.turns import TurnSender
+from gangline.node.sessions.reuse.warm import WarmPool, WarmSizes
 from gangline.node.sessions.sandboxes import start_prepared
 from gangline.node.sessions.stages import Pools, PoolSizes
-from gangline.node.sessions.stock.checkpoints import Checkpoints
-from gangline.node.sessions.stock.turns import TurnSender
-from gangline.node.sessions.stock.warm import WarmPool, WarmSizes
-from gangline.sandbox.keeping.kept import Keeper, reap_keeper
+from gangline.sandbox.keeper.kept import Keeper, reap_keeper
 from gangline.settings import plugins
 from gangline.settings.addresses import local_url, reachable_url
 from gangline.settings.machine import Settings
@@ -266,7 +266,9 @@ async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list
     """Attempts from before the restart that this node continues; all other leftovers are removed."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
     found = await adoptable(keeper.kept, unclosed, delivery.leftover())
-    lasting = {handle.runtime_id for _, handle in found} | {one.checkpoint_id for one in keeper.checkpoints}
+    lasting = {handle.runtime_id for _, handle in found} | {
+        checkpoint.checkpoint_id for checkpoint in keeper.checkpoints
+    }
     await _reap(parts.owner, parts.runtimes_folder, frozenset(lasting))
     attempts: list[Attempt] = []
     for note, handle in found:
@@ -396,7 +398,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
-    """Those of an earlier life of this node go on."""
+    """Those of an earlier life of this node continue."""
     external = ExternalSessions(
         node_id=parts.node_id,
         store=await asyncio.to_thread(ExternalStore, folder / "sessions"),

@@ -48,7 +48,7 @@ class BuilderConfig(BaseModel):
     roles: tuple[TraceRole, ...] | None = None
     """Turns of other roles are masked, and their certificates say so. None: every role is trained on."""
     engine_role: str | None = None
-    """Whose turns are trained on, where roles have engines of their own: the model of this role. None: the policy.
+    """Whose turns are trained on, where roles have their own engines: the model of this role. None: the policy.
     Turns of other models are masked, and their certificates say so."""
 
 
@@ -139,7 +139,7 @@ def _extends(tree: CompletionTree, completion: Completion) -> bool:
         return False
     parent = tree[completion.parent_id]
     if _has_media(completion) and not _has_media(parent):
-        return False  # what stands before the first image is trained on, in a row of its own
+        return False  # what stands before the first image is trained on, in its own row
     return (
         parent.branch_key == completion.branch_key
         and is_exact(tree, completion)

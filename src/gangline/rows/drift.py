@@ -1,7 +1,7 @@
 """The drift report: the calls that did not continue exactly the tokens sampled before, by place and cause. Pure.
 
 A conversation can break in two ways. `diverged`: the client sent the same history, but the engine's rendering of it
-does not begin with the sampled ids. `changed`: the client itself edited the history. Either begins a row of its own;
+does not begin with the sampled ids. `changed`: the client itself edited the history. Either begins its own row;
 nothing sampled is lost, but the prompt is computed, stored and trained on again.
 """
 
@@ -141,7 +141,7 @@ def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
     held = list(calls)
     contexts = Counter(call.context for call in held)
     breaks = tuple(_break(call) for call in held if call.changed or call.context == "diverged")
-    diverged = [one for one in breaks if one.first_divergence is not None and one.num_parent_ids]
+    diverged = [break_ for break_ in breaks if break_.first_divergence is not None and break_.num_parent_ids]
     num_exact = sum(call.context == "exact" and not call.changed for call in held)
     num_followed = num_exact + len(breaks)
     return DriftReport(
@@ -153,7 +153,7 @@ def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
         num_changed=sum(call.changed for call in held),
         exact_share=num_exact / num_followed if num_followed else None,
         prompt_sources=_counted(call.prompt_source for call in held),
-        causes=_counted(one.cause for one in breaks),
+        causes=_counted(break_.cause for break_ in breaks),
         fallbacks=_counted(call.fallback for call in held),
         renderings=count_renderings(held),
         unlike_renderings=_counted(call.unlike_rendering for call in held),
@@ -161,7 +161,7 @@ def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
         finish_reasons=_counted(call.finish_reason for call in held),
         untrainable=_counted(call.untrainable for call in held),
         num_untrainable_tokens=sum(call.num_sampled_ids for call in held if call.untrainable is not None),
-        num_repeated_tokens=sum(one.num_prompt_ids for one in breaks),
+        num_repeated_tokens=sum(break_.num_prompt_ids for break_ in breaks),
         num_forgotten_tokens=sum(one.num_parent_ids - (one.first_divergence or 0) for one in diverged),
         median_first_divergence=(
             median((one.first_divergence or 0) / one.num_parent_ids for one in diverged) if diverged else None

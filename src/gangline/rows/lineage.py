@@ -80,9 +80,9 @@ def quotes(opening: str, reply: Message, said: str) -> bool:
 
 
 def tasks_of(root: Completion) -> list[str]:
-    """A conversation's first task: each text of its user, and all of them together; clients put reminders beside it."""
-    messages = [one for one in root.new_messages if one.role == "user"]
-    texts = [flat(part.text) for one in messages for part in one.parts if isinstance(part, Text)]
+    """A conversation's first task: each text of its user, and all of them together; clients put reminders alongside it."""
+    messages = [new_message for new_message in root.new_messages if new_message.role == "user"]
+    texts = [flat(part.text) for message in messages for part in message.parts if isinstance(part, Text)]
     return list(dict.fromkeys([*texts, flat(" ".join(map(message_text, messages)))]))
 
 
@@ -172,7 +172,7 @@ class _Segment:
     @property
     def works(self) -> bool:
         """Whether it is more than one question and its answer."""
-        return len(self.completions) > 1 or any(calls_of(one.response) for one in self.completions)
+        return len(self.completions) > 1 or any(calls_of(completion.response) for completion in self.completions)
 
     def begins(self, relation: Any, origin_id: str, reason: str) -> None:
         self.lineage = msgspec.structs.replace(self.lineage, relation=relation, origin_id=origin_id, reason=reason)
@@ -190,7 +190,7 @@ class _Session:
         self._openings: dict[str, str] = {}
         """completion id of a root -> the beginning of its request"""
         self._compactions: dict[str, str] = {}
-        """completion id -> the root that goes on from its summary"""
+        """completion id -> the root that continues from its summary"""
         self._segments = self._divided()
 
     def _divided(self) -> list[_Segment]:
@@ -248,8 +248,8 @@ class _Session:
     def _join_quoting(self, segment: _Segment) -> bool:
         opening = self._opening(segment.root)
         for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
-            quoted, said = self._order[number], self._said[number]
-            if calls_of(quoted.response) or not quotes(opening, quoted.response, said):
+            quoted, text = self._order[number], self._said[number]
+            if calls_of(quoted.response) or not quotes(opening, quoted.response, text):
                 continue
             before = self._conversation_before(quoted, segment)
             held = before or self._segment_of[quoted.completion_id]
@@ -319,7 +319,7 @@ class _Session:
         sampled: dict[int, int] = {}
         for segment in self._segments:
             number = segment.first_of_agent.number
-            num_here = sum(len(one.sampled_ids) for one in segment.completions)
+            num_here = sum(len(completion.sampled_ids) for completion in segment.completions)
             sampled[number] = sampled.get(number, 0) + num_here
         agents = [one for one in self._segments if one.agent is None and one.role is None]
         if not agents:  # every conversation was begun by another one's tool call: the first of all is the main one
@@ -361,6 +361,8 @@ def _standing(root: Completion) -> tuple[bool, bool, bool, bool]:
 def _front(root: Completion) -> tuple[bool, str | None, str, str, str]:
     """The engines and the owner of the conversation, and the text before it. Numbers do not count: dates and times
     change."""
-    systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
+    systems = [
+        message_text(new_message) for new_message in root.new_messages if new_message.role in ("system", "developer")
+    ]
     owner = (root.of_environment, root.certificate.engine_role, _agent_id(root))
     return *owner, root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))

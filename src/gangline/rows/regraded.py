@@ -1,4 +1,4 @@
-"""A file of later verdicts on recorded sessions, each beside the grade that it replaces, and results with them.
+"""A file of later verdicts on recorded sessions, each alongside the grade that it replaces, and results with them.
 
 `gangline regrade` writes such files.
 """

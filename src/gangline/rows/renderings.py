@@ -21,4 +21,4 @@ class _Prompt(Protocol):
 
 def count_renderings(prompts: Iterable[_Prompt]) -> dict[str, int]:
     """Name -> stitched prompts."""
-    return dict(Counter(_NAMES[one.as_rendered] for one in prompts if one.prompt_source == "stitched"))
+    return dict(Counter(_NAMES[prompt.as_rendered] for prompt in prompts if prompt.prompt_source == "stitched"))

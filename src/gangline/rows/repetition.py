@@ -3,7 +3,7 @@
 A round is one turn of the model and the answer to it. Its actions are the turn's tool calls and its results those of
 these calls; an agent that acts in text has turns without calls: then the text is the action and the next message the
 result. Two rounds are the same when tools, arguments (as JSON, whatever their spacing and order of keys) and results
-are; results are compared exactly. Text and thinking beside tool calls do not count.
+are; results are compared exactly. Text and thinking alongside tool calls do not count.
 
 A cycle of up to `MAX_PERIOD` rounds may repeat as well (A B A B ...). Only the conversation's end is read, and it comes
 whole with each call, so agents side by side in one session do not disturb each other, and a restarted node sees the
@@ -48,23 +48,23 @@ def _repeats(rounds: Sequence[_Round], period: int, num_times: int) -> bool:
 
 def _rounds(messages: Sequence[Message]) -> Iterator[_Round]:
     """The latest one first; a turn that nobody has answered is none."""
-    said: list[Message] = []
+    replies: list[Message] = []
     heard: list[Message] = []
     for message in reversed(messages):
         if message.role == "assistant":
-            said.insert(0, message)
+            replies.insert(0, message)
             continue
-        if said:
+        if replies:
             if heard:
-                yield _round(said, heard)
-            said, heard = [], []
+                yield _round(replies, heard)
+            replies, heard = [], []
         heard.insert(0, message)
-    if said and heard:
-        yield _round(said, heard)
+    if replies and heard:
+        yield _round(replies, heard)
 
 
-def _round(said: Sequence[Message], heard: Sequence[Message]) -> _Round:
-    parts = [part for message in said for part in message.parts]
+def _round(replies: Sequence[Message], heard: Sequence[Message]) -> _Round:
+    parts = [part for message in replies for part in message.parts]
     answers = [part for message in heard for part in message.parts]
     calls = tuple(part for part in parts if isinstance(part, ToolCall))
     if calls:
@@ -97,7 +97,7 @@ def _says_same(one: str, other: str) -> bool:
 
 
 def _canonical(arguments: str) -> bytes:
-    """Arguments that are no JSON stay as they are."""
+    """Arguments that are not JSON stay as they are."""
     try:
         return msgspec.json.encode(msgspec.json.decode(arguments), order="deterministic")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -104,7 +104,7 @@ def _columns(result: SessionResult) -> dict[str, Mapping[str, Any]]:
     """Kind of evidence -> trace id -> column; without kinds that the session has none of."""
     traces = () if result.trajectory is None else result.trajectory.traces
     found = {kind.name: kind.columns(result) for kind in evidence_kinds()}
-    recorded = {name for trace in traces for one in trace.certificates for name in one.evidence or ()}
+    recorded = {name for trace in traces for certificate in trace.certificates for name in certificate.evidence or ()}
     for name in recorded - found.keys():
         missing = RowNumbers(missing=f"the plug-in of evidence {name!r} is not installed here")
         found[name] = {trace.trace_id: missing for trace in traces}
@@ -130,13 +130,13 @@ def write_jsonl(rows: Iterable[Row], path: Path) -> int:
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """Raises: InvalidRequest when a line is no row."""
+    """Raises: InvalidRequest when a line is not a row."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield msgspec.json.decode(line, type=Row, dec_hook=_array_of_list)
             except msgspec.DecodeError as error:
-                raise InvalidRequest(f"{path}, line {number} is no row: {error}") from error
+                raise InvalidRequest(f"{path}, line {number} is not a row: {error}") from error
 
 
 def _array_of_list(kind: Any, value: Any) -> Any:

@@ -35,7 +35,7 @@ class _Branch:
     """How many ids are before its own."""
     own_ids: TokenIds
     doubled_at: set[int] = field(default_factory=set[int])
-    """Where another branch leaves with the very id that this one goes on with: equal ids, sampled twice."""
+    """Where another branch leaves with the very id that this one continues with: equal ids, sampled twice."""
     has_twin: bool = False
     """Whether another branch begins where this one does, with the same id."""
 
@@ -83,7 +83,7 @@ class _PrefixTree:
         return best, [*places, (best.trace_id, best.num_ids)]
 
     def _leaving(self, place: _Place, ids: TokenIds) -> Sequence[_Branch]:
-        """Branches at `place` that go on as `ids` does."""
+        """Branches at `place` that continue as `ids` does."""
         num = place[1]
         return self._beginning.get(place, {}).get(int(ids[num]), ()) if num < len(ids) else ()
 

@@ -1,4 +1,4 @@
-"""Sandboxes made of namespaces that a launcher makes, and that our foremen enter from outside.
+"""Sandboxes made of namespaces that a launcher makes, and that our spawners enter from outside.
 
 The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end.
 """
@@ -18,8 +18,8 @@ from gangline.domain.ids import new_id
 from gangline.domain.sandbox import ExecRequest, ExecResult, Runtime, RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import EndAll, Order
-from gangline.sandbox.commands.foreman import Foreman
 from gangline.sandbox.commands.holder import Holder, Launch
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.confinement.cgroups import group_name, make_groups
 from gangline.sandbox.confinement.freezing import Freezer
 from gangline.sandbox.confinement.limits import NOT_ENFORCED, enforcement
@@ -148,7 +148,7 @@ class NamespacedSandbox(SupervisedSandbox):
     # -- how its namespaces are made -----------------------------------------------------------------------------
 
     def _make_more(self) -> None:
-        """Make more in the sandbox's folder, once, beside the shared folders and the files of users. Blocking."""
+        """Make more in the sandbox's folder, once, alongside the shared folders and the files of users. Blocking."""
 
     @abstractmethod
     def _launch(self, entering: Sequence[str]) -> Launch:
@@ -222,11 +222,11 @@ class NamespacedSandbox(SupervisedSandbox):
         holder = self._holder = await Holder.start(
             await run_to_end(self._launch, self._layers.entering), self._mark.label
         )
-        self._foreman = Foreman(self._mark.label, holder.proc_fd)
+        self._spawner = Spawner(self._mark.label, holder.proc_fd)
         await self._entered(holder.proc_fd)
         if self._start.spec.network in ("proxy", "list"):
             await self._listeners.open(self._mark.label, holder.proc_fd, self._start)
-        await self._foreman.ready()
+        await self._spawner.ready()
 
     def _order(self, request: ExecRequest) -> Order:
         uid, own = self._uid, dict[str, str]()

@@ -18,7 +18,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.sandbox import Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import EndAll, Order
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.layers.stack import Layers
 from gangline.sandbox.shared.environment import PythonEnvironment, clean_environment, exposed_folders
@@ -31,7 +31,7 @@ from gangline.settings.machine import Settings
 
 
 class ProcessRuntime(Runtime):
-    """Runs commands as plain processes, each sandbox in a folder of its own."""
+    """Runs commands as plain processes, each sandbox in its own folder."""
 
     name: ClassVar[str] = "process"
 
@@ -85,8 +85,8 @@ class _ProcessSandbox(SupervisedSandbox):
             Path(path).mkdir(exist_ok=True)
 
     async def _begin(self) -> None:
-        self._foreman = Foreman(self._mark.label)
-        await self._foreman.ready()
+        self._spawner = Spawner(self._mark.label)
+        await self._spawner.ready()
 
     def _order(self, request: ExecRequest) -> Order:
         extra = {"TMPDIR": self._tmp, **self._start.spec.env, **request.env, LABEL: self._mark.label}
@@ -96,7 +96,7 @@ class _ProcessSandbox(SupervisedSandbox):
         return self._kill_all
 
     async def _kill_all(self) -> None:
-        """All that carry the label, the foreman among them."""
+        """All that carry the label, the spawner among them."""
         await run_to_end(kill_labelled, lambda label: label == self._mark.label)
 
     async def _end(self, *, is_last: bool) -> None:

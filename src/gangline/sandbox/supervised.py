@@ -1,7 +1,7 @@
 """A sandbox whose commands run under our supervisors, for a runtime that has only to make it.
 
 Laws
-- Nothing is begun or ended beside anything else: a lock is held meanwhile.
+- Nothing is begun or ended alongside anything else: a lock is held meanwhile.
 - A kill ends every process and keeps what the sandbox has written; the next command begins its life again.
 - What was stopped stays stopped. A stop that failed may be retried.
 """
@@ -19,7 +19,7 @@ from gangline.domain.errors import RuntimeFailed, RuntimeFault
 from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.domain.usage import Usage
 from gangline.sandbox.commands.execution import EndAll, Executions, Order
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.confinement.limits import (
     NOT_ENFORCED,
     NOT_SUPPORTED,
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 class _Entry(NamedTuple):
     """A command's way into this life of a sandbox."""
 
-    foreman: Foreman
+    spawner: Spawner
     order: Order
     end_all: EndAll
 
@@ -91,7 +91,7 @@ class SupervisedSandbox(Sandbox):
         """`_begin` may change it for a life."""
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
-        self._foreman: Foreman | None = None
+        self._spawner: Spawner | None = None
         """Set by `_begin` for this life, and ended here, after `_end`."""
         self._executions = Executions()
         self._accounts = Accounts()
@@ -144,10 +144,10 @@ class SupervisedSandbox(Sandbox):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Begin its processes and set `_foreman`; `_end` follows where this fails. Raises: RuntimeFailed."""
+        """Begin its processes and set `_spawner`; `_end` follows where this fails. Raises: RuntimeFailed."""
 
     def _is_up(self) -> bool:
-        """Whether commands can be started, as far as the foreman does not know."""
+        """Whether commands can be started, as far as the spawner does not know."""
         return True
 
     @abstractmethod
@@ -240,7 +240,7 @@ class SupervisedSandbox(Sandbox):
     async def _ensure_alive(self) -> None:
         """The lock is held. Raises: RuntimeFailed."""
         self._check_not_stopped()
-        if self._foreman is not None and self._foreman.alive and self._is_up():
+        if self._spawner is not None and self._spawner.alive and self._is_up():
             return
         await self._end_life()
         try:
@@ -253,10 +253,10 @@ class SupervisedSandbox(Sandbox):
         """Count the command as running from here on. Raises: RuntimeFailed, InvalidRequest, RuntimeUnavailable."""
         async with self._lock:
             await self._ensure_alive()
-            assert self._foreman is not None
+            assert self._spawner is not None
             if request.user == "grader" and self.grader_home is None:
                 raise refuse_grader(self._mark.runtime)
-            entry = _Entry(self._foreman, self._order(request), self._killer())
+            entry = _Entry(self._spawner, self._order(request), self._killer())
             self._num_commands += 1
             return entry
 
@@ -342,10 +342,10 @@ class SupervisedSandbox(Sandbox):
         await self._executions.close()
         self._accounts.read(self._group_folders())  # once more, where the groups are still there
         await self._end(is_last=is_last)
-        if self._foreman is not None:
-            await self._foreman.end()
-            if not self._foreman.alive:  # one on another machine may wait for the next command
-                self._foreman = None
+        if self._spawner is not None:
+            await self._spawner.end()
+            if not self._spawner.alive:  # one on another machine may wait for the next command
+                self._spawner = None
 
     async def stop(self) -> None:
         await self._disk.close()

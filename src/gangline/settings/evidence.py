@@ -1,4 +1,4 @@
-"""The kinds of evidence beside sampled tokens: the built-in ones, and those of plug-ins."""
+"""The kinds of evidence alongside sampled tokens: the built-in ones, and those of plug-ins."""
 
 from __future__ import annotations
 

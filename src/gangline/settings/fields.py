@@ -73,7 +73,7 @@ class Leaf(NamedTuple):
         """Its type without None: a plain type, `tuple[item, ...]`, `dict[...]`, a Literal or a model."""
         annotation: Any = self.field.annotation
         if isinstance(annotation, UnionType):
-            annotation = next(one for one in get_args(annotation) if one is not type(None))
+            annotation = next(get_arg for get_arg in get_args(annotation) if get_arg is not type(None))
         return annotation
 
     @property

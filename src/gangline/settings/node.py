@@ -295,8 +295,8 @@ class NodeSettings(BaseModel):
 
         for name in self.runtimes:
             load("runtime", name)
-        told = {"networks": self.networks, "template_kwargs": self.template_kwargs}
-        given = {name: frozenset(names) for name, names in told.items() if names}
+        settings = {"networks": self.networks, "template_kwargs": self.template_kwargs}
+        given = {name: frozenset(names) for name, names in settings.items() if names}
         return Allowed(runtimes=frozenset(self.runtimes) or None, **given)
 
     def engines_of_graders(self) -> dict[str, GraderEngine]:

@@ -145,8 +145,8 @@ CONTRACTS: Mapping[Kind, Contract] = {
     ),
     "evidence": Contract(
         group="gangline.evidence",
-        page="plugins.md#evidence-beside-tokens",
-        what="evidence beside sampled tokens",
+        page="plugins.md#evidence-alongside-tokens",
+        what="evidence alongside sampled tokens",
         fields=("name", "title", "what"),
         answers={"wire": 2, "without_last": 2, "keep": 2, "column": 2},
     ),
@@ -234,8 +234,8 @@ def _method_fault(found: type[Any], name: str, num_arguments: int, waits: bool) 
 
 def _may_wait(function: FunctionType) -> bool:
     """Whether a plain function returns an awaitable by its annotation, or may do so because it is decorated."""
-    said = str(function.__annotations__.get("return", ""))
-    return hasattr(function, "__wrapped__") or any(word in said for word in ("Awaitable", "Coroutine", "Future"))
+    annotation = str(function.__annotations__.get("return", ""))
+    return hasattr(function, "__wrapped__") or any(word in annotation for word in ("Awaitable", "Coroutine", "Future"))
 
 
 def _takes(function: Any, num_arguments: int) -> bool:
@@ -244,8 +244,12 @@ def _takes(function: Any, num_arguments: int) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return True  # its signature is unknown
-    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    least = sum(one.default is one.empty for one in places)
+    places = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    least = sum(place.default is place.empty for place in places)
     return least <= num_arguments and (
-        num_arguments <= len(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+        num_arguments <= len(places) or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     )

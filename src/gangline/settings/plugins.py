@@ -212,7 +212,7 @@ def _command_for(module: str, requires: Sequence[str], distribution: str) -> str
     name contains it, such as PyYAML for `yaml`. If extras require it, the smallest of these extras is installed.
     """
     wanted = _plain(module.partition(".")[0])
-    found = [match for one in requires if (match := _REQUIREMENT.fullmatch(one)) is not None]
+    found = [match for require in requires if (match := _REQUIREMENT.fullmatch(require)) is not None]
     extras = [_EXTRA.findall(match["marker"] or "") for match in found]
     sizes = Counter(extra for named in extras for extra in named)
     choices = [

@@ -133,8 +133,8 @@ class ConfigFile(NamedTuple):
         """The given file, else GANGLINE_CONFIG's, else ./gangline.toml if it exists. Raises: InvalidRequest."""
         if named is not None:
             return cls.read(named)
-        if (told := environ.get(CONFIG_VARIABLE)) is not None:
-            return cls.read(Path(told).expanduser()) if told else None
+        if (path := environ.get(CONFIG_VARIABLE)) is not None:
+            return cls.read(Path(path).expanduser()) if path else None
         try:
             info = _USUAL.stat()
         except FileNotFoundError:
@@ -247,8 +247,8 @@ def _validated(model: type[BaseModel], leaf: Leaf, value: Any, source: str) -> A
         return getattr(model.model_validate({leaf.name: given}), leaf.name)
     except ValidationError as error:
         found = explained(error, leaf.table, model, ())
-        told = "; ".join(what.removeprefix(f"{leaf.key}: ") for _, what in found)
-        raise InvalidRequest(f"{source}: {told}") from error
+        problems = "; ".join(what.removeprefix(f"{leaf.key}: ") for _, what in found)
+        raise InvalidRequest(f"{source}: {problems}") from error
     except ValueError as error:
         raise InvalidRequest(f"{source}: {error}.") from error
 
@@ -259,4 +259,4 @@ def _refuse_unknown(table: str, leaves: Mapping[str, Leaf], environ: Mapping[str
     names = {leaf.env[0] for leaf in leaves.values()}
     for name in sorted(environ) if table else ():
         if name.startswith(prefix) and name not in names:
-            raise InvalidRequest(f"the environment variable {name} is no setting.{nearest(name, names)}")
+            raise InvalidRequest(f"the environment variable {name} is not a setting.{nearest(name, names)}")

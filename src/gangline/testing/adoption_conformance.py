@@ -25,7 +25,7 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.keeping.kept import Keeper, KeptSandbox
+from gangline.sandbox.keeper.kept import Keeper, KeptSandbox
 from gangline.sandbox.shared.leftovers import LABEL
 from gangline.settings import plugins
 from gangline.testing.runtime_conformance.bench import daemon, is_held, promised, until_held, until_present
@@ -453,7 +453,9 @@ async def checkpoints_outlive_their_node_in_the_keeper(lives: Lives) -> None:
     running = await _running(handle)
     assert [one.runtime_id for one in await lives.next()] == [handle.runtime_id]
     await asyncio.wait({running})
-    assert [(one.checkpoint_id, one.name) for one in lives.keeper.checkpoints] == [(made.checkpoint_id, "turn")]
+    assert [(checkpoint.checkpoint_id, checkpoint.name) for checkpoint in lives.keeper.checkpoints] == [
+        (made.checkpoint_id, "turn")
+    ]
     fork = await lives.start_of(new_id("runtime"), lives.keeper.checkpoints[0])
     assert await fork.download("file") == b"then"
     await fork.stop()

@@ -138,7 +138,7 @@ async def its_evidence_can_be_kept(subject: Subject) -> None:
         f"details have {size} bytes of JSON; put more than {_MAX_DETAILS_BYTES} in artifacts"
     )
     for name, data in context.artifacts.items():
-        assert _ARTIFACT.fullmatch(name), f"{name!r} is no file name for an artifact"
+        assert _ARTIFACT.fullmatch(name), f"{name!r} is not a file name for an artifact"
         assert isinstance(data, bytes), f"the artifact {name} is {type(data).__name__}, not bytes"  # type: ignore[redundant-expr]
 
 

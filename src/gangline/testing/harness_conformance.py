@@ -327,8 +327,8 @@ async def gives_its_program_servers_and_skills_that_it_takes(bench: Bench) -> No
             "far": McpServer(url="http://127.0.0.1:9/mcp"),
         }
         text = _all_text(*await bench.launched(mcp_servers=servers))
-        for told in (_MCP_COMMAND, "--fast", "eight-dogs", "http://127.0.0.1:9/mcp"):
-            assert told in text, f"{told!r} of an MCP server is not told"
+        for piece in (_MCP_COMMAND, "--fast", "eight-dogs", "http://127.0.0.1:9/mcp"):
+            assert piece in text, f"{piece!r} of an MCP server is not told"
     if "skills" in takes:
         skills = {"steering": {"SKILL.md": _SKILL, "scripts/turn.sh": "echo gee"}}
         handle, _ = await bench.launched(skills=skills)
@@ -354,9 +354,9 @@ async def names_a_missing_program_and_how_to_install_it(bench: Bench) -> None:
     if bench.program is None or any((Path(folder) / bench.program.command).exists() for folder in _system_folders()):
         return
     bench.uninstall()
-    said = await _refusal(bench)
-    assert bench.program.command in said, said
-    assert f"gangline harness install {bench.program.harness}" in said, said
+    message = await _refusal(bench)
+    assert bench.program.command in message, message
+    assert f"gangline harness install {bench.program.harness}" in message, message
 
 
 def _system_folders() -> Sequence[str]:
@@ -368,9 +368,9 @@ async def refuses_another_version_and_tells_both(bench: Bench) -> None:
     if bench.program is None:
         return
     bench.install("0.0.1")
-    said = await _refusal(bench)
-    for told in ("0.0.1", bench.program.version, f"gangline harness install {bench.program.harness}"):
-        assert told in said, said
+    message = await _refusal(bench)
+    for piece in ("0.0.1", bench.program.version, f"gangline harness install {bench.program.harness}"):
+        assert piece in message, message
 
 
 @_check
@@ -388,8 +388,8 @@ async def tells_why_a_program_does_not_start(bench: Bench) -> None:
     if bench.program is None:
         return
     bench.install(starts=False)
-    said = await _refusal(bench)
-    assert "does not start" in said, said
+    message = await _refusal(bench)
+    assert "does not start" in message, message
 
 
 # -- judge -------------------------------------------------------------------------------------------------------

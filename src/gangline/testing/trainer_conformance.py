@@ -284,7 +284,7 @@ def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> No
     other = _session(1, 0.0, _trace(turns=[(12, 2)], number=2))
     several = _group(_session(0, 1.0, own, _trace(turns=[(11, 2)], number=1, reward=0.75)), other)
     if subject.one_reward_per_session:
-        _refused(subject, "a session whose traces have rewards of their own", 2, several)
+        _refused(subject, "a session whose traces have their own rewards", 2, several)
     if subject.one_reward_per_session or subject.one_trace_per_session:
         _handed_over(subject, _group(_session(0, 1.0, own), other))
     else:

@@ -18,10 +18,10 @@ class Fate(NamedTuple):
     prepare_s: float
     """How long a command of INIT takes."""
     run_s: float
-    """How long the agent takes beside its calls."""
+    """How long the agent takes alongside its calls."""
     grade_s: float
     in_clean_sandbox: bool
-    """Graded in a sandbox of its own."""
+    """Graded in its own sandbox."""
     blow: Blow
     is_leased: bool
     """Whether the blow waits for the session's lease; else it may find it in the queue."""

@@ -97,7 +97,7 @@ class SqlServer:
 
     def sweep(self) -> None:
         self._store.sweep()
-        self._store.let_in()
+        self._store.admit_ready()
 
     def start_again(self) -> None:
         self._store.close()

@@ -157,7 +157,7 @@ class World:
     def lease(self, node_id: str, max_sessions: int) -> list[Lease]:
         leases = self.server.lease(node_id, max_sessions)
         for lease in leases:
-            assert lease.fence > self.fences.get(lease.session_id, 0), "each lease has a fence of its own"
+            assert lease.fence > self.fences.get(lease.session_id, 0), "each lease has its own fence"
             self.fences[lease.session_id] = lease.fence
         return leases
 

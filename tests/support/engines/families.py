@@ -169,7 +169,7 @@ class FamilyEngine:
     takes_prompt_ids: bool = True
     renders: bool = True
     coerces_arguments: bool = False
-    """Arguments that are no object become an empty one, as in vLLM."""
+    """Arguments that are not object become an empty one, as in vLLM."""
     template: TemplateFacts = field(default_factory=TemplateFacts)
     seen: list[Conditioned] = field(default_factory=list[Conditioned])
     sent_ids: list[list[int] | None] = field(default_factory=list[list[int] | None])

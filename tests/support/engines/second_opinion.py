@@ -1,4 +1,4 @@
-"""A small engine that keeps a log of its own, and the comparison of rows with that log.
+"""A small engine that keeps its own log, and the comparison of rows with that log.
 
 It speaks vLLM's chat wire and has its own tokenizer, template, parser and sampler. It imports nothing of Gangline and
 nothing of the other engines here, so an error in them cannot hide in it too. It samples ids that its tokenizer would
@@ -84,7 +84,7 @@ def disagreements(rows: Sequence[Row], log: Sequence[LoggedCall]) -> list[str]:
             run = LoggedCall(row.ids[:start], row.ids[start:end], row.logprobs[start:end])
             match = next((key for key, call in unused.items() if _is_same(call, run)), None)
             if match is None:
-                found.append(f"row {number}: tokens {start} to {end} are no logged call that is left")
+                found.append(f"row {number}: tokens {start} to {end} are not logged call that is left")
             else:
                 del unused[match]
     return found + [f"call {key} is in no row" for key in unused]
@@ -159,7 +159,7 @@ class SecondOpinion:
         return response
 
     def _continuations(self, messages: Sequence[dict[str, Any]]) -> list[list[int]]:
-        """The exact prompts of a call that goes on after any logged one."""
+        """The exact prompts of a call that continues after any logged one."""
         last = max(
             at for at, message in enumerate([{"role": "assistant"}, *messages]) if message["role"] == "assistant"
         )

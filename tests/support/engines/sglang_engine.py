@@ -29,7 +29,7 @@ class FakeSglang:
     checks_biases: bool = True
     """As SGLang does; a router in front may drop the field."""
     odd_ids: list[int] | None = None
-    """Sampled ids that it reports in place of its own."""
+    """Sampled ids that it reports in its own place."""
     odd_logprobs: bool = False
     incremental: bool = False
     """Streams bring new ids alone, as with `--incremental-streaming-output`."""

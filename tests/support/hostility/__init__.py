@@ -16,8 +16,8 @@ sandbox that most attacks share. An attack is a program that runs inside, or a u
 agent misbehaves inside; it returns evidence when it succeeded. Programs inside print a verdict: one without a verdict
 is a failure of the attack, never a pass.
 
-An attack that cannot succeed is no check. `open_runtime.OpenRuntime` has no walls, and every attack succeeds in it but
-those on things that this machine's kernel does not have: run them there too when you add one. It needs root.
+An attack that cannot succeed is not a check. `open_runtime.OpenRuntime` has no walls, and every attack succeeds in it
+but those on things that this machine's kernel does not have: run them there too when you add one. It needs root.
 
 `attack` defines an attack, `grounds` is its place, and `suites/` has the attacks. Start with `attack`.
 Programs that a sandbox must contain: `sh`, coreutils, util-linux and `python3`.

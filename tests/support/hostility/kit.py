@@ -135,7 +135,7 @@ def waiting(given: Given) -> list[int]:
     others = [pid for pid in pids() if pid != os.getppid()]
     found = [pid for pid in others if _parent(pid) == given["supervisor"]]
     if not found:
-        raise Absent("no process waits beside the command")
+        raise Absent("no process waits alongside the command")
     return found
 
 
@@ -283,12 +283,12 @@ _MISSING = (errno.ENOSYS, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCK
 
 
 def run_all(attacks: dict[str, tuple[Callable[[Given], str | None], str]]) -> None:
-    """Run each program in a process of its own and print its verdict. Children of a program may go on."""
+    """Run each program in its own process and print its verdict. Children of a program may continue."""
     supervisor = os.getppid()
     above = contents(f"/proc/{supervisor}/stat").rpartition(b")")[2].split()
-    foreman = int(above[1]) if above else 0
+    spawner = int(above[1]) if above else 0
     for name, (attack, told_given) in attacks.items():
-        given = {**json.loads(told_given), "supervisor": supervisor, "foreman": foreman}
+        given = {**json.loads(told_given), "supervisor": supervisor, "spawner": spawner}
         reading, writing = os.pipe()
         if (pid := os.fork()) == 0:
             os.close(reading)

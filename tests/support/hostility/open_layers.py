@@ -13,7 +13,7 @@ from gangline.domain.errors import RuntimeFailed
 __all__ = ["ENDLESS_BYTES", "copied"]
 
 ENDLESS_BYTES = 8 << 20
-"""What is read and written of a file without end. A truly careless program would go on."""
+"""What is read and written of a file without end. A truly careless program would continue."""
 _COPY = f"""
 import os, stat, sys
 def copy(source, target):

@@ -1,4 +1,4 @@
-"""A runtime without a single wall, in which every attack must succeed: an attack that cannot is no check.
+"""A runtime without a single wall, in which every attack must succeed: an attack that cannot is not a check.
 
 Never use it for an agent. Commands run on this machine with all rights, all descriptors and the whole environment of
 this process. Files are moved through links. `kill` and `stop` know only the processes that they started, and clean up

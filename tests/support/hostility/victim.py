@@ -24,7 +24,7 @@ _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 def main(secret: str, *_marks: str) -> None:
     number = int(secret[:6], 16)
-    name = f"gangline-{secret[:12]}"  # the name is no secret; the rest of it is
+    name = f"gangline-{secret[:12]}"  # the name is not a secret; the rest of it is
     told: dict[str, Any] = {"pid": os.getpid(), "name": name, "key": number, "signals": 0}
     held: list[Any] = []
 

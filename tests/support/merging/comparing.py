@@ -1,4 +1,4 @@
-"""The published merging beside ours, over one recorded session: rows, and what became of each sampled token."""
+"""The published merging alongside ours, over one recorded session: rows, and what became of each sampled token."""
 
 from __future__ import annotations
 

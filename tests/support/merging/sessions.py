@@ -1,4 +1,4 @@
-"""Recorded sessions of agents that go on, compact their history, send sub-agents, ask again, and edit what was said.
+"""Recorded sessions of agents that continue, compact their history, send sub-agents, ask again, and edit what was said.
 
 They are recorded as a node records them, over an engine in the process with Qwen3's tokenizer and template. Two
 replies in five are sampled as ids that the tokenizer would not choose. The engine writes down what it read and
@@ -96,7 +96,7 @@ class _Agent:
     world: _World
     history: list[Message]
     retries: float = 0.0
-    """Share of calls that are sent twice; the agent goes on with the second reply."""
+    """Share of calls that are sent twice; the agent continues with the second reply."""
     edits: float = 0.0
     """Share of replies that the agent writes anew in its history."""
 

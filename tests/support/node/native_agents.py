@@ -71,7 +71,7 @@ class FailingTool(EchoTool):
 
 
 def called(call_id: str, name: str = "echo", arguments: object = None) -> CalledTool:
-    """A call; arguments that are no text are written as JSON."""
+    """A call; arguments that are not text are written as JSON."""
     text = arguments if isinstance(arguments, str) else json.dumps({"text": "x"} if arguments is None else arguments)
     return CalledTool(call_id, name, text)
 
@@ -132,7 +132,7 @@ async def conversed(
     finish: Finish = "answer",
     max_reminders: int = 3,
 ) -> Conversed:
-    """tools: beside `EchoTool`, or another one of its name instead. They have no sandbox."""
+    """tools: alongside `EchoTool`, or another one of its name instead. They have no sandbox."""
 
     async def no_server() -> ActionServer:
         raise AssertionError("no tool here needs one")

@@ -1,4 +1,4 @@
-"""Tests once more as an ordinary user: made for this, with users of its own, removed after."""
+"""Tests once more as an ordinary user: made for this, with its own users, removed after."""
 
 from __future__ import annotations
 

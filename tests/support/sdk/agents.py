@@ -1,4 +1,4 @@
-"""One small agent on each provider's official SDK: it asks, runs the tools it is told to, goes on.
+"""One small agent on each provider's official SDK: it asks, runs the tools it is told to, continues.
 
 Each knows its own history and nothing of Gangline; what it sends back is what its SDK gave it.
 """

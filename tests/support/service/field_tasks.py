@@ -56,7 +56,7 @@ def write(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
 
 
 def harbor_task(folder: Path, toml: str = HARBOR_TOML, **files: str) -> Path:
-    """One that copies a file that is no text, and wants its number of bytes. `files`: path -> text."""
+    """One that copies a file that is not text, and wants its number of bytes. `files`: path -> text."""
     write(folder / "task.toml", toml)
     write(folder / "instruction.md", "<!-- canary 123 -->\n\nWrite the number of bytes and the sled's colour.\n")
     write(folder / "environment" / "Dockerfile", "FROM debian:12\n# bytes\nWORKDIR /app\nCOPY data/ data/\n")

@@ -1,4 +1,4 @@
-"""A rollout server for tests: real, on loopback, with a folder of its own, and a node that does as it is told."""
+"""A rollout server for tests: real, on loopback, with its own folder, and a node that does as it is told."""
 
 from __future__ import annotations
 

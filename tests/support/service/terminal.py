@@ -29,7 +29,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 class Terminal:
-    """Runs blocks; a service that one starts goes on, in a terminal of its own.
+    """Runs blocks; a service that one starts continues, in its own terminal.
 
     shorter: a line of the page -> the line that is run in its place.
     """

@@ -36,7 +36,7 @@ SUPPLY = SupplySettings(poll_s=0.05, lease_s=30.0)
 
 
 def slime_arguments(**changes: Any) -> SimpleNamespace:
-    """slime's options, as its parser leaves them; the defaults of 624b824 beside small sizes."""
+    """slime's options, as its parser leaves them; the defaults of 624b824 alongside small sizes."""
     return SimpleNamespace(
         **{
             "reward_key": None,

@@ -21,7 +21,7 @@ _INSTALL = "sudo apt-get install -y postgresql"
 
 
 class Cluster:
-    """A running server; each test takes a database of its own."""
+    """A running server; each test takes its own database."""
 
     def __init__(self, socket_dir: Path, control: Callable[..., None], *, is_durable: bool = False) -> None:
         """is_durable: whether commits wait for the disk."""

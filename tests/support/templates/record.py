@@ -84,7 +84,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(name: str, client: str, of_version: str, calls: list[dict[str, Any]]) -> None:
-    """Calls beside the task have no tools, where the others have any."""
+    """Calls alongside the task have no tools, where the others have any."""
     main = [call for call in calls if call["body"].get("tools")] or calls
     main = main[: _NUM_OF_AI_SDK if name in _AI_SDK else _NUM_KEPT]
     if len(main) < 2:

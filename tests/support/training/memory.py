@@ -44,7 +44,7 @@ class TensorMemory(TorchDispatchMode):
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
-            # A view of few elements, such as an expanded one, is no memory of its own.
+            # A view of few elements, such as an expanded one, is not its own memory.
             if isinstance(one, Tensor) and one.untyped_storage().nbytes() >= one.numel() * one.element_size():
                 self.largest = max(self.largest, one.shape, key=torch.Size.numel)
                 self._count(one.untyped_storage())

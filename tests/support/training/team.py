@@ -11,7 +11,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import Submitted
-from gangline.train.collecting.beside.coalitions import COALITION
+from gangline.train.collecting.side_rollouts.coalitions import COALITION
 from support.training.samples import session, trace
 from support.training.service import FakeService
 

@@ -114,7 +114,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def write_experiment(folder: Path, *, mode: str, num_workers: int, num_steps: int, **settings: Any) -> Path:
-    """The file, with all that it names beside it."""
+    """The file, with all that it names alongside it."""
     from support.training.verl_on_cpu import ENVIRONMENT
 
     for name, chosen in (("tasks.jsonl", tasks(0, 8)), ("held_out.jsonl", tasks(8, 2))):

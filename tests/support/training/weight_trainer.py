@@ -1,4 +1,4 @@
-"""A trainer as a process of its own: `python weight_trainer.py SERVER_URL TOKEN FOLDER VERSION LEASE_S` pushes once."""
+"""A trainer as its own process: `python weight_trainer.py SERVER_URL TOKEN FOLDER VERSION LEASE_S` pushes once."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class AiderHarness:
         if result.timed_out or result.exit_code != 0:
             return HarnessVerdict(False, describe_exit(result))
         asked = answered = is_done = False
-        said = _ERROR.findall(result.stdout.decode(errors="replace"))
-        reason = f": {said[-1][:300]}" if said else ""
+        errors = _ERROR.findall(result.stdout.decode(errors="replace"))
+        reason = f": {errors[-1][:300]}" if errors else ""
         for event in json_events(result.stderr, key="event"):
             name, properties = event["event"], object_in(event, "properties")
             if name == "message_send_starting":

@@ -124,8 +124,8 @@ class ClaudeCodeHarness:
             return HarnessVerdict(False, f"claude ended without a result: {describe_exit(result)}")
         last = results[-1]
         if last.get("is_error") is not False:
-            said = str(last.get("result") or last.get("errors") or last.get("subtype") or "no message")[:300]
-            return HarnessVerdict(False, f"claude ended in an error ({last.get('terminal_reason')}): {said}")
+            message = str(last.get("result") or last.get("errors") or last.get("subtype") or "no message")[:300]
+            return HarnessVerdict(False, f"claude ended in an error ({last.get('terminal_reason')}): {message}")
         return HarnessVerdict(True)
 
     def _arguments(self, model: str) -> list[str]:

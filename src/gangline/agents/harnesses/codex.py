@@ -126,10 +126,10 @@ def _mcp_server(server: McpServer) -> dict[str, Any]:
 
 def _failure(stdout: bytes) -> str:
     """The message of the last error event; empty if there is none."""
-    said = ""
+    message = ""
     for event in json_events(stdout):
         if event["type"] == "turn.failed":
-            said = str(object_in(event, "error").get("message") or said)
+            message = str(object_in(event, "error").get("message") or message)
         elif event["type"] == "error":
-            said = str(event.get("message") or said)
-    return said[:300]
+            message = str(event.get("message") or message)
+    return message[:300]

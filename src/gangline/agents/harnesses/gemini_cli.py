@@ -94,13 +94,13 @@ class GeminiCliHarness:
         return Launch(command=[*command, *config.arguments, *arguments], env=env, stdin=stdin)
 
     def judge(self, result: ExecResult) -> HarnessVerdict:
-        said, complained = _document(result.stdout), _document(result.stderr)
-        if "error" in said or "error" in complained:
-            error = object_in(said, "error") or object_in(complained, "error")
+        printed, complained = _document(result.stdout), _document(result.stderr)
+        if "error" in printed or "error" in complained:
+            error = object_in(printed, "error") or object_in(complained, "error")
             return HarnessVerdict(False, f"Gemini CLI gave up: {str(error.get('message', 'no message'))[:300]}")
         if result.timed_out or result.exit_code != 0:
             return HarnessVerdict(False, describe_exit(result))
-        if "response" not in said and not result.truncated:
+        if "response" not in printed and not result.truncated:
             return HarnessVerdict(False, "Gemini CLI ended without an answer")
         return HarnessVerdict(True)
 

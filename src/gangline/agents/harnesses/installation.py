@@ -113,7 +113,12 @@ def program_of(harness: str) -> Program | None:
 def npm_requirements() -> list[str]:
     """All npm requirements of the adapters, in npm's syntax."""
     programs = (program_of(name) for name in plugins.names("harness"))
-    named = [one for program in programs if program and program.source == "npm" for one in program.requirements()]
+    named = [
+        requirement
+        for program in programs
+        if program and program.source == "npm"
+        for requirement in program.requirements()
+    ]
     return [*named, _NEWER_NODE]
 
 
@@ -138,13 +143,13 @@ async def check_program(runtime: Sandbox, program: Program, wanted: str | None) 
         needs = f"{'Node' if program.source == 'npm' else 'Python'} {program.oldest[0]}.{program.oldest[1]} or later"
         raise HarnessError(f"{command} does not start (it needs {needs}): {describe_exit(result)}. {install_line}")
     # Some programs print it on stderr.
-    told = _VERSION.findall((result.stdout + result.stderr).decode(errors="replace"))
-    if wanted is not None and wanted not in told:
+    versions = _VERSION.findall((result.stdout + result.stderr).decode(errors="replace"))
+    if wanted is not None and wanted not in versions:
         raise HarnessError(
-            f"{command} {told[0] if told else 'of an unknown version'} is installed, the task wants {wanted}. "
+            f"{command} {versions[0] if versions else 'of an unknown version'} is installed, the task wants {wanted}. "
             f"{install_line}, or set `version` in the agent's settings."
         )
-    return wanted or (told[0] if told else "")
+    return wanted or (versions[0] if versions else "")
 
 
 def _version_question(program: Program) -> str | list[str]:
@@ -215,7 +220,7 @@ def _install_npm(wanted: Sequence[tuple[Program, str | None]], tools: Path) -> N
         _npm([_NEWER_NODE], ["node"], tools)  # first: the others' install scripts run under it
     if _node_version(tools) < oldest:
         raise HarnessError(f"no Node {oldest[0]}.{oldest[1]} or later came with {_NEWER_NODE}: install one.")
-    requirements = [one for program, version in wanted for one in program.requirements(version)]
+    requirements = [requirement for program, version in wanted for requirement in program.requirements(version)]
     _npm(requirements, [program.package for program, _ in wanted if program.needs_script], tools)
 
 
@@ -234,8 +239,8 @@ def _node_version(tools: Path) -> tuple[int, int]:
     node = shutil.which("node", path=_with_tools(tools)["PATH"])
     if node is None:
         return (0, 0)
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    found = re.match(r"v(\d+)\.(\d+)", told)
+    output = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    found = re.match(r"v(\d+)\.(\d+)", output)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
@@ -319,5 +324,5 @@ def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HarnessError(f"`{' '.join(command)}` failed: {error}") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-1500:]
-        raise HarnessError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{said}")
+        output = (done.stderr or done.stdout).strip()[-1500:]
+        raise HarnessError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{output}")

@@ -247,7 +247,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"a command cannot hold {error.object[error.start]!r}: it is no character") from None
+        raise InvalidRequest(f"a command cannot hold {error.object[error.start]!r}: it is not a character") from None
 
 
 async def _bounded(link: Link, result: _Result, max_bytes: int) -> _Result:

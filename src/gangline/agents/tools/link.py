@@ -155,7 +155,7 @@ class Link:
         try:
             answer = msgspec.json.decode(line, type=_Answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return f"it sent a line that is no answer: {error}"
+            return f"it sent a line that is not an answer: {error}"
         future = self._pending.get(answer.id)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -179,5 +179,5 @@ def _described(end: ExecResult) -> str:
     how = f"it was ended by signal {end.signal}" if end.signal is not None else f"it ended with code {end.exit_code}"
     if end.memory_kill:
         how = f"it was {end.memory_kill} (limits.memory_bytes)"
-    said = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
-    return f"{how} ({said})" if said else how
+    errors = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
+    return f"{how} ({errors})" if errors else how

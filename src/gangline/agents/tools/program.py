@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_INSIDE = Path(__file__).with_name("inside")
+_INSIDE = Path(__file__).with_name("in_sandbox")
 
 _BOOTSTRAP = """\
 import sys

@@ -59,14 +59,14 @@ def check_sandbox(settings: Settings) -> Check:
             limits = asyncio.run(_limits_of_a_sandbox(Path(folder)))
     except GanglineError as error:
         return Check(name="sandbox", state="missing", found="cannot start one", advice=error.message)
-    told = ", ".join(f"{name}: {how}" for name, how in limits.items())
+    enforced = ", ".join(f"{name}: {how}" for name, how in limits.items())
     loose = [name for name, how in limits.items() if how == NOT_ENFORCED]
     if loose:
         advice = (
             f"nothing holds {', '.join(loose)} of a sandbox: run the node as root, or delegate a control group to it"
         )
-        return Check(name="sandbox", state="optional", found=f"works; {told}", advice=advice)
-    return Check(name="sandbox", state="ok", found=f"works; {told}")
+        return Check(name="sandbox", state="optional", found=f"works; {enforced}", advice=advice)
+    return Check(name="sandbox", state="ok", found=f"works; {enforced}")
 
 
 def check_apptainer(settings: Settings) -> Check:

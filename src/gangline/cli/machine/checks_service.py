@@ -1,4 +1,4 @@
-"""Checks of `gangline doctor` beside the machine itself: other runtimes, engines, a running service, traces."""
+"""Checks of `gangline doctor` alongside the machine itself: other runtimes, engines, a running service, traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from gangline.cli.machine.checks import Check, Examination
 from gangline.domain.errors import GanglineError
-from gangline.domain.template_told import lacks, told
+from gangline.domain.template_findings import lacks, told
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.settings import plugins
 from gangline.settings.installation import extra_command
@@ -30,7 +30,7 @@ _SILENT_S = 30.0
 
 def check_runtimes(settings: Settings) -> Check:
     """The runtimes that no other check is about: no harm where they do not run."""
-    told: list[str] = []
+    lines: list[str] = []
     broken: list[str] = []
     for name in plugins.usable("runtime"):
         if name in _CHECKED_ALONE:
@@ -38,12 +38,12 @@ def check_runtimes(settings: Settings) -> Check:
         try:
             asyncio.run(plugins.make_runtime(name).check())
         except GanglineError as error:
-            told.append(f"{name}: no")
+            lines.append(f"{name}: no")
             broken.append(f"{name}: {error.message}")
         else:
-            told.append(f"{name}: yes")
+            lines.append(f"{name}: yes")
     state = "optional" if broken else "ok"
-    return Check(name="other runtimes", state=state, found=", ".join(told) or "none", advice=" ".join(broken))
+    return Check(name="other runtimes", state=state, found=", ".join(lines) or "none", advice=" ".join(broken))
 
 
 def check_plugins(settings: Settings) -> Check:

@@ -142,9 +142,9 @@ def check_agent_python(python: Path | None) -> Check:
     except GanglineError as error:
         return Check(name=_NAME, state="optional", found="cannot be examined", advice=error.message)
     if not result.ok:
-        said = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last_line = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         advice = "let every user read the environment (chmod -R a+rX), or name another one with --python VENV"
-        return Check(name=_NAME, state="missing" if python else "optional", found=said[0][:300], advice=advice)
+        return Check(name=_NAME, state="missing" if python else "optional", found=last_line[0][:300], advice=advice)
     found = msgspec.json.decode(result.stdout, type=_Interpreter)
     modules = f"imports {', '.join(found.modules)}" if found.modules else "imports none of the common SDKs"
     advice = "" if found.modules else "give agents an environment with their packages: gangline submit --python VENV"
@@ -153,7 +153,7 @@ def check_agent_python(python: Path | None) -> Check:
 
 
 async def _look(folder: Path, python: str | None) -> ExecResult:
-    """Raises: GanglineError when no sandbox starts, or the folder is no environment."""
+    """Raises: GanglineError when no sandbox starts, or the folder is not an environment."""
     runtime = make_runtime("sandbox")
     limits = LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
     spec = RuntimeSpec(network="none", limits=limits, python=python)

@@ -174,24 +174,30 @@ def _print(reports: list[CheckReport]) -> None:
         *("harness", Column("version", 3), prose("dialect", 4), "turns#", prose("chains", 2), "first/exact/diverged"),
         *("side calls#", numbers("wall", 5), numbers("model", 6), ""),
     )
-    for one in reports:
+    for report in reports:
         table.add_row(
-            *(one.harness, one.version or "", ", ".join(one.dialects), str(one.num_turns), ", ".join(one.chains)),
-            "/".join(str(one.contexts.get(context, 0)) for context in ("first", "exact", "diverged")),
-            *(str(one.num_side_calls), f"{one.wall_s:.1f} s", f"{one.model_s:.1f} s"),
-            Text("ok", "green") if one.ok else Text("failed", "bold red"),
+            *(
+                report.harness,
+                report.version or "",
+                ", ".join(report.dialects),
+                str(report.num_turns),
+                ", ".join(report.chains),
+            ),
+            "/".join(str(report.contexts.get(context, 0)) for context in ("first", "exact", "diverged")),
+            *(str(report.num_side_calls), f"{report.wall_s:.1f} s", f"{report.model_s:.1f} s"),
+            Text("ok", "green") if report.ok else Text("failed", "bold red"),
         )
     console().print(table)
     if reports:
         console().print(f"template: {', '.join(reports[0].template_told)}", markup=False)
-    for lack in dict.fromkeys(lack for one in reports for lack in one.template_lacks):
+    for lack in dict.fromkeys(lack for report in reports for lack in report.template_lacks):
         console().print(f"template: {lack}", style="yellow", markup=False)
-    for one in reports:
-        unlike = {name: number for name, number in one.renderings.items() if name == "not_as_rendered"}
-        for cause, number in (one.causes | one.fallbacks | unlike).items():
-            console().print(f"{one.harness}: {number} x {printable(cause)}", markup=False)
-        for problem in one.problems:
-            console().print(f"{one.harness}: {printable(problem)}", markup=False)
+    for report in reports:
+        unlike = {name: number for name, number in report.renderings.items() if name == "not_as_rendered"}
+        for cause, number in (report.causes | report.fallbacks | unlike).items():
+            console().print(f"{report.harness}: {number} x {printable(cause)}", markup=False)
+        for problem in report.problems:
+            console().print(f"{report.harness}: {printable(problem)}", markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,7 @@
 observe it.
 
 The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So the
-observations are the program's own behaviour: its API, its conversations, its calls beside the task, its edits.
+observations are the program's own behaviour: its API, its conversations, its calls alongside the task, its edits.
 
 The script of `gangline harness check`: the played model's steps through the task, in any form that a program allows.
 
@@ -154,9 +154,9 @@ async def _check(client: ServerClient, harness: str, settings: dict[str, Any], p
     submitted = await client.submit(task)
     await client.wait(submitted.task_id, timeout_s=plan.timeout_s + 120)
     (result,) = await client.result(submitted.task_id)
-    template = next(one for node in (await client.status()).nodes for one in node.backends)
-    told = {name: tuple(template[name]) for name in ("template_told", "template_lacks")}
-    return msgspec.structs.replace(_report(harness, result), **told)
+    template = next(backend for node in (await client.status()).nodes for backend in node.backends)
+    findings = {name: tuple(template[name]) for name in ("template_told", "template_lacks")}
+    return msgspec.structs.replace(_report(harness, result), **findings)
 
 
 def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _report(harness: str, result: SessionResult) -> CheckReport:
         version=_version(harness),
         ok=not problems,
         outcome=result.outcome,
-        dialects=tuple(sorted({one.dialect for one in result.completions})),
+        dialects=tuple(sorted({completion.dialect for completion in result.completions})),
         num_turns=len(result.completions),
         chains=tuple(trace.role for trace in traces),
         contexts=drift.contexts,
@@ -194,8 +194,8 @@ def _report(harness: str, result: SessionResult) -> CheckReport:
         causes=drift.causes,
         num_side_calls=roles["side"],
         num_sampled_tokens=drift.num_sampled_tokens,
-        wall_s=sum(one.ended_at - one.started_at for one in result.timings if one.stage == "run"),
-        model_s=_busy_s([(one.started_at, one.finished_at) for one in result.completions]),
+        wall_s=sum(timing.ended_at - timing.started_at for timing in result.timings if timing.stage == "run"),
+        model_s=_busy_s([(completion.started_at, completion.finished_at) for completion in result.completions]),
         problems=problems,
     )
 
@@ -215,8 +215,8 @@ def _problems(result: SessionResult) -> list[str]:
     if result.trajectory is not None:
         audited = audit(result.trajectory, result.completions)
         found += [] if audited.ok else ["the audit of its rows found faults"]
-    if found and (said := result.artifacts.get("harness.stderr") or result.artifacts.get("harness.stdout")):
-        found.append(f"its last words: {said[-600:].decode(errors='replace').strip()}")
+    if found and (output := result.artifacts.get("harness.stderr") or result.artifacts.get("harness.stdout")):
+        found.append(f"its last words: {output[-600:].decode(errors='replace').strip()}")
     return found
 
 

@@ -22,7 +22,9 @@ image = typer.Typer(no_args_is_help=True, help="Build, list and remove images fo
 
 @image.command()
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the image; each build has a digest beside it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the image; each build has a digest alongside it.")
+    ],
     kind: Annotated[str, typer.Option("--kind", help="apptainer or docker.")] = "apptainer",
     base: Annotated[
         str, typer.Option("--from", help="Image to start from: a name in a registry, an image file, a root folder.")

@@ -36,7 +36,7 @@ def given_evaluator(text: str) -> EvaluatorSpec:
     try:
         return checked_evaluator(json.loads(text), "--evaluator")
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"--evaluator is no JSON: {error}") from error
+        raise InvalidRequest(f"--evaluator is not valid JSON: {error}") from error
 
 
 def evaluator_fields(text: str) -> dict[str, Any]:

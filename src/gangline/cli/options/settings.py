@@ -163,7 +163,7 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
 
 
 def _unsetting(command: ServedCommand) -> list[inspect.Parameter]:
-    """The options that unset flags. Beside their flags in `--help` they would take a column from all descriptions."""
+    """The options that unset flags. Alongside their flags in `--help` they would take a column from all descriptions."""
     flags = [(key, LEAVES[key].unset) for key in command.options]
     return [
         _keyword(key.replace(".", "__") + _UNSET, Annotated[bool, typer.Option(unset, hidden=True)], False)
@@ -229,7 +229,7 @@ def _nothing() -> None:
 def with_settings(
     command: ServedCommand, *, meanwhile: Callable[[], None] = _nothing
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a command's function. Beside the settings' options the command has `--config`.
+    """Decorator of a command's function. Alongside the settings' options the command has `--config`.
 
     meanwhile: called by a child process before it waits for the settings that its parent hands over.
     """
@@ -261,7 +261,7 @@ def with_settings(
             *([_keyword("from_stdin", _FROM_STDIN, False)] if command.is_child else ()),
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return decorate

@@ -53,7 +53,7 @@ class Child:
             function is awaited while the child imports what it needs.
         port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
         may_move: to any free port, where `port` is taken at the first start.
-        may_end: to end by itself and in order is no death, as of a node that was drained.
+        may_end: to end by itself and in order is not a death, as of a node that was drained.
         """
         self.name = name
         self.log_path = log_path
@@ -179,8 +179,8 @@ class Child:
                 await asyncio.wait_for(process.wait(), _END_AFTER_EOF_S)
             self.kill()
             how = await self.wait()
-            said = self.log_tail()
-            end = f"The end of {self.log_path}:\n{said}" if said else "It gave no reason."
+            tail = self.log_tail()
+            end = f"The end of {self.log_path}:\n{tail}" if tail else "It gave no reason."
             raise NodeError(f"the {self.name} did not start: it {how}. {end}") from None
         if error := document.get("error"):
             raise errors_by_code().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")

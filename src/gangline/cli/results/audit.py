@@ -175,11 +175,11 @@ def print_audit(name: str, document: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if num := report["num_unshown"]:
-        told = f"not shown to the model: tools, or their results, of {num} of {report['num_completions']} calls"
-        out.print(f"{told}: {UNSHOWN_GUIDE}", style="yellow", markup=False, soft_wrap=True)
+        note = f"not shown to the model: tools, or their results, of {num} of {report['num_completions']} calls"
+        out.print(f"{note}: {UNSHOWN_GUIDE}", style="yellow", markup=False, soft_wrap=True)
     if report["renderings"]:
-        told = ", ".join(f"{num} {name.replace('_', ' ')}" for name, num in report["renderings"].items())
-        out.print(f"stitched prompts: {told}", markup=False, soft_wrap=True)
+        note = ", ".join(f"{num} {name.replace('_', ' ')}" for name, num in report["renderings"].items())
+        out.print(f"stitched prompts: {note}", markup=False, soft_wrap=True)
     for reason, num in report["left_out"].items():
         out.print(f"left out by trainers: {num} tokens, {reason}", markup=False, soft_wrap=True)
     for reason, num in document["not_comparable"].items():

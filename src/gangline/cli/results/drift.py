@@ -102,8 +102,8 @@ def _print(document: dict[str, Any], by: By) -> None:
     ):
         for reason, number in found.items():
             out.print(f"{title}: {number} x {reason}", markup=False)
-    for one in total.breaks[:_SHOWN_BREAKS]:
-        out.print(_break_line(one), style="dim", markup=False)
+    for break_ in total.breaks[:_SHOWN_BREAKS]:
+        out.print(_break_line(break_), style="dim", markup=False)
     if len(total.breaks) > _SHOWN_BREAKS:
         out.print(f"... and {len(total.breaks) - _SHOWN_BREAKS} more; --json lists all", style="dim")
 

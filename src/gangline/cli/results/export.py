@@ -71,7 +71,10 @@ def _line(result: SessionResult) -> list[str | float | None]:
     num_prompt = sum(completion.prompt_shared + len(completion.prompt_suffix_ids) for completion in calls)
     num_sampled = sum(len(completion.sampled_ids) for completion in result.completions)
     timings = result.timings
-    seconds = {stage: sum(one.ended_at - one.started_at for one in timings if one.stage == stage) for stage in STAGES}
+    seconds = {
+        stage: sum(timing.ended_at - timing.started_at for timing in timings if timing.stage == stage)
+        for stage in STAGES
+    }
     parts = [None if result.usage is None else getattr(result.usage, part) for part in _PARTS]
     return [
         *(result.task_id, result.session_id, result.attempt, result.outcome, result.reward),
@@ -174,8 +177,8 @@ def export(
         print_json({"path": str(path), "format": row_format.value, **counts})
     else:
         left_out = f"; {choice.num_held_out} left out: held out; --held-out include" if choice.num_held_out else ""
-        told = f"{path}: {num} {what} of {results.num_sessions} sessions{left_out}"
-        console().print(told, markup=False, soft_wrap=True)
+        summary = f"{path}: {num} {what} of {results.num_sessions} sessions{left_out}"
+        console().print(summary, markup=False, soft_wrap=True)
 
 
 def _some(found: Iterator[SessionResult], choice: Choice) -> Iterator[SessionResult]:

@@ -78,7 +78,7 @@ def _recorded(data_dir: Path | None, server_url: str | None) -> Records:
 
 
 def find_results(records: Records, name: str) -> Iterator[SessionResult]:
-    """Results of a task, or of one session. Raises: NotFound, InvalidRequest when `name` is no id."""
+    """Results of a task, or of one session. Raises: NotFound, InvalidRequest when `name` is not an id."""
     validated_id(name, "the name of a task or session")
     session = records.session(name)
     if session is not None:

@@ -70,7 +70,7 @@ def _text(value: object) -> str:
         return value
     if isinstance(value, list | tuple):
         items = cast("list[object]", value)
-        if items and all(isinstance(one, str) for one in items):
+        if items and all(isinstance(item, str) for item in items):
             return "\n".join(cast("list[str]", items))
     return json.dumps(value, ensure_ascii=False, default=str)
 
@@ -121,7 +121,7 @@ def session_view(result: SessionResult) -> RenderableType:
         stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
         lines.append(Text("time: " + ", ".join(stages)))
     if result.usage is not None:
-        lines += [Text(f"{part}: {told}") for part, told in _usage_lines(result.usage)]
+        lines += [Text(f"{part}: {text}") for part, text in _usage_lines(result.usage)]
     if result.failure is not None:
         lines.append(Text(f"failure: {result.failure.boundary}, {result.failure.message}", "red"))
     lines += [Text(line, "yellow") for line in unshown_lines(result.completions)]

@@ -125,7 +125,7 @@ def _show_session(
 
     chosen = _chosen(result, number)
     text_of = find_text_of(tokenizer, result) if tokens else None
-    lineages = {one.completion_id: one.lineage for one in result.completions}
+    lineages = {completion.completion_id: completion.lineage for completion in result.completions}
     out = console()
     out.print(session_view(result))
     for index, trace in chosen:

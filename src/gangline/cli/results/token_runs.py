@@ -22,9 +22,9 @@ _KNOWN_MODELS = ("smollm2",)
 _FROM: dict[str, str] = {
     "sibling": "the prompt of {origin} again",
     "retry": "the prompt of {origin} again, which was aborted",
-    "changed": "would go on from {origin}, but {cause}{where}",
+    "changed": "would continue from {origin}, but {cause}{where}",
     "spawned": "spawned by a tool call of {origin}",
-    "compacted": "goes on from the summary in {origin}",
+    "compacted": "continues from the summary in {origin}",
 }
 """How a trace begins, by its first call's relation, where more is to be said than its ids say."""
 
@@ -67,8 +67,8 @@ def elided(run: Run, *, head: int, tail: int) -> tuple[int, int]:
 def standing(trace: Trace) -> str:
     """Where a trace begins, and why there."""
     lineage = trace.lineage
-    told = f" ({lineage.reason})" if lineage.reason and lineage.relation in ("root", "changed") else ""
-    return _beginning(trace) + told
+    reason = f" ({lineage.reason})" if lineage.reason and lineage.relation in ("root", "changed") else ""
+    return _beginning(trace) + reason
 
 
 def _beginning(trace: Trace) -> str:

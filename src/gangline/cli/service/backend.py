@@ -89,7 +89,7 @@ def add(
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option("--role", help="Role whose calls it answers, with a model of its own. Default: the policy's."),
+        typer.Option("--role", help="Role whose calls it answers, with its own model. Default: the policy's."),
     ] = None,
     data: DataOption = None,
     node: NodesOption = None,

@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = DEFAULT_ENGINE
     """Empty where `node.engines_later`."""
     more_engines: tuple[str, ...] = ()
-    """URLs of running ones beside it."""
+    """URLs of running ones alongside it."""
     tokenizer: str = "smollm2"
     """Tokenizer of a scripted engine."""
     node: NodeSettings = DEFAULT_NODE

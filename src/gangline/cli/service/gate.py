@@ -93,8 +93,8 @@ def updates(data: DataOption = None, node: NodesOption = None, as_json: JsonOpti
             table.add_row(url, *_update_cells(one))
     console().print(table)
     for url, found in answers.items():
-        if found and (told := told_phases(found[-1].phases)) is not None:
-            notes().print(f"{url}: {told}.", markup=False, soft_wrap=True)
+        if found and (summary := told_phases(found[-1].phases)) is not None:
+            notes().print(f"{url}: {summary}.", markup=False, soft_wrap=True)
 
 
 def _update_cells(update: GateUpdate) -> tuple[str, str, str, str]:

@@ -36,7 +36,7 @@ def up(
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
 
-    With --nodes several nodes run here, each with slots of its own. With --cluster only the server runs here; the nodes
+    With --nodes several nodes run here, each with its own slots. With --cluster only the server runs here; the nodes
     run on an existing Ray cluster and use running engines. With --json, prints one line {"server_url", "node_urls",
     "control_token", "pid"} when it is ready. Other commands find the service through the data folder. Logs are in
     DATA/logs.
@@ -82,7 +82,7 @@ def plan_of(settings: Resolved) -> Plan:
     if num_nodes > 1 and machine.gpus:
         raise InvalidRequest(
             f"GANGLINE_GPUS names the GPUs of one node, and here are {num_nodes}. Start them by `gangline node`, each "
-            "with GPUs of its own."
+            "with its own GPUs."
         )
     return Plan(
         data_dir=machine.data_dir.absolute(),
@@ -104,7 +104,9 @@ def _urls(engines: list[str]) -> tuple[str, ...]:
     """Raises: InvalidRequest."""
     for engine in engines:
         if not engine.startswith(("http://", "https://")):
-            raise InvalidRequest(f"only the first --engine can be started here; {engine!r} is no URL of a running one.")
+            raise InvalidRequest(
+                f"only the first --engine can be started here; {engine!r} is not a URL of a running one."
+            )
     return tuple(engines)
 
 
@@ -133,9 +135,9 @@ async def _say_what_templates_lack(live: running.Running) -> None:
     for url in live.node_urls:
         with contextlib.suppress(GanglineError):  # a node that has just died is started again, and says it in its views
             async with NodeClient(url, live.control_token) as client:
-                for one in await client.backends():
-                    for lack in one.template_lacks:
-                        notes().print(f"{one.model}: {lack}", style="yellow", markup=False, soft_wrap=True)
+                for backend in await client.backends():
+                    for lack in backend.template_lacks:
+                        notes().print(f"{backend.model}: {lack}", style="yellow", markup=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -108,7 +108,7 @@ def _to_begin(found: Found) -> Iterator[Step]:
         yield "gangline up", "the service: engine, server, node and page"
         yield from _submits(found)
         if found.experiment:
-            yield f"gangline train run {found.experiment}", "training; it starts a service of its own"
+            yield f"gangline train run {found.experiment}", "training; it starts its own service"
         return
     yield "gangline doctor", "whether this machine has what it takes"
     yield "gangline demo", "all of it once, on a small model: sessions, an audit, rows, training"

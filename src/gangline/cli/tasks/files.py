@@ -1,6 +1,6 @@
 """Tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options.
 
-In a file, `{"from_file": PATH}` stands for the text of a file beside it, wherever a task has a text.
+In a file, `{"from_file": PATH}` stands for the text of a file alongside it, wherever a task has a text.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ async def _submit(
             ended = await wait_with_progress(client, task_ids)
         except asyncio.CancelledError:
             which = task_ids[0] if len(task_ids) == 1 else "TASK"
-            told = f"The tasks continue. `gangline status {which}` shows them, `gangline cancel {which}` ends them."
-            notes().print(told, markup=False, soft_wrap=True)
+            hint = f"The tasks continue. `gangline status {which}` shows them, `gangline cancel {which}` ends them."
+            notes().print(hint, markup=False, soft_wrap=True)
             raise
         for line in await lines_of_sessions(client, ended):
             notes().print(line, style="yellow", markup=False, soft_wrap=True)
@@ -204,8 +204,8 @@ def _tell(submitted: Sequence[Submitted], more: Sequence[str] = ()) -> None:
         first = next(one.task_id for one in submitted if one.unplaced == why)
         number = sum(one.unplaced == why for one in submitted)
         which = first if number == 1 else f"{number} tasks, {first} among them,"
-        told = f"{which} waits: {why}. It starts when a node that can run it joins."
-        notes().print(told, markup=False, soft_wrap=True)
+        notice = f"{which} waits: {why}. It starts when a node that can run it joins."
+        notes().print(notice, markup=False, soft_wrap=True)
     for line in dict.fromkeys((*(line for one in submitted for line in one.warnings), *more)):
         notes().print(line, style="yellow", markup=False, soft_wrap=True)
 

@@ -25,9 +25,9 @@ async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -
     from gangline.domain.unshown import why_hidden
     from gangline.settings.plugins import has_tools
 
-    backends = [one for node in (await client.status()).nodes for one in node.backends]
-    told = (why_hidden(backends, task.agent) for task in tasks if has_tools(task))
-    return list(dict.fromkeys(line for line in told if line is not None))
+    backends = [backend for node in (await client.status()).nodes for backend in node.backends]
+    reasons = (why_hidden(backends, task.agent) for task in tasks if has_tools(task))
+    return list(dict.fromkeys(line for line in reasons if line is not None))
 
 
 async def lines_of_templates(client: ServerClient, tasks: Sequence[TaskRequest], *, to_train: bool) -> list[str]:
@@ -36,10 +36,10 @@ async def lines_of_templates(client: ServerClient, tasks: Sequence[TaskRequest],
     from msgspec import convert
 
     from gangline.domain.node_views import TemplateFacts
-    from gangline.domain.template_told import lacks_of_tasks
+    from gangline.domain.template_findings import lacks_of_tasks
 
     status = await client.status()
-    policy = [one for node in status.nodes for one in node.backends if one.get("role") is None]
+    policy = [backend for node in status.nodes for backend in node.backends if backend.get("role") is None]
     facts = [convert(one.get("template") or {}, TemplateFacts) for one in policy]
     lacking = [f"{one.get('model')}: {lack}" for one in policy for lack in one.get("template_lacks", ())]
     brings_images = any(_IMAGES.search(task.model_dump_json()) for task in tasks)
@@ -55,10 +55,10 @@ async def lines_of_sessions(client: ServerClient, tasks: Sequence[TaskView]) -> 
     """After they ran: the first session of each task that has a result."""
     from gangline.domain.unshown import unshown_lines
 
-    told: dict[str, str] = {}
+    first_sessions: dict[str, str] = {}
     firsts = [next((one for one in task.sessions if one.result_attempt is not None), None) for task in tasks]
-    for session in [one for one in firsts if one is not None][:_MOST_SESSIONS]:
+    for session in [first for first in firsts if first is not None][:_MOST_SESSIONS]:
         with suppress(GanglineError):  # it was removed meanwhile: the tasks have ended all the same
             for line in unshown_lines((await client.session_result(session.session_id)).completions):
-                told.setdefault(line, session.session_id)
-    return [f"{session_id}: {line}" for line, session_id in told.items()]
+                first_sessions.setdefault(line, session.session_id)
+    return [f"{session_id}: {line}" for line, session_id in first_sessions.items()]

@@ -136,12 +136,12 @@ def _throughput(watched: Watched, status: ServiceStatus) -> Text:
 
 
 def _exactness(watched: Watched) -> Text:
-    told = [numbers for _, numbers in watched.numbers() if numbers is not None]
-    num_contexts = sum(numbers.contexts for numbers in told)
+    counted = [numbers for _, numbers in watched.numbers() if numbers is not None]
+    num_contexts = sum(numbers.contexts for numbers in counted)
     if not num_contexts:
         return Text()
-    num_diverged = sum(numbers.contexts_diverged for numbers in told)
-    num_untrainable = sum(numbers.untrainable for numbers in told)
+    num_diverged = sum(numbers.contexts_diverged for numbers in counted)
+    num_untrainable = sum(numbers.untrainable for numbers in counted)
     text = Text(f"contexts: {1 - num_diverged / num_contexts:.2%} exact of {num_contexts:,}")
     text.append(f" · {num_diverged:,} diverged", style="yellow" if num_diverged else "")
     text.append(f" · {num_untrainable:,} untrainable", style="yellow" if num_untrainable else "")
@@ -190,8 +190,8 @@ def _node_row(node: NodeView, numbers: NodeNumbers | None) -> tuple[Text, ...]:
     )
     gate = Text(f"closed, {numbers.gate_calls_waiting} wait", style="yellow") if numbers.gate_closed else Text("open")
     version = "" if numbers.policy_version is None else str(numbers.policy_version)
-    told = (Text(str(numbers.external_sessions)), Text(str(numbers.calls_in_flight)), gate, Text(version))
-    return (Text(printable(node.node_id)), *pools, *told, *end)
+    figures = (Text(str(numbers.external_sessions)), Text(str(numbers.calls_in_flight)), gate, Text(version))
+    return (Text(printable(node.node_id)), *pools, *figures, *end)
 
 
 def _of(num: int, size: int) -> Text:
@@ -233,14 +233,14 @@ def _failures(watched: Watched) -> _Section:
 
 
 def _failure_row(event: Event) -> tuple[Text, ...]:
-    told = event.data
+    data = event.data
     again = event.kind == "session.requeued"
-    what = ": ".join(str(told[name]) for name in ("boundary", "code") if told.get(name))
+    what = ": ".join(str(data[name]) for name in ("boundary", "code") if data.get(name))
     return (
         Text(clock_time(event.at)),
         Text(printable(event.session_id or event.task_id or "")),
         Text(printable(f"{what} (runs again)" if again else what), style="yellow" if again else "red"),
-        Text(printable(str(told.get("message") or ""))),
+        Text(printable(str(data.get("message") or ""))),
     )
 
 

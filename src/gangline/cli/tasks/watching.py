@@ -23,9 +23,9 @@ def clock_time(at: float) -> str:
 
 def event_line(event: Event) -> str:
     """One event for people: time, kind, subject."""
-    told = " ".join(f"{name}={value}" for name, value in event.data.items() if value is not None)
+    values = " ".join(f"{name}={value}" for name, value in event.data.items() if value is not None)
     about = event.session_id or event.task_id or ""
-    return printable(" ".join(piece for piece in (clock_time(event.at), event.kind, about, told) if piece))
+    return printable(" ".join(piece for piece in (clock_time(event.at), event.kind, about, values) if piece))
 
 
 class Outage:

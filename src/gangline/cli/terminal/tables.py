@@ -2,7 +2,7 @@
 
 A column holds facts, which are never broken, or prose, which wraps between words. Where a terminal is too narrow, the
 columns that are least needed go, and a line below names them; where even the others do not fit, each row becomes a
-block of lines. Where stdout is no terminal, nothing is left out or wrapped.
+block of lines. Where stdout is not a terminal, nothing is left out or wrapped.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FactTable:
     def __init__(self, *columns: str | Column, title: str = "") -> None:
         """columns: a string is the title of a column of facts that stays; `#` at its end makes it one of numbers."""
         self._columns = [
-            Column(one.removesuffix("#"), is_number=one.endswith("#")) if isinstance(one, str) else one
-            for one in columns
+            Column(column.removesuffix("#"), is_number=column.endswith("#")) if isinstance(column, str) else column
+            for column in columns
         ]
         self._title = title
         self._rows: list[Row] = []
@@ -60,7 +60,7 @@ class FactTable:
     def add_row(self, *cells: str | Text, style: str = "") -> None:
         """A string is shown as it is, in one line without control characters; a `Text` may have several lines and
         styles."""
-        self._rows.append(tuple(Text(printable(one), style) if isinstance(one, str) else one for one in cells))
+        self._rows.append(tuple(Text(printable(cell), style) if isinstance(cell, str) else cell for cell in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # A console that does not wrap softly cuts what is longer than it is wide.

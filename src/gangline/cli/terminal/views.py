@@ -52,13 +52,20 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
     """One line for each session; below them why some failed or wait, each cause once."""
     table = FactTable("session", Column("state", 2), Column("attempt", 4), "outcome", "reward#", Column("node", 3))
     causes: dict[str, str] = {}
-    for one in sessions:
-        if one.failure:
-            causes[one.session_id] = f"{one.failure.boundary}: {one.failure.message}"
-        if one.unplaced:
-            causes[one.session_id] = f"unplaced: {one.unplaced}"
-        attempt, outcome = f"{one.attempt}/{one.max_attempts}", coloured(one.outcome)
-        table.add_row(one.session_id, one.stage or one.state, attempt, outcome, _number(one.reward), one.node_id or "")
+    for session in sessions:
+        if session.failure:
+            causes[session.session_id] = f"{session.failure.boundary}: {session.failure.message}"
+        if session.unplaced:
+            causes[session.session_id] = f"unplaced: {session.unplaced}"
+        attempt, outcome = f"{session.attempt}/{session.max_attempts}", coloured(session.outcome)
+        table.add_row(
+            session.session_id,
+            session.stage or session.state,
+            attempt,
+            outcome,
+            _number(session.reward),
+            session.node_id or "",
+        )
     return Group(table, *causes_view(causes))
 
 

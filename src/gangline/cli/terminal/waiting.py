@@ -44,13 +44,13 @@ async def waits_told(service: _Service, say: Callable[[str], None], *, look_s: f
 
 
 async def _tell(service: _Service, say: Callable[[str], None], look_s: float) -> None:
-    told = set[str]()
+    printed = set[str]()
     while True:
         await asyncio.sleep(look_s)
         try:
             found = set(reasons_to_wait(await service.status()))
         except GanglineError as error:
             found = {f"The server gives no status: {error.message}"}
-        for line in sorted(found - told):
+        for line in sorted(found - printed):
             say(line)
-        told = found
+        printed = found

@@ -1,1 +1,1 @@
-"""Evidence beside sampled tokens, such as routed experts. Start with `contract`."""
+"""Evidence alongside sampled tokens, such as routed experts. Start with `contract`."""

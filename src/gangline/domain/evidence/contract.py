@@ -1,4 +1,4 @@
-"""Evidence beside sampled tokens: what a kind of it must say, from an engine's reply to a row's column.
+"""Evidence alongside sampled tokens: what a kind of it must say, from an engine's reply to a row's column.
 
 A kind, such as routed experts, is one object, and nothing on the way names it:
 
@@ -43,14 +43,14 @@ class Reported(NamedTuple):
 
 
 class EvidenceWire:
-    """How one engine's messages carry a kind. An engine has an object of its own, which may learn from the probe."""
+    """How one engine's messages carry a kind. An engine has its own object, which may learn from the probe."""
 
     fields: ClassVar[Sequence[tuple[str, Any, Any]]] = ()
     """Fields of a reply's choice (SGLang: of its `meta_info`) that the client does not read anyway: name, type, value
     where there is none."""
     probe: ClassVar[Literal["unasked", "asked", "apart"]] = "unasked"
     """How a probe finds out whether the engine reports it: `unasked`, every reply has it; `asked`, it may be asked for
-    in any call; `apart`, in a call of its own, as an engine that has none may refuse that."""
+    in any call; `apart`, in its own call, as an engine that has none may refuse that."""
 
     def ask(self, start: int) -> dict[str, Any]:
         """Fields of a request (vLLM's route of ids: of its `sampling_params`). start: see `AskedEvidence`."""
@@ -139,7 +139,7 @@ class EvidenceKind(ABC):
     def columns(self, result: SessionResult) -> Mapping[str, Any]:
         """trace id -> a row's column; empty where the session was sampled without."""
         traces = () if result.trajectory is None else result.trajectory.traces
-        if all(one.evidence_of(self.name) is None for trace in traces for one in trace.certificates):
+        if all(certificate.evidence_of(self.name) is None for trace in traces for certificate in trace.certificates):
             return {}
         tree = CompletionTree(result.completions)
         return {trace.trace_id: self.column(tree, trace) for trace in traces}

@@ -178,23 +178,23 @@ def experts_of_file(data: bytes) -> ExpertArray:
         read = _READ_HEAD[np.lib.format.read_magic(head)]
         shape, is_fortran, dtype = read(head)
     except (ValueError, EOFError, OSError, KeyError) as error:
-        raise ValueError(f"it is no NumPy file: {error}") from error
+        raise ValueError(f"it is not a NumPy file: {error}") from error
     if len(shape) != 3 or is_fortran or dtype.kind not in "iu":
         raise ValueError(f"its shape is {shape} of {dtype}, and not (tokens, layers, experts) of integers")
     size, num_bytes = math.prod(shape), len(data) - head.tell()
     if num_bytes != size * dtype.itemsize:
-        raise ValueError(f"it is no NumPy file: it has {num_bytes} bytes for {size} numbers of {dtype}")
+        raise ValueError(f"it is not a NumPy file: it has {num_bytes} bytes for {size} numbers of {dtype}")
     return _narrowed(np.frombuffer(data, dtype, size, head.tell()).reshape(shape))  # not copied
 
 
 def experts_of_numbers(data: bytes, number: str, num_layers: int, num_chosen: int) -> ExpertArray:
-    """Raises: ValueError when it is no whole number of tokens."""
+    """Raises: ValueError when it is not a whole number of tokens."""
     if number not in _NUMBERS:
         raise ValueError(f"its type is {number}, and not one of {', '.join(_NUMBERS)}")
     dtype = np.dtype(number).newbyteorder("<")
     token_bytes = dtype.itemsize * num_layers * num_chosen
     if token_bytes == 0 or len(data) % token_bytes:
-        raise ValueError(f"its {len(data)} bytes are no whole number of tokens of {token_bytes} bytes")
+        raise ValueError(f"its {len(data)} bytes are not whole number of tokens of {token_bytes} bytes")
     return _narrowed(np.frombuffer(data, dtype=dtype).reshape(-1, num_layers, num_chosen))
 
 

@@ -152,13 +152,13 @@ def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
     try:
         sets = simdjson.Parser().parse(text)
         if not isinstance(sets, simdjson.Array):
-            raise TypeError("it is no list")
-        lists = [one for one in sets if isinstance(one, simdjson.Array)]
+            raise TypeError("it is not a list")
+        lists = [set_ for set_ in sets if isinstance(set_, simdjson.Array)]
         if len(lists) != len(sets) or text.count(b"[") != 1 + len(lists):  # the parser would flatten deeper lists
-            raise TypeError("it is no list of lists of ids")
+            raise TypeError("it is not a list of lists of ids")
         counts = np.fromiter(map(len, lists), np.int32, len(lists))
         ids = np.frombuffer(sets.as_buffer(of_type="i"), np.int64) if counts.any() else np.empty(0, np.int64)
-    except (TypeError, RuntimeError) as error:  # the last for numbers that are no integers of 64 bits
+    except (TypeError, RuntimeError) as error:  # the last for numbers that are not integers of 64 bits
         raise ValueError(f"no sampling mask: {error}") from error
     if len(ids) != counts.sum() or (ids < 0).any() or (ids > _LARGEST_ID).any():
         raise ValueError("no sampling mask: it holds other values than ids")

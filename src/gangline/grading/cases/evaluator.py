@@ -212,8 +212,8 @@ class CasesEvaluator:
             built = await runtime.exec(list(config.build), timeout_s=config.timeout_seconds)
             await runtime.kill()
             if not built.ok:
-                said = (built.stderr or built.stdout).decode(errors="replace")[-2000:]
-                return Reward(reward=0.0, details=details | {"why": "the build failed", "output": said})
+                output = (built.stderr or built.stdout).decode(errors="replace")[-2000:]
+                return Reward(reward=0.0, details=details | {"why": "the build failed", "output": output})
         found = await self._run_all(runtime, ends_at)
         context.artifacts[_ARTIFACT] = json.dumps(found, indent=1).encode()
         return self._graded(found, details)

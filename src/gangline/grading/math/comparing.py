@@ -49,9 +49,9 @@ def work(prepared: Prepared) -> dict[str, Any]:
             return {"correct": False, "answer": None}
         text = f"$\\boxed{{{boxed}}}$"
     found = math_verify.parse(text, _targets(job["choices"]), parsing_timeout=0)
-    told = next((one for one in reversed(found) if isinstance(one, str)), None)
+    answer = next((one for one in reversed(found) if isinstance(one, str)), None)
     is_right = any(compare(gold, found, **job["rules"]) for gold in golds)
-    return {"correct": is_right, "answer": told and told[:_MAX_SHOWN_CHARS]}
+    return {"correct": is_right, "answer": answer and answer[:_MAX_SHOWN_CHARS]}
 
 
 def read_gold(gold: str, choices: list[str]) -> list[Any]:

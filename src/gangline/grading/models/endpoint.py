@@ -127,13 +127,13 @@ async def _read(answer: aiohttp.ClientResponse) -> Any:
         data += piece
         if len(data) > _MAX_ANSWER_BYTES:
             raise GraderUnavailable(f"the grader's engine answered more than {_MAX_ANSWER_BYTES} bytes")
-    said = data[:_MAX_SHOWN_CHARS].decode(errors="replace")
+    shown = data[:_MAX_SHOWN_CHARS].decode(errors="replace")
     if answer.status in _BUSY:
         after = answer.headers.get("Retry-After", "")
-        raise _Again(f"status {answer.status}: {said}", float(after) if after.isdigit() else 0.0)
+        raise _Again(f"status {answer.status}: {shown}", float(after) if after.isdigit() else 0.0)
     if answer.status != 200:
-        raise GraderUnavailable(f"the grader's engine refused the call with status {answer.status}: {said}")
+        raise GraderUnavailable(f"the grader's engine refused the call with status {answer.status}: {shown}")
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _Again(f"its answer is not JSON: {said}") from None
+        raise _Again(f"its answer is not JSON: {shown}") from None

@@ -112,22 +112,22 @@ class JudgeEvaluator:
 
     def _reward(self, traces: Sequence[Trace], verdicts: Sequence[Verdict], cost: dict[str, Any]) -> Reward:
         config = self._config
-        of_parts = [*zip(*(zip(one.scores, one.reasons, strict=True) for one in verdicts), strict=True)]
+        of_parts = [*zip(*(zip(verdict.scores, verdict.reasons, strict=True) for verdict in verdicts), strict=True)]
         scores = [self._combined([score for score, _ in votes]) for votes in of_parts]
         shares = [(score - config.lowest) / (config.highest - config.lowest) for score in scores]
         rewards = [config.reward_at_lowest + share * (1 - config.reward_at_lowest) for share in shares]
-        told = [
+        details = [
             {"score": score, "votes": [{"score": one, "reason": reason} for one, reason in votes]}
             for score, votes in zip(scores, of_parts, strict=True)
         ]
         if config.reads != "traces":
-            return Reward(reward=rewards[0], details=told[0] | cost)
+            return Reward(reward=rewards[0], details=details[0] | cost)
         ids = [trace.trace_id for trace in traces]
         trained = [reward for trace, reward in zip(traces, rewards, strict=True) if trace.loss_mask.any()]
         return Reward(
             reward=statistics.fmean(trained or rewards),
             trace_rewards=dict(zip(ids, rewards, strict=True)),
-            details={"traces": dict(zip(ids, told, strict=True))} | cost,
+            details={"traces": dict(zip(ids, details, strict=True))} | cost,
         )
 
     async def _works(self, context: EvaluationContext) -> tuple[list[str], str]:

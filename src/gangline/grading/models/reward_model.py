@@ -67,17 +67,17 @@ class RewardModelEvaluator:
         engine = engine_of(context, config.engine)
         endpoint = Endpoint(engine, tries=config.tries, timeout_s=config.call_timeout_seconds)
         body = ({} if engine.model is None else {"model": engine.model}) | _body(config, context, answer)
-        said = await endpoint.post(_PATHS[config.format] if config.path is None else config.path, body)
-        context.artifacts[_ARTIFACT] = json.dumps({"url": engine.url, "request": body, "answer": said}).encode()
+        scored = await endpoint.post(_PATHS[config.format] if config.path is None else config.path, body)
+        context.artifacts[_ARTIFACT] = json.dumps({"url": engine.url, "request": body, "answer": scored}).encode()
         try:
-            score = _score(config, said)
+            score = _score(config, scored)
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise ValueError("its score is no finite number")
+                raise ValueError("its score is not a finite number")
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-            told = f"{type(error).__name__} {error} in {json.dumps(said)[:300]}"
-            raise GraderUnavailable(f"the reward model's answer is not of format {config.format}: {told}") from error
+            problem = f"{type(error).__name__} {error} in {json.dumps(scored)[:300]}"
+            raise GraderUnavailable(f"the reward model's answer is not of format {config.format}: {problem}") from error
         reward = score if config.activation == "none" else 1 / (1 + math.exp(-max(min(score, 700.0), -700.0)))
-        details = cast("dict[str, Any]", said) if config.format == "json" else {}
+        details = cast("dict[str, Any]", scored) if config.format == "json" else {}
         return Reward(reward=reward, details={**details, "score": score, "format": config.format})
 
 
@@ -124,16 +124,16 @@ def _body(config: RewardModelConfig, context: EvaluationContext, answer: str) ->
             return {"text": _text(config, context, answer)}
 
 
-def _score(config: RewardModelConfig, said: Any) -> Any:
+def _score(config: RewardModelConfig, answer: Any) -> Any:
     """Raises: KeyError, IndexError, TypeError for an answer in another format."""
     match config.format:
         case "json":
-            return said["reward"]
+            return answer["reward"]
         case "vllm_classify":
-            return said["data"][0]["probs"][config.label]
+            return answer["data"][0]["probs"][config.label]
         case "vllm_pooling":
-            return _last_number(said["data"][0]["data"])
+            return _last_number(answer["data"][0]["data"])
         case "vllm_score":
-            return said["data"][0]["score"]
+            return answer["data"][0]["score"]
         case "sglang_classify":
-            return _last_number((said[0] if isinstance(said, list) else said)["embedding"])
+            return _last_number((answer[0] if isinstance(answer, list) else answer)["embedding"])

@@ -62,7 +62,7 @@ class Form(NamedTuple):
         for score in scores:
             is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
             if not is_number or not self.lowest <= score <= self.highest:
-                raise ValueError(f"the score {score!r} is no number from {self.lowest:g} to {self.highest:g}")
+                raise ValueError(f"the score {score!r} is not a number from {self.lowest:g} to {self.highest:g}")
         return Verdict(tuple(map(float, scores)), tuple(str(part.get("reason", ""))[:_REASON_CHARS] for part in parts))
 
     @property

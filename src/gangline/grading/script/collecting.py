@@ -76,16 +76,18 @@ async def run_commands(
 ) -> list[str]:
     """Run every command, even if others fail. Returns the failures. Raises: EvaluatorError."""
     failed: list[str] = []
-    for one in commands:
-        if one.service is None:
-            result = await runtime.exec(one.command, timeout_s=one.timeout_seconds)
+    for command in commands:
+        if command.service is None:
+            result = await runtime.exec(command.command, timeout_s=command.timeout_seconds)
         else:
-            beside = _needed(services, one.service)
-            result = await beside.exec(one.service, one.command, timeout_s=one.timeout_seconds, user=one.user)
+            beside = _needed(services, command.service)
+            result = await beside.exec(
+                command.service, command.command, timeout_s=command.timeout_seconds, user=command.user
+            )
         if not result.ok:
-            end = f"not done in {one.timeout_seconds:g} s" if result.timed_out else f"exit code {result.exit_code}"
-            said = result.stderr.decode(errors="replace").strip()[-_MAX_SAID_CHARS:]
-            failed.append(f"{one.command[:_MAX_SAID_CHARS]}: {end}; {said}")
+            end = f"not done in {command.timeout_seconds:g} s" if result.timed_out else f"exit code {result.exit_code}"
+            errors = result.stderr.decode(errors="replace").strip()[-_MAX_SAID_CHARS:]
+            failed.append(f"{command.command[:_MAX_SAID_CHARS]}: {end}; {errors}")
     await runtime.kill()  # a command may have left a process running
     return failed
 

@@ -22,8 +22,8 @@ class GradedBefore:
     def __init__(self, context: EvaluationContext, grader: BaseModel) -> None:
         """grader: its configuration, which distinguishes the graders of a task."""
         self._memory = context.graded_before
-        told = f"{context.task_digest}\n{type(grader).__qualname__}\n{grader.model_dump_json()}"
-        self._key = hashlib.sha256(told.encode()).digest()
+        facts = f"{context.task_digest}\n{type(grader).__qualname__}\n{grader.model_dump_json()}"
+        self._key = hashlib.sha256(facts.encode()).digest()
 
     def __bool__(self) -> bool:
         return self._key in self._memory

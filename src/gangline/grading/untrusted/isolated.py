@@ -132,15 +132,15 @@ class _ForkServer:
 
 def _result(module: str, answer: bytes, limits: Limits) -> Any:
     """Raises: OverLimit, EvaluatorError."""
-    said, _, code_text = answer.rpartition(b"\n")
+    printed, _, code_text = answer.rpartition(b"\n")
     code = int(code_text) if code_text.removeprefix(b"-").isdigit() else None
     if code is None:
         raise EvaluatorError(f"{module} gave no answer: the process that grades answers has ended")
-    body = said.removeprefix(PREPARED)
+    body = printed.removeprefix(PREPARED)
     if code == 0:
         return json.loads(body)
     why = "" if code < 0 else body.decode(errors="replace").strip()[:_MAX_SHOWN_CHARS]
-    if said.startswith(PREPARED) and -code not in _OURS:
+    if printed.startswith(PREPARED) and -code not in _OURS:
         raise OverLimit(_end_of(code, why, limits))
     raise EvaluatorError(f"{module} ended with {code}: {why or 'no message'}")
 

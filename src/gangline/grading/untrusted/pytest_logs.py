@@ -66,7 +66,7 @@ def has_unnamed_tests_of_pytest(text: str) -> bool:
     """Whether the text shows that tests passed, by dots or by their number."""
     lines = plain_lines(text)
     dots = (found[1] for line in lines if (found := _DOTS.fullmatch(line)))
-    return any("." in one for one in dots) or any(_PASSED.search(line[-200:]) for line in lines)
+    return any("." in dot for dot in dots) or any(_PASSED.search(line[-200:]) for line in lines)
 
 
 class _Reader:

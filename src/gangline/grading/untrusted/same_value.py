@@ -92,8 +92,8 @@ def without_marks(text: str) -> str:
         text = _without_pair(text)
         if (boxed := _BOX.fullmatch(text)) and _is_balanced(boxed[1]):
             text = boxed[1].strip()
-        said = _SAID.match(text)
-        text = text[said.end() :] if said and said.end() < len(text) else text
+        lead_in = _SAID.match(text)
+        text = text[lead_in.end() :] if lead_in and lead_in.end() < len(text) else text
         text = _STOP.sub("", text).rstrip()
     for pattern, instead in _LATEX:
         text = pattern.sub(instead, text)

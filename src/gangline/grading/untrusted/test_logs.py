@@ -130,7 +130,7 @@ async def _swebench_outcomes(parser: str, text: str, timeout_s: float) -> list[O
     )
     try:
         async with asyncio.timeout(timeout_s):
-            said, errors = await child.communicate(json.dumps({"parser": parser, "text": text}).encode())
+            output, errors = await child.communicate(json.dumps({"parser": parser, "text": text}).encode())
     except TimeoutError:
         raise EvaluatorError(f"{parser} of swebench was not done in {timeout_s:g} s") from None
     finally:
@@ -141,5 +141,5 @@ async def _swebench_outcomes(parser: str, text: str, timeout_s: float) -> list[O
         why = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         install = package_command("swebench", "unidiff", with_dependencies=False)
         raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: {install}")
-    found: dict[str, str] = json.loads(said)
+    found: dict[str, str] = json.loads(output)
     return [Outcome(name, _WORDS.get(status, "failed")) for name, status in found.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from gangline.agents.tools.bounding import head_and_tail
-from gangline.agents.tools.inside.output import Output
+from gangline.agents.tools.in_sandbox.output import Output
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.sandbox import ExecResult, in_binary_units

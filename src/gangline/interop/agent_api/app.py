@@ -31,7 +31,7 @@ from gangline.interop.agent_api.response import response_of
 from gangline.wire.client.server import ServerClient
 from gangline.wire.dialects.responses.errors import responses_error
 from gangline.wire.dialects.responses.request import RESPONSES_FIELDS, parse_responses_count
-from gangline.wire.http.door import require_key
+from gangline.wire.http.keys import require_key
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.same_origin import JSON, OwnNames, require_json
 
@@ -47,8 +47,8 @@ def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
     """
     call = parse_responses_count(body)  # the body may lack a model: the task's is used
     _refuse_what_is_lost(call)
-    told = [message_text(message) for message in call.messages]
-    if not any(told):
+    texts = [message_text(message) for message in call.messages]
+    if not any(texts):
         raise InvalidRequest("input: there is no text to tell the agent.")
     capture: dict[str, Any] = dict(template.get("capture") or {})
     asked = {name: value for name, value in msgspec.structs.asdict(call.sampling).items() if value not in (None, ())}
@@ -57,7 +57,7 @@ def read_task(body: bytes, template: Mapping[str, Any]) -> dict[str, Any]:
     if asked:
         rules = {name: {"override": value} for name, value in asked.items()}
         capture["sampling"] = {**(capture.get("sampling") or {}), **rules}
-    instruction = "\n\n".join(text for text in [template.get("instruction"), *told] if text)
+    instruction = "\n\n".join(text for text in [template.get("instruction"), *texts] if text)
     return {**template, "capture": capture, "instruction": instruction, "num_samples": 1}
 
 
@@ -65,10 +65,10 @@ def _refuse_what_is_lost(call: ModelCall) -> None:
     """Raises: InvalidRequest."""
     lost = [name for name in call.dropped if name not in RESPONSES_FIELDS.dropped and not name.startswith("include")]
     lost += [] if call.thinking == ThinkingWish() else ["reasoning.effort"]
-    said = [part for message in call.messages for part in message.parts]
+    parts = [part for message in call.messages for part in message.parts]
     reasons = {
-        "tools: the agent has tools of its own, and cannot call those of a request": call.tools,
-        "previous_response_id: each request begins a session of its own": call.previous_reply_id,
+        "tools: the agent has its own tools, and cannot call those of a request": call.tools,
+        "previous_response_id: each request begins its own session": call.previous_reply_id,
         "stream: an agent's run is answered whole": call.stream,
         "text: an agent says what it says; ask for a format in words": call.response_format,
         "stop: an agent ends by itself; its model's replies have their own end": call.sampling.stop,
@@ -76,7 +76,7 @@ def _refuse_what_is_lost(call: ModelCall) -> None:
             one for one in call.messages if one.role in ("assistant", "tool")
         ],
         "input: an agent can be told text alone; put files into the task's `prepare`": [
-            part for part in said if not isinstance(part, Text)
+            part for part in parts if not isinstance(part, Text)
         ],
         f"{', '.join(lost)[:300]}: nothing of an agent corresponds to this": lost,
     }

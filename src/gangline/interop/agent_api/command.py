@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.processes.door import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
+from gangline.cli.processes.listening_options import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
 from gangline.cli.service.through import with_running
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit

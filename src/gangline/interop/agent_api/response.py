@@ -60,15 +60,15 @@ def response_of(result: SessionResult, created_at: float) -> dict[str, Any]:
 
 def _chosen(traces: Sequence[Trace]) -> Trace:
     """The last main trace with trainable tokens: a run may end with a call that was cut off."""
-    main = [one for one in traces if one.role == "main"] or traces
+    main = [trace for trace in traces if trace.role == "main"] or traces
     return next((one for one in reversed(main) if one.loss_mask.any()), main[-1])
 
 
 def _about(result: SessionResult, items: Sequence[dict[str, Any]]) -> dict[str, str]:
-    told = {"session_id": result.session_id, "outcome": result.run_outcome or result.outcome}
+    metadata = {"session_id": result.session_id, "outcome": result.run_outcome or result.outcome}
     if result.reward is not None:
-        told["reward"] = repr(result.reward)
-    return told | {"replies_with_tokens": str(sum("generation_token_ids" in item for item in items))}
+        metadata["reward"] = repr(result.reward)
+    return metadata | {"replies_with_tokens": str(sum("generation_token_ids" in item for item in items))}
 
 
 def _items(trace: Trace, trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -85,12 +85,12 @@ def _items(trace: Trace, trajectory: Trajectory) -> list[dict[str, Any]]:
             items += _answered(message)
             continue
         items += _unanswered(items)
-        said = message_items(_without_media(message), f"{trace.trace_id}_{len(items)}")
-        if has_tokens and said:
-            said[-1] |= _tokens(trace, next(spans))
+        new_items = message_items(_without_media(message), f"{trace.trace_id}_{len(items)}")
+        if has_tokens and new_items:
+            new_items[-1] |= _tokens(trace, next(spans))
         elif has_tokens:
             next(spans)
-        items += said
+        items += new_items
     items += _unanswered(items)
     if not items or items[-1].get("role") != "assistant":
         last = Message("assistant", (Text(last_answer(trajectory) or ""),))
@@ -123,9 +123,9 @@ def _unanswered(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     answered = {item["call_id"] for item in items if item.get("type") == "function_call_output"}
     calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
     return [
-        {"type": "function_call_output", "call_id": one, "output": _NOT_RUN}
-        for one in dict.fromkeys(calls)
-        if one not in answered
+        {"type": "function_call_output", "call_id": fromkey, "output": _NOT_RUN}
+        for fromkey in dict.fromkeys(calls)
+        if fromkey not in answered
     ]
 
 
@@ -158,11 +158,11 @@ def _usage(trajectory: Trajectory, trace: Trace) -> dict[str, Any]:
     """Sampled tokens of all calls, and prompt tokens of the calls in the response."""
     sampled = {span.completion_id: span.end - span.start for one in trajectory.traces for span in one.spans}
     read = sum(len(trace.prompt_ids) + span.start for span in trace.spans)
-    said = sum(sampled.values())
+    num_sampled = sum(sampled.values())
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": said,
+        "output_tokens": num_sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + said,
+        "total_tokens": read + num_sampled,
     }

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_INSIDE = Path(__file__).with_name("inside")
+_INSIDE = Path(__file__).with_name("in_sandbox")
 _SHARED = ("protocol", "episode", "server", "spaces")
 
 _BOOTSTRAP = """\

@@ -74,8 +74,8 @@ class HandlerHarness:
     def judge(self, result: ExecResult) -> HarnessVerdict:
         if result.ok:
             return HarnessVerdict(True)
-        said = result.stderr.decode(errors="replace").strip().splitlines() or ["the handler was ended"]
-        return HarnessVerdict(False, f"handler {self._config.handler!r} failed in run: {said[-1]}")
+        lines = result.stderr.decode(errors="replace").strip().splitlines() or ["the handler was ended"]
+        return HarnessVerdict(False, f"handler {self._config.handler!r} failed in run: {lines[-1]}")
 
     def _details(self, context: HarnessContext) -> JobDetails:
         limit = {} if context.max_turns is None else {"max_iterations": context.max_turns}

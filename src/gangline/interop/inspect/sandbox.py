@@ -23,7 +23,7 @@ from gangline.domain.errors import RuntimeFault
 from gangline.domain.ids import new_id, validated_id
 from gangline.domain.sandbox import RuntimeStart, RuntimeUser, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.interop.inspect.inside.commands import CommandSandbox, Ended
+from gangline.interop.inspect.in_sandbox.commands import CommandSandbox, Ended
 from gangline.settings import plugins
 
 _util: Any = import_module("inspect_ai.util")
@@ -108,8 +108,8 @@ class GanglineSandbox(CommandSandbox):
     @classmethod
     async def sample_cleanup(cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool) -> None:
         """Also called after an interrupt: stopping takes milliseconds."""
-        for one in environments.values():
-            await one.as_type(cls).stop()
+        for environment in environments.values():
+            await environment.as_type(cls).stop()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:

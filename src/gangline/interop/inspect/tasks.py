@@ -57,7 +57,7 @@ def scoring(python: str) -> tuple[str, ...]:
 
 def scoring_files() -> dict[str, str]:
     """The program's files: path -> content."""
-    return {f"{_FOLDER}/inside/{name}.py": (_HERE / "inside" / f"{name}.py").read_text() for name in _SCORING}
+    return {f"{_FOLDER}/in_sandbox/{name}.py": (_HERE / "in_sandbox" / f"{name}.py").read_text() for name in _SCORING}
 
 
 class InspectScorer(msgspec.Struct, frozen=True):
@@ -191,10 +191,12 @@ def _runtime(name: str, sample: InspectSample, choices: Choices) -> tuple[dict[s
     if sample.sandbox is None:
         return body, notes
     if sample.sandbox.type not in _OUR_KINDS or sample.sandbox.config is not None:
-        told = sample.sandbox.type + (f" ({sample.sandbox.config})" if sample.sandbox.config else "")
+        wanted = sample.sandbox.type + (f" ({sample.sandbox.config})" if sample.sandbox.config else "")
         if choices.runtime is None and choices.image is None:
-            raise InvalidRequest(f"{name}: its sandbox is {told}: choose what stands for it, by --runtime and --image.")
-        notes.append(f"{name}: the chosen runtime stands for its sandbox {told}")
+            raise InvalidRequest(
+                f"{name}: its sandbox is {wanted}: choose what stands for it, by --runtime and --image."
+            )
+        notes.append(f"{name}: the chosen runtime stands for its sandbox {wanted}")
     actions: list[dict[str, Any]] = [
         {"type": "write", "path": path, "content": content, "encoding": "base64"}
         for path, content in sample.files.items()

@@ -19,7 +19,7 @@ from gangline.domain.errors import Conflict, GanglineError, InvalidRequest, TooM
 from gangline.interop.openenv.rpc import answer_rpc
 from gangline.interop.openenv.schemas import ACTION, OBSERVATION, STATE, observation, openapi, tool_list
 from gangline.interop.openenv.seats import Seat, Seats
-from gangline.wire.http.door import require_key
+from gangline.wire.http.keys import require_key
 from gangline.wire.http.problems import in_problems
 from gangline.wire.http.same_origin import OwnNames
 

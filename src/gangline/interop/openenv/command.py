@@ -16,7 +16,7 @@ import msgspec
 import typer
 from aiohttp import web
 
-from gangline.cli.processes.door import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
+from gangline.cli.processes.listening_options import AllowedHostOption, HostOption, KeyEnvOption, read_key, url_of
 from gangline.cli.tasks.files import by_name, read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json

@@ -52,7 +52,7 @@ class WaitingCall:
     def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
         """messages, tools: in the Chat API's form."""
         self.messages = messages
-        self.tools = [_tool(one.get("function", {})) for one in tools]
+        self.tools = [_tool(tool.get("function", {})) for tool in tools]
         self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         """The assistant's message."""
 

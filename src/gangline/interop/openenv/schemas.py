@@ -75,7 +75,7 @@ def observation(seen: Seen, **fields: Any) -> dict[str, Any]:
 
 
 def tool_list(tools: list[Tool]) -> list[dict[str, Any]]:
-    return [{"name": one.name, "description": one.description, "input_schema": one.input_schema} for one in tools]
+    return [{"name": tool.name, "description": tool.description, "input_schema": tool.input_schema} for tool in tools]
 
 
 def openapi(title: str, paths: dict[str, list[str]]) -> dict[str, Any]:

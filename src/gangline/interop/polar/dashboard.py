@@ -120,7 +120,9 @@ class DashboardRoutes:
         task_id = await newest_id(self._service, path_id(request, "task_id"))
         view = await self._service.task(task_id)
         name = polar_name(task_id)
-        return answer_json(PolarSessionList(task_id=name, sessions=[_session(one, name) for one in view.sessions]))
+        return answer_json(
+            PolarSessionList(task_id=name, sessions=[_session(session, name) for session in view.sessions])
+        )
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         return await self._events.stream(request, _FORM)

@@ -88,19 +88,19 @@ class GatewayCalls:
         session_id = str(body["session_id"])
         try:
             async with self._http.post(f"{url.rstrip('/')}/sessions", json=body) as reply:
-                said, status = (await reply.text(errors="replace"))[:_MAX_SAID_CHARS], reply.status
+                reply_body, status = (await reply.text(errors="replace"))[:_MAX_SAID_CHARS], reply.status
         except (aiohttp.ClientError, TimeoutError) as error:
             if not isinstance(error, aiohttp.ClientConnectorError):  # it may have taken the session
                 await self.delete(url, session_id)
             return "given_back", f"{type(error).__name__}: {error}"
         if 200 <= status < 300:
-            return "taken", said
-        log.warning("polar.not_sent url=%s session=%s status=%d said=%s", url, session_id, status, said)
+            return "taken", reply_body
+        log.warning("polar.not_sent url=%s session=%s status=%d said=%s", url, session_id, status, reply_body)
         if status in _REFUSALS:
-            return "refused", f"({status}): {said}"
+            return "refused", f"({status}): {reply_body}"
         if status == 409:  # an earlier attempt of it is still there
             await self.delete(url, session_id)
-        return "given_back", f"({status}): {said}"
+        return "given_back", f"({status}): {reply_body}"
 
     async def result(self, url: str, session_id: str) -> dict[str, Any] | None:
         """The session's result; None if it is not ready or the gateway does not answer.
@@ -206,13 +206,13 @@ class PolarDispatch:
     def _look_every_s(self) -> float:
         return min(_LOOK_EVERY_S, self._service.store.lease_s / 3)
 
-    async def take(self, told: PolarSessionResult) -> None:
+    async def take(self, reported: PolarSessionResult) -> None:
         """Accept a gateway's report. Raises: NotFound, LeaseLost, Conflict, InvalidRequest, StoreError, DiskFull."""
         store = self._service.store
-        session = await store.query(store.session, told.session_id)
+        session = await store.query(store.session, reported.session_id)
         task = await store.query(store.request, session.task_id)
-        result = session_result(told, session, held_out=task.held_out)
-        await self._service.report(told.session_id, encode_msgpack(result))
+        result = session_result(reported, session, held_out=task.held_out)
+        await self._service.report(reported.session_id, encode_msgpack(result))
 
     def _alive(self) -> list[_Gateway]:
         now = time.monotonic()
@@ -298,15 +298,15 @@ class PolarDispatch:
     async def _send(
         self, calls: GatewayCalls, gateway: _Gateway, sent: dict[str, int], lease: Lease, callback_url: str
     ) -> None:
-        received, said = await calls.create(gateway.url, session_for_gateway(lease, callback_url))
+        received, body = await calls.create(gateway.url, session_for_gateway(lease, callback_url))
         if received == "taken":
             sent[lease.session_id] = lease.fence
             return
         if received == "refused":
-            why = f"gateway {gateway.node_id!r} refused the session {said}"
+            why = f"gateway {gateway.node_id!r} refused the session {body}"
             await self._fail(gateway, lease.session_id, lease.fence, "polar_refused", why)
             return
-        log.error("polar.gateway_rests node=%s for_s=%g said=%s", gateway.node_id, _REST_S, said)
+        log.error("polar.gateway_rests node=%s for_s=%g said=%s", gateway.node_id, _REST_S, body)
         gateway.rests_until = time.monotonic() + _REST_S
         with suppress(LeaseLost):
             await self._service.release(gateway.node_id, lease.session_id, lease.fence)

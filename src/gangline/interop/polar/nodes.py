@@ -68,21 +68,21 @@ class PolarNodeRoutes:
         self._max_result_bytes = max_result_bytes
 
     async def register_polar_node(self, request: web.Request) -> web.Response:
-        told = await read_record(request, PolarRegistration)
-        knobs = told.model_dump(include=set(KNOBS))
+        registration = await read_record(request, PolarRegistration)
+        knobs = registration.model_dump(include=set(KNOBS))
         beat = Heartbeat(
-            node_id=told.node_id,
-            url=told.gateway_url,
+            node_id=registration.node_id,
+            url=registration.gateway_url,
             sessions={},
-            capacity=told.max_run_workers,
+            capacity=registration.max_run_workers,
             metrics={name: float(value) for name, value in knobs.items()},
         )
         reply = await self._service.heartbeat(beat)
-        return answer_json(self._heard(await self._node(told.node_id), reply))
+        return answer_json(self._heard(await self._node(registration.node_id), reply))
 
     async def beat_polar_node(self, request: web.Request) -> web.Response:
         node = await self._node(path_id(request, "node_id"))
-        told = await read_record(request, PolarBeat)
+        beat = await read_record(request, PolarBeat)
         kept = {name: value for name, value in node.metrics.items() if name in KNOBS}
         reply = await self._service.heartbeat(
             Heartbeat(
@@ -92,7 +92,7 @@ class PolarNodeRoutes:
                 capacity=node.capacity,
                 draining=node.draining,
                 backends=node.backends,
-                metrics=told.metrics | kept,
+                metrics=beat.metrics | kept,
             )
         )
         return answer_json(self._heard(await self._node(node.node_id), reply))

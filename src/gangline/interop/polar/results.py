@@ -68,16 +68,18 @@ class PolarSessionResult(_Record):
     error: str | None = None
 
 
-def session_result(told: PolarSessionResult, session: SessionView, *, held_out: bool = False) -> SessionResult:
+def session_result(reported: PolarSessionResult, session: SessionView, *, held_out: bool = False) -> SessionResult:
     """Raises: LeaseLost, Conflict, InvalidRequest."""
-    if told.task_id != session.task_id:
-        raise Conflict(f"session {session.session_id!r} is of task {session.task_id!r}, not {told.task_id[:140]!r}.")
-    if session.state == "queued" or told.node_id not in (None, session.node_id):
-        raise LeaseLost(f"session {session.session_id!r} is not leased to node {told.node_id!r}.")
-    why = told.error or told.trajectory.error
+    if reported.task_id != session.task_id:
+        raise Conflict(
+            f"session {session.session_id!r} is of task {session.task_id!r}, not {reported.task_id[:140]!r}."
+        )
+    if session.state == "queued" or reported.node_id not in (None, session.node_id):
+        raise LeaseLost(f"session {session.session_id!r} is not leased to node {reported.node_id!r}.")
+    why = reported.error or reported.trajectory.error
     # ERROR does not distinguish causes. A failure that may be ours is not scored as the agent's.
     failure = Failure(boundary="node", code="polar_error", message=why or "ERROR", retryable=False)
-    traces = tuple(_trace(trace, told, index) for index, trace in enumerate(told.trajectory.traces))
+    traces = tuple(_trace(trace, reported, index) for index, trace in enumerate(reported.trajectory.traces))
     reward = next((trace.reward for trace in reversed(traces) if trace.reward is not None), None)
     return SessionResult(
         session_id=session.session_id,
@@ -85,13 +87,13 @@ def session_result(told: PolarSessionResult, session: SessionView, *, held_out: 
         node_id=session.node_id or "",
         attempt=session.attempt,
         fence=session.fence,
-        outcome=_OUTCOMES[told.status],
-        failure=failure if told.status == "ERROR" else None,
+        outcome=_OUTCOMES[reported.status],
+        failure=failure if reported.status == "ERROR" else None,
         reward=reward,
         trajectory=Trajectory(
             session_id=session.session_id,
             task_id=session.task_id,
-            builder=str(told.trajectory.metadata.get("builder", "polar")),
+            builder=str(reported.trajectory.metadata.get("builder", "polar")),
             traces=traces,
             num_completions=len(traces),
             reward=reward,
@@ -100,12 +102,12 @@ def session_result(told: PolarSessionResult, session: SessionView, *, held_out: 
     )
 
 
-def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
+def _trace(reported: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
     """It has no certificates, since another gateway's capture was not observed here. Raises: InvalidRequest."""
-    length = len(told.response_ids)
-    untrainable = _why_untrainable(told)
-    mask = told.loss_mask if untrainable is None else [0] * length
-    logprobs = told.response_logprobs or [0.0] * length
+    length = len(reported.response_ids)
+    untrainable = _why_untrainable(reported)
+    mask = reported.loss_mask if untrainable is None else [0] * length
+    logprobs = reported.response_logprobs or [0.0] * length
     if len(mask) != length or len(logprobs) != length:
         raise InvalidRequest(
             f"traces.{index}: loss_mask and response_logprobs must be as long as response_ids, {length}."
@@ -113,37 +115,37 @@ def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
     return Trace(
         trace_id=validated_id(f"{result.session_id[:100]}.{index}", "trace_id"),
         session_id=result.session_id,
-        prompt_ids=_ids(told.prompt_ids, index),
-        response_ids=_ids(told.response_ids, index),
+        prompt_ids=_ids(reported.prompt_ids, index),
+        response_ids=_ids(reported.response_ids, index),
         loss_mask=np.array(mask, np.int8),
         response_logprobs=np.array([_logprob(value, index) for value in logprobs], np.float32),
         response_versions=np.full(length, -1, np.int32),
         spans=(),
-        prompt_messages=_messages(told.prompt_messages),
-        response_messages=_messages(told.response_messages),
-        tools=_tools(told.tools or []),
-        finish_reason=told.finish_reason or "stop",
-        reward=None if result.status == "ERROR" or _is_masked(told) else told.reward,
+        prompt_messages=_messages(reported.prompt_messages),
+        response_messages=_messages(reported.response_messages),
+        tools=_tools(reported.tools or []),
+        finish_reason=reported.finish_reason or "stop",
+        reward=None if result.status == "ERROR" or _is_masked(reported) else reported.reward,
         certificates=(),
         untrainable=untrainable,
-        metadata=_UNSAID.get(result.status, {}) | told.metadata,
+        metadata=_UNSAID.get(result.status, {}) | reported.metadata,
     )
 
 
-def _why_untrainable(told: PolarTrace) -> str | None:
+def _why_untrainable(reported: PolarTrace) -> str | None:
     """Without a mask the sampled tokens are unknown. Without log-probs each token would count as certain."""
-    if told.response_ids and not told.loss_mask:
+    if reported.response_ids and not reported.loss_mask:
         return "the gateway sent no loss mask"
-    if any(told.loss_mask) and not told.response_logprobs:
+    if any(reported.loss_mask) and not reported.response_logprobs:
         return "the gateway sent no log-probs"
     return None
 
 
-def _is_masked(told: PolarTrace) -> bool:
+def _is_masked(reported: PolarTrace) -> bool:
     """Whether the gateway excludes the row: it gives 0 to every incomplete session, and marks zeros that are not the
     agent's.
     """
-    kept_out = told.metadata.get("training_filter")
+    kept_out = reported.metadata.get("training_filter")
     return isinstance(kept_out, dict) and cast("dict[str, Any]", kept_out).get("masked") is True
 
 
@@ -162,18 +164,18 @@ def _logprob(value: float | dict[str, Any], index: int) -> float:
     return float(found)
 
 
-def _messages(told: list[dict[str, Any]]) -> tuple[Message, ...]:
+def _messages(reported: list[dict[str, Any]]) -> tuple[Message, ...]:
     """Messages of OpenAI's chat API; messages in another form become text."""
     try:
-        return _call(messages=told).messages if told else ()
+        return _call(messages=reported).messages if reported else ()
     except InvalidRequest:
-        return tuple(map(_text_message, told))
+        return tuple(map(_text_message, reported))
 
 
-def _tools(told: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
+def _tools(reported: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
     """Tools of OpenAI's chat API; empty if they are in another form."""
     try:
-        return _call(messages=[{"role": "user", "content": ""}], tools=told).tools if told else ()
+        return _call(messages=[{"role": "user", "content": ""}], tools=reported).tools if reported else ()
     except InvalidRequest:
         return ()
 
@@ -183,7 +185,7 @@ def _call(**fields: list[dict[str, Any]]) -> ModelCall:
     return parse_chat_call(msgspec.json.encode({"model": "polar", **fields}))
 
 
-def _text_message(told: dict[str, Any]) -> Message:
-    content = told.get("content")
+def _text_message(message: dict[str, Any]) -> Message:
+    content = message.get("content")
     text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
-    return Message(_ROLES.get(str(told.get("role")), "user"), (Text(text),))
+    return Message(_ROLES.get(str(message.get("role")), "user"), (Text(text),))

@@ -88,7 +88,7 @@ def job_result(
     """The response of `/process`: reward, trajectory, messages with their ids, and any failure with its boundary."""
     instance = cast("dict[str, Any]", request.get("metadata", {})).get("instance", {})
     messages, tools = _messages(result)
-    told = polar_result(result, {**request, "metadata": {}}, "floats")
+    polar = polar_result(result, {**request, "metadata": {}}, "floats")
     return {
         "job_id": job_id,
         "instance_id": instance.get("instance_id"),
@@ -99,12 +99,12 @@ def job_result(
         "success": result.outcome == "completed",
         "finish": result.outcome == "completed",
         "outcome": result.outcome,
-        "error": told["error"],
+        "error": polar["error"],
         "critical_error": _critical_error(result),
         "filter": result.outcome not in ("completed", *STOPPED_BY_LIMIT),
         "messages": messages,
         "tools": tools,
-        "trajectory": told["trajectory"],
+        "trajectory": polar["trajectory"],
         "timing": _timing(result),
         "ignored_sampling_params": list(ignored),
     }
@@ -144,16 +144,16 @@ def _with_ids(trace: Trace) -> list[dict[str, Any]]:
     """Messages with `token_ids`, which join to the trace's: of the messages between two answers, the last has all the
     ids. Answers also have the ids that they were sampled after, and their log-probs.
     """
-    asked, said = chat_messages(trace.prompt_messages), chat_messages(trace.response_messages)
-    num_answers = sum(message["role"] == "assistant" for message in said)
+    asked, replies = chat_messages(trace.prompt_messages), chat_messages(trace.response_messages)
+    num_answers = sum(message["role"] == "assistant" for message in replies)
     if num_answers != len(trace.spans):  # the client wrote some answers: they cannot be matched to spans
-        return asked + said
+        return asked + replies
     prompt, response = trace.prompt_ids.tolist(), trace.response_ids.tolist()
     logprobs = trace.response_logprobs.tolist()
     for message in asked:
         message["token_ids"] = prompt if message is asked[-1] else []
     spans, end = iter(trace.spans), 0
-    for message, following in zip(said, [*said[1:], None], strict=True):
+    for message, following in zip(replies, [*replies[1:], None], strict=True):
         if message["role"] == "assistant":
             span = next(spans)
             message["input_ids"] = prompt + response[: span.start]
@@ -165,7 +165,7 @@ def _with_ids(trace: Trace) -> list[dict[str, Any]]:
         if following is None or following["role"] == "assistant":
             start = _next_start(trace, end)
             message["token_ids"], end = response[end:start], start
-    return asked + said
+    return asked + replies
 
 
 def _next_start(trace: Trace, end: int) -> int:

@@ -78,12 +78,12 @@ class NodeEngines:
             base = url.rstrip("/").removesuffix("/v1")
             before = await self._change(lambda wanted: wanted)
             await self._change(lambda wanted: wanted.anew(base))
-            told, failed = await self._tell(await live_nodes(self._service))
-            if failed and not told:
+            reached, failed = await self._tell(await live_nodes(self._service))
+            if failed and not reached:
                 if base not in before.urls:
                     await self._change(lambda wanted: wanted.without(base))
                 raise failed[0]
-            return told
+            return reached
 
     async def clear(self) -> list[str]:
         """Returns the nodes that now have no engine; their calls wait for the next one. Nodes that are away are cleared
@@ -99,10 +99,10 @@ class NodeEngines:
                     given={node.node_id: _Given(wanted.num_clears) for node in known},
                 )
             )
-            told, failed = await self._tell(await live_nodes(self._service))
-            if failed and not told:
+            reached, failed = await self._tell(await live_nodes(self._service))
+            if failed and not reached:
                 raise failed[0]
-            return told
+            return reached
 
     async def hand_out_forever(self) -> None:
         """Send missed changes to nodes that joined or came back."""
@@ -127,10 +127,10 @@ class NodeEngines:
         """Bring nodes to the desired state. Returns the ids of the nodes that have it, and the errors of the others."""
         wanted = await self._change(lambda wanted: wanted)
         answers = await asyncio.gather(*(self._bring(node, wanted) for node in nodes))
-        told = [node.node_id for node, error in zip(nodes, answers, strict=True) if error is None]
+        reached = [node.node_id for node, error in zip(nodes, answers, strict=True) if error is None]
         now = _Given(wanted.num_clears, wanted.urls)
-        await self._change(lambda kept: msgspec.structs.replace(kept, given=kept.given | dict.fromkeys(told, now)))
-        return told, [error for error in answers if error is not None]
+        await self._change(lambda kept: msgspec.structs.replace(kept, given=kept.given | dict.fromkeys(reached, now)))
+        return reached, [error for error in answers if error is not None]
 
     async def _bring(self, node: NodeView, wanted: _Wanted) -> GanglineError | None:
         given = wanted.given.get(node.node_id, _Given(wanted.num_clears))

@@ -102,8 +102,8 @@ def is_member() -> bool:
 
 
 def _alive() -> list[dict[str, Any]]:
-    told = cast("list[dict[str, Any]]", ray.nodes())  # pyright: ignore[reportUnknownMemberType]
-    return [one for one in told if one["Alive"]]
+    nodes = cast("list[dict[str, Any]]", ray.nodes())  # pyright: ignore[reportUnknownMemberType]
+    return [node for node in nodes if node["Alive"]]
 
 
 def fitting(needs: Needs, found: Sequence[Machine]) -> list[Machine]:

@@ -56,7 +56,7 @@ def running(python: str, stage: str) -> tuple[str, ...]:
 
 def program_files() -> dict[str, str]:
     """The program's files: path -> content."""
-    return {f"{FOLDER}/inside/{name}.py": (_HERE / "inside" / f"{name}.py").read_text() for name in _MODULES}
+    return {f"{FOLDER}/in_sandbox/{name}.py": (_HERE / "in_sandbox" / f"{name}.py").read_text() for name in _MODULES}
 
 
 class _Rewards(msgspec.Struct, frozen=True):

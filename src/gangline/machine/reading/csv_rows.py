@@ -98,7 +98,7 @@ def _rows(reader: Iterator[list[str]], lines: _Lines, columns: list[str]) -> Gen
             why = (
                 "has a quote that is never closed: nothing behind it could be read"
                 if is_open
-                else f"is no CSV: {error}"
+                else f"is not a CSV: {error}"
             )
             yield NumberedRow(line, InvalidRequest(why))
             continue

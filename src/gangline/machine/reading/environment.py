@@ -51,7 +51,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         backend = choices.runtime or ("docker" if is_container else "sandbox")
         if self.services and backend in _WITHOUT_IMAGES:
             raise InvalidRequest(
-                f"{self.name}: needs services beside its container ({', '.join(self.services)}), which runtime "
+                f"{self.name}: needs services alongside its container ({', '.join(self.services)}), which runtime "
                 f"`{backend}` cannot start. Use --runtime docker or podman."
             )
         if self.gpus and backend in _WITHOUT_IMAGES:

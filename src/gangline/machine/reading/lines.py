@@ -41,7 +41,7 @@ def text_of(file: BinaryIO, where: str) -> TextIO:
     if head[:2] in _UTF16:
         return io.TextIOWrapper(file, "utf-16", newline="")
     if b"\0" in head:
-        raise InvalidRequest(f"cannot read {where}: is no text. {_KINDS}.")
+        raise InvalidRequest(f"cannot read {where}: is not text. {_KINDS}.")
     return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
 
 

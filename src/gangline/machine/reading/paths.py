@@ -1,7 +1,7 @@
 """Files in untrusted folders, opened so that a task never contains files of this machine.
 
-Laws: a path stays in its folder. Every component is opened separately, from its parent's descriptor, and never through
-a link. Only regular files are read, after their size is known. Anything else is refused by name.
+Invariants: a path stays in its folder. Every component is opened separately, from its parent's descriptor, and never
+through a link. Only regular files are read, after their size is known. Anything else is refused by name.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _column(batch: Any, name: str) -> list[Any]:
     try:
         found: list[Any] = values.to_pylist()
     except (ValueError, OverflowError):  # a text that is not UTF-8, or a time outside Python's range
-        found = [_value(one) for one in values]
+        found = [_value(value) for value in values]
     if classes := _classes_of(batch.schema, name):
         found = [classes[one] if isinstance(one, int) and 0 <= one < len(classes) else None for one in found]
     return found

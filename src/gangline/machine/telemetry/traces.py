@@ -79,8 +79,8 @@ class Traces:
             span = self._begin("task", Context(), task.created_at)
         finally:
             self._ids.root = None
-        told = {f"gangline.outcome.{name}": number for name, number in task.outcomes.items()}
-        _tell(span, {"gangline.task_id": task.task_id, "gangline.num_samples": task.num_samples, **told})
+        outcomes = {f"gangline.outcome.{name}": number for name, number in task.outcomes.items()}
+        _tell(span, {"gangline.task_id": task.task_id, "gangline.num_samples": task.num_samples, **outcomes})
         _end(span, task.created_at if task.ended_at is None else task.ended_at)
 
     def attempt_ended(self, result: SessionResult) -> None:

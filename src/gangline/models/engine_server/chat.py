@@ -249,5 +249,5 @@ def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _none_if(calls: Sequence[CallEvent]) -> str | None:
-    """Content of a reply that has no text: null beside calls, else empty."""
+    """Content of a reply that has no text: null alongside calls, else empty."""
     return None if calls else ""

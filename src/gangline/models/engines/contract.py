@@ -1,6 +1,6 @@
 """The gateway's interface to every engine: requests, replies, streams, capabilities.
 
-A request always carries the conversation; where the engine takes exact prompt ids they come beside it. So an engine
+A request always carries the conversation; where the engine takes exact prompt ids they come alongside it. So an engine
 that ignores them still answers, from its own rendering, and its report shows which of the two happened.
 """
 
@@ -97,7 +97,7 @@ class EngineChoice(ChoiceFacts, frozen=True, kw_only=True):
     token_logprobs: tuple[TokenLogprob, ...] = ()
     """For clients that asked."""
     evidence: dict[str, Any] = {}
-    """What was reported beside the ids, by the name of its kind. `logprobs` are those that go with it."""
+    """What was reported alongside the ids, by the name of its kind. `logprobs` are those that go with it."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[EngineChoice, ...]
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
-    """Fields that the record keeps beside the tokens, such as `backend_replaced`."""
+    """Fields that the record keeps alongside the tokens, such as `backend_replaced`."""
 
 
 class EngineDelta(ChoiceFacts, frozen=True, kw_only=True):

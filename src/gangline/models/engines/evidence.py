@@ -1,4 +1,4 @@
-"""Evidence beside the tokens, in the messages of one engine: the fields of each kind that it may report."""
+"""Evidence alongside the tokens, in the messages of one engine: the fields of each kind that it may report."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WireEvidence:
                     choices = await ask(AskedEvidence(kind, 0))
                 except (EngineError, msgspec.ValidationError, ValueError):
                     continue
-                names.update({name} if choices and all(name in one for one in choices) else ())
+                names.update({name} if choices and all(name in choice for choice in choices) else ())
         return frozenset(names)
 
 

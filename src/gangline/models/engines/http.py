@@ -234,7 +234,7 @@ class EngineHttp:
             return None
 
     def refusal(self, status: int, body: bytes) -> EngineError:
-        """The error behind a body that is no reply."""
+        """The error behind a body that is not a reply."""
         message, code = _error_fields(body)
         text = f"engine {self.url} answered {status}: {message}"
         if code == "context_length_exceeded" or _OVERFLOW.search(message):

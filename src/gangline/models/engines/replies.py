@@ -221,7 +221,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            # Python servers write NaN, which is no JSON; one such log-prob must not cost the whole reply.
+            # Python servers write NaN, which is not valid JSON; one such log-prob must not cost the whole reply.
             return msgspec.json.decode(msgspec.json.encode(json.loads(body)), type=kind)  # NaN becomes null
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
@@ -276,7 +276,7 @@ def _shown(entry: WireTopLogprob) -> tuple[str, float, tuple[int, ...] | None]:
 
 
 def version_spans(spans: list[WireSpan] | None) -> tuple[VersionSpan, ...]:
-    """Versions that are no numbers (`v7` counts as 7) are left out: unknown."""
+    """Versions that are not numbers (`v7` counts as 7) are left out: unknown."""
     numbered = [(str(span.version).removeprefix("v"), span) for span in spans or ()]
     return tuple(VersionSpan(int(text), span.start, span.end) for text, span in numbered if text.isdecimal())
 

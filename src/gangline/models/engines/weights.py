@@ -122,9 +122,9 @@ class _SglangWeights:
         answer = await _post(
             self._http, "/update_weights_from_disk", model_path=folder, weight_version=str(version), flush_cache=True
         )
-        told = decode(answer, _Loaded, self._http.url)
-        if not told.success:
-            raise EngineUnavailable(f"engine {self._http.url} did not load {folder}: {told.message}")
+        loaded = decode(answer, _Loaded, self._http.url)
+        if not loaded.success:
+            raise EngineUnavailable(f"engine {self._http.url} did not load {folder}: {loaded.message}")
 
     async def let_go(self) -> None:
         await _post(self._http, "/continue_generation")
@@ -141,19 +141,19 @@ class _Said(msgspec.Struct):
 
 async def _weight_version(http: EngineHttp, path: str) -> str | None:
     try:
-        said = decode(await http.get(path), _Said, http.url).weight_version
+        version = decode(await http.get(path), _Said, http.url).weight_version
     except EngineRefused as refused:
         if refused.details.get("status") in _NO_ROUTE:
             return None
         raise
-    return None if said is None else str(said)
+    return None if version is None else str(version)
 
 
-def _version_of(said: str | None) -> Version:
-    text = (said or "").removeprefix("v")
+def _version_of(reported: str | None) -> Version:
+    text = (reported or "").removeprefix("v")
     if text.isascii() and text.isdecimal():
         return int(text)
-    return None if said is None else "unknown"
+    return None if reported is None else "unknown"
 
 
 async def _post(http: EngineHttp, path: str, **fields: Any) -> bytes:

@@ -38,7 +38,7 @@ class BackendsByRole:
             self._slots.setdefault(role, asyncio.Semaphore(max_calls))
 
     async def add(self, spec: BackendSpec) -> BackendView:
-        """See `BackendPool.add`. A role has engines of its own once its first one is in.
+        """See `BackendPool.add`. A role has its own engines once its first one is in.
 
         Raises: its errors; Conflict also when the engine answers for another role, or for the policy.
         """

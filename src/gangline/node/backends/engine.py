@@ -14,7 +14,7 @@ import msgspec
 from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
 from gangline.domain.node_views import BackendState, BackendView
-from gangline.domain.template_told import lacks, told
+from gangline.domain.template_findings import lacks, told
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import (
     Engine,

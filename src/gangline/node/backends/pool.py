@@ -160,7 +160,7 @@ def _is_own(family: int, address: str) -> bool:
             probe.connect((address, 9))
         except OSError:
             return False
-        # The kernel talks to an address of its own from that address, and to any other from another.
+        # The kernel talks to its own address from that address, and to any other from another.
         return probe.getsockname()[0] == address
 
 

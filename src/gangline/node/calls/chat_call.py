@@ -101,8 +101,8 @@ class Tries:
 
     def metadata(self, choices: Sequence[EngineChoice], stop: Sequence[str]) -> dict[str, Any]:
         """For the record of the reply that is delivered."""
-        told: dict[str, Any] = {EMPTY_GENERATION: "delivered"} if is_empty(choices, stop) else {}
-        return told | ({"empty_retries": self.num_given_up} if self.num_given_up else {})
+        metadata: dict[str, Any] = {EMPTY_GENERATION: "delivered"} if is_empty(choices, stop) else {}
+        return metadata | ({"empty_retries": self.num_given_up} if self.num_given_up else {})
 
     def sampling(self, first: SamplingParams) -> SamplingParams:
         """Parameters of the next try. `first`: those of the first one."""
@@ -115,7 +115,7 @@ def call_in_flight(
     call: ModelCall,
     parts: CallParts,
     *,
-    wished: SamplingParams | None = None,
+    requested: SamplingParams | None = None,
     retry_key: str | None = None,
     known: Digests = unknown,
 ) -> CallInFlight:
@@ -125,7 +125,7 @@ def call_in_flight(
     known: see `PlaceIndex.place`.
     """
     progress = Progress[ReplyDelta](parts.clock())
-    sampler = _ChatSampler(call, parts, progress, wished=wished, retry_key=retry_key, known=known)
+    sampler = _ChatSampler(call, parts, progress, requested=requested, retry_key=retry_key, known=known)
     return Flight(sampler, progress, parts, shown_again)
 
 
@@ -138,7 +138,7 @@ class _ChatSampler:
         parts: CallParts,
         progress: Progress[ReplyDelta],
         *,
-        wished: SamplingParams | None,
+        requested: SamplingParams | None,
         retry_key: str | None,
         known: Digests,
     ) -> None:
@@ -146,7 +146,7 @@ class _ChatSampler:
         self._call = call
         self._parts = parts
         self._progress = progress
-        self._wished = wished
+        self._wished = requested
         self._retry_key = retry_key
         self._known = known
         self._recorder = Recorder(parts, progress.record_key, progress.created_at)
@@ -292,8 +292,8 @@ class _ChatSampler:
 
     def _metadata(self) -> dict[str, Any]:
         """The reply's id, and the harness's wishes that were not met."""
-        wished = self._call.sampling if self._wished is None else self._wished
-        asked = request_fields(msgspec.structs.replace(self._call, sampling=wished))
+        requested = self._call.sampling if self._wished is None else self._wished
+        asked = request_fields(msgspec.structs.replace(self._call, sampling=requested))
         metadata: dict[str, Any] = {"reply_id": self._progress.record_key, REQUEST: asked}
         if self._checkpoint is not None:
             metadata[CHECKPOINT] = self._checkpoint

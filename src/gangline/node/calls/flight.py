@@ -2,7 +2,7 @@
 
 Laws
 - A call ends complete, as an aborted record, or, when the engine failed it, without a record. Never half.
-- The call runs in a task of its own: a slow or vanished client holds up neither the engine nor the session's end.
+- The call runs in its own task: a slow or vanished client holds up neither the engine nor the session's end.
 - A call that has ended holds its reply and what a replay of it shows, and nothing else.
 """
 

@@ -202,7 +202,7 @@ class Proxy:
         return session
 
     def remove(self, session_id: str) -> None:
-        """Its key is dead from now on. Unknown ids are no error."""
+        """Its key is dead from now on. Unknown ids are not error."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             for digest in session.key_digests:
@@ -254,7 +254,7 @@ class Proxy:
             return self._refused(request, match, no_files or NodeError(f"{type(error).__name__}: {error}"))
 
     def _refused(self, request: web.Request, match: Match, error: GanglineError) -> web.Response:
-        """In a frame of its own: one that the error's traceback names would keep the error and with it all that its
+        """In its own frame: one that the error's traceback names would keep the error and with it all that its
         other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
         self._on_error(error)
         _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, str(error))

@@ -45,7 +45,7 @@ MAX_FINISHED = 16
 """Answers kept for retries, per session."""
 
 _MAX_SURPLUS = 8
-"""Answers that may be kept beside them for a while."""
+"""Answers that may be kept alongside them for a while."""
 
 
 class CallMark(msgspec.Struct, frozen=True):

@@ -31,16 +31,16 @@ class SamplingRules:
         self._seed = seed
         self._policies = policies
 
-    def used(self, wished: SamplingParams, number: int) -> SamplingParams:
+    def used(self, requested: SamplingParams, number: int) -> SamplingParams:
         """Parameters that the engine is sent for the call of that number."""
         if self._seed is not None:
-            wished = msgspec.structs.replace(wished, seed=derived_seed(self._seed, number) % NUM_SEEDS)
-        return apply_policies(self._policies, wished)
+            requested = msgspec.structs.replace(requested, seed=derived_seed(self._seed, number) % NUM_SEEDS)
+        return apply_policies(self._policies, requested)
 
 
-def apply_policies(policies: Iterable[SamplingPolicy], wished: SamplingParams) -> SamplingParams:
+def apply_policies(policies: Iterable[SamplingPolicy], requested: SamplingParams) -> SamplingParams:
     """One after another: the last one has the last word."""
-    used = wished
+    used = requested
     for policy in policies:
         changes: dict[str, Any] = {}
         for name in SamplingPolicy.model_fields:
@@ -52,10 +52,10 @@ def apply_policies(policies: Iterable[SamplingPolicy], wished: SamplingParams) -
     return used
 
 
-def _ruled(name: str, rule: ParameterRule, wished: float | None) -> float | None:
+def _ruled(name: str, rule: ParameterRule, requested: float | None) -> float | None:
     if rule.override is not None:
         return rule.override
-    value = rule.default if wished is None else wished
+    value = rule.default if requested is None else requested
     if rule.min is None and rule.max is None:
         return value
     if value is None and name in _UNLIMITED:

@@ -38,10 +38,10 @@ from gangline.models.engines.contract import Engine
 from gangline.models.engines.templates.fitting import in_template_words, with_task_arguments
 from gangline.node.backends.engine import PooledEngine
 from gangline.node.backends.gate import Gate, GateMeter
-from gangline.node.calls.again.answered import answered_calls
-from gangline.node.calls.again.replayed import replayed_call
 from gangline.node.calls.chat_call import CallInFlight, call_in_flight
 from gangline.node.calls.flight import Flight
+from gangline.node.calls.replay.answered import answered_calls
+from gangline.node.calls.replay.replayed import replayed_call
 from gangline.node.calls.retries import MAX_FINISHED, CallMark, Retries, Subscription
 from gangline.node.calls.sampling_policy import SamplingRules
 from gangline.node.calls.session_spec import SessionSpec
@@ -147,7 +147,7 @@ def _is_about_the_call(error: GanglineError) -> bool:
 
 
 def _of_policy(_role: str) -> None:
-    """No role has an engine of its own."""
+    """No role has its own engine."""
 
 
 def _whole(call: ModelCall, ledger: Ledger, arguments: Mapping[str, Any]) -> ModelCall:
@@ -198,7 +198,7 @@ class ModelSession:
         Long because it puts the session's parts together.
 
         engine: the policy's.
-        completions: records that the journal already has of this attempt; their conversations go on.
+        completions: records that the journal already has of this attempt; their conversations continue.
         gate: the node's; None is one of its own, open. renderings: likewise.
         sampling: the operator's policy, applied after the task's.
         checkpoint: see `CallParts`.
@@ -214,7 +214,7 @@ class ModelSession:
         self.failures = SessionFailures()
         self.replay = replay
         self.environments: Mapping[str, SessionEnvironment] = {}
-        """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
+        """SessionEnvironments whose tools its agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
         behind = None if replay is None else replay.engine
         volatile = VolatileText(capture.volatile_system_text)
@@ -326,12 +326,12 @@ class ModelSession:
         numbers = self._environment_numbers if call.of_environment else self._numbers
         number = self._admit(numbers)
         used = self._used(call.sampling, number)
-        wished = None if used == call.sampling else call.sampling
-        call = call if wished is None else msgspec.structs.replace(call, sampling=used)
+        requested = None if used == call.sampling else call.sampling
+        call = call if requested is None else msgspec.structs.replace(call, sampling=used)
         if recorded is not None and self.replay is not None:
             flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
         else:
-            flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
+            flight = call_in_flight(call, parts, requested=requested, retry_key=retry_key, known=known)
         self._in_flight[flight] = numbers, number, parts.engine
         flight.start(self._ended)
         return flight
@@ -347,7 +347,7 @@ class ModelSession:
             raise
 
     async def render(self, call: ModelCall) -> TokenIds:
-        """Tokens of the call's prompt, as the engine renders it: [T]. Samples nothing, and is no turn.
+        """Tokens of the call's prompt, as the engine renders it: [T]. Samples nothing, and is not a turn.
 
         Raises: SessionOver, InvalidRequest, EngineError.
         """
@@ -362,11 +362,11 @@ class ModelSession:
         """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""
         if self.replay is not None:
             raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
-        wished = request.sampling
+        requested = request.sampling
         number = self._admit(self._numbers)
-        used = self._used(wished, number)
+        used = self._used(requested, number)
         request = msgspec.structs.replace(request, sampling=used)
-        flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
+        flight = token_call(request, self._parts.policy, requested=None if used == requested else requested)
         self._in_flight[flight] = self._numbers, number, self._parts.policy.engine
         flight.start(self._ended)
         return flight

@@ -1,4 +1,4 @@
-"""A call in tokens: prompt ids in, sampled ids and log-probs out, recorded beside the session's other calls.
+"""A call in tokens: prompt ids in, sampled ids and log-probs out, recorded alongside the session's other calls.
 
 For callers that render their own prompts (verl's agent loops, for one). The engine is asked through its chat route with
 exact prompt ids, under a stand-in conversation that it must ignore; a reply to any other prompt is refused.
@@ -64,23 +64,23 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True):
 TokenCall: TypeAlias = Flight[TokenReply, TokenPiece]
 
 
-def token_call(request: TokenRequest, parts: CallParts, *, wished: SamplingParams | None = None) -> TokenCall:
+def token_call(request: TokenRequest, parts: CallParts, *, requested: SamplingParams | None = None) -> TokenCall:
     """`wished`: the agent's own parameters, where a seed or a sampling policy changed them."""
     progress = Progress[TokenPiece](parts.clock())
-    return Flight(_TokenSampler(request, parts, progress, wished), progress, parts, _replay)
+    return Flight(_TokenSampler(request, parts, progress, requested), progress, parts, _replay)
 
 
 class _TokenSampler:
     """See `Sampler`."""
 
     def __init__(
-        self, request: TokenRequest, parts: CallParts, progress: Progress[TokenPiece], wished: SamplingParams | None
+        self, request: TokenRequest, parts: CallParts, progress: Progress[TokenPiece], requested: SamplingParams | None
     ) -> None:
         self.is_committing = False
         self._request = request
         self._parts = parts
         self._progress = progress
-        self._wished = wished
+        self._wished = requested
         self._recorder = Recorder(parts, progress.record_key, progress.created_at)
         self._gathered = ReplyAccumulator()
         self._capabilities: EngineCapabilities | None = None

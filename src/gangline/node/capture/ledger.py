@@ -58,7 +58,7 @@ class Ledger:
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
-        """Completions that another one goes on from."""
+        """Completions that another one continues from."""
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
         """Set, and replaced, by the next commit."""
@@ -125,7 +125,7 @@ class Ledger:
         return not self._replies.keys().isdisjoint(reply_ids)
 
     def is_continued(self, reply_id: str) -> bool:
-        """Whether a later call goes on from any choice of this reply."""
+        """Whether a later call continues from any choice of this reply."""
         return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
 
     def _note(self, completion: Completion) -> None:

@@ -105,7 +105,7 @@ def _piece(piece: Text | Image | Document) -> str:
 
 
 def _normal_json(text: str) -> str:
-    """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is no JSON as it is."""
+    """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is not valid JSON as it is."""
     try:
         return _sorted_json.encode(_json.decode(text or "{}"))
     except (ValueError, RecursionError):

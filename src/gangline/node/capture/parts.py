@@ -90,7 +90,7 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartsByRole:
-    """The parts of a session's calls: the policy's, and those of each role with engines of its own."""
+    """The parts of a session's calls: the policy's, and those of each role with its own engines."""
 
     def __init__(
         self,

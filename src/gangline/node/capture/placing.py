@@ -94,7 +94,7 @@ class LineageIndex:
 
         steps: of each message of the call. num_shared: messages that the call has in common with its parent.
         """
-        # A last turn of the assistant is no echo: the client begins the reply itself.
+        # A last turn of the assistant is not an echo: the client begins the reply itself.
         for position in range(len(steps) - 2, num_shared - 1, -1):
             if call.messages[position].role != "assistant":
                 continue
@@ -182,8 +182,8 @@ class Place(msgspec.Struct, frozen=True):
 
 def branch_key(call: ModelCall) -> str:
     """Digest of everything before the messages: calls of different keys share no prefix."""
-    said = () if call.thinking == ThinkingWish() else (call.thinking,)
-    material = msgspec.json.encode((call.model, call.tools, call.template_kwargs, *said), order="deterministic")
+    thinking = () if call.thinking == ThinkingWish() else (call.thinking,)
+    material = msgspec.json.encode((call.model, call.tools, call.template_kwargs, *thinking), order="deterministic")
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 
@@ -311,8 +311,8 @@ class PlaceIndex:
                 meaning, _, owners = known.steps[position]
             else:
                 owners = self._named_by(message)
-                said = self._as_sampled(message, owners)
-                meaning = digests(said) or self._meaning(said)
+                sampled = self._as_sampled(message, owners)
+                meaning = digests(sampled) or self._meaning(sampled)
             digest = _rolled(digest, message, meaning)
             steps.append(Step(meaning, digest, owners))
         walk = _Walk(key, messages, tuple(steps))
@@ -334,8 +334,9 @@ class PlaceIndex:
         return tuple(dict.fromkeys(named))
 
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
-        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them, or
-        arguments that were no JSON object: dialects and clients that cannot send those send `{}`."""
+        """The response that `message` echoes, when its tool-call ids say so and it only lost its text alongside them,
+        or arguments that were no JSON object: dialects and clients that cannot send those send `{}`.
+        """
         if not named or _num_chars(message) > _MAX_ECHO_CHARS:
             return message
         owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}

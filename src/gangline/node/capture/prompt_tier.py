@@ -216,7 +216,7 @@ def _why_apart(call: ModelCall, capabilities: EngineCapabilities) -> str | None:
     if has_documents(call.messages):
         return "documents in the conversation: ids alone do not hold them"
     if not capabilities.takes_images:
-        return "images in the conversation: ids alone do not hold them, and this route takes no images beside ids"
+        return "images in the conversation: ids alone do not hold them, and this route takes no images alongside ids"
     if not all(map(is_inline, images_in(call.messages))):
         return "an image is at an address: its placeholders are not known before the engine fetched it"
     return None

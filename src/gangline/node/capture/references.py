@@ -76,8 +76,8 @@ def _choice_among(tools: Sequence[ToolDefinition], choice: ToolChoice | None) ->
 
 def _history(earlier: Completion, ledger: Ledger) -> tuple[Message, ...]:
     """Everything up to the reply and with it, but not the instructions: those are each call's own."""
-    said = ledger.tree.messages(earlier)
-    return (*(said[1:] if earlier.metadata.get(INSTRUCTIONS) else said), earlier.response)
+    messages = ledger.tree.messages(earlier)
+    return (*(messages[1:] if earlier.metadata.get(INSTRUCTIONS) else messages), earlier.response)
 
 
 def _whole(message: Message, ledger: Ledger) -> Message:
@@ -91,12 +91,12 @@ def _whole(message: Message, ledger: Ledger) -> Message:
     if not keys:
         return message
     replies = {key: ledger.reply(key) for key in keys}
-    said = [part for part in message.parts if not _reference(part)]
-    if not said and None in replies.values():
+    own_parts = [part for part in message.parts if not _reference(part)]
+    if not own_parts and None in replies.values():
         missing = next(key for key in keys if replies[key] is None)
         raise InvalidRequest(f"A message refers to the reply {missing!r}, which is none of this session.")
     only = next(iter(replies.values())) if len(replies) == 1 else None
-    if only is not None and _is_part_of(said, only.response.parts):
+    if only is not None and _is_part_of(own_parts, only.response.parts):
         return only.response
     parts = [whole for part in message.parts for whole in _thinking_of(part, replies)]
     return Message(message.role, tuple(parts), message.name)
@@ -109,10 +109,10 @@ def _reference(part: Part) -> str:
     return signed_reply_id(part.signature)
 
 
-def _is_part_of(said: Sequence[Part], sampled: Sequence[Part]) -> bool:
+def _is_part_of(parts: Sequence[Part], sampled: Sequence[Part]) -> bool:
     """Calls are compared by their ids, which are ours; other parts by their content."""
     known = {_words(part) for part in sampled}
-    return all(_words(part) in known for part in said)
+    return all(_words(part) in known for part in parts)
 
 
 def _words(part: Part) -> tuple[str, str]:

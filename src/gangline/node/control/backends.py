@@ -96,7 +96,7 @@ class BackendRoutes:
 
     @asynccontextmanager
     async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
-        """A drain may outlast its client: a draining engine is no member any more, even if its client disconnects."""
+        """A drain may outlast its client: a draining engine is not a member any more, even if its client disconnects."""
         try:
             yield
         finally:

@@ -82,7 +82,7 @@ def _long_call(body: bytes) -> TokenRequest:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"the body is no JSON object: {error}.") from error
+        raise InvalidRequest(f"the body is not valid JSON object: {error}.") from error
     names = [name for name in ("prompt_ids", "input_ids") if name in fields]
     rest = sum(len(memoryview(value)) for name, value in fields.items() if name not in names)
     if len(names) != 1 or rest > _LONG_BYTES:
@@ -142,7 +142,7 @@ class SessionRoutes:
         ]  # fmt: skip
 
     def _below(self, base: str) -> list[Route]:
-        """The agent's own routes, beside its model calls."""
+        """The agent's own routes, alongside its model calls."""
         same = "The same, below its base URL."
         return [
             Route("POST", f"{base}/complete", self.complete, same, "session", ClaimRequest, errors=_OF_AGENTS),
@@ -190,7 +190,7 @@ class SessionRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(_key_of(request)))
         body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
-        # In a thread, where NumPy lets the event loop go on.
+        # In a thread, where NumPy lets the event loop continue.
         wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
         call = session.start_tokens(wanted)
         try:

@@ -229,13 +229,13 @@ class ExternalSessions:
         return max(last, live.state.created_at, live.state.ended_at)
 
     async def close(self) -> None:
-        """End the calls in flight; the sessions go on in the node's next life. Idempotent."""
+        """End the calls in flight; the sessions continue in the node's next life. Idempotent."""
         for live in self._sessions.values():
             if live.session is not None:
                 await live.session.fence("the node is stopping")
 
     def close_door(self) -> None:
-        """Open no more; those that are open go on. Idempotent."""
+        """Open no more; those that are open continue. Idempotent."""
         self._takes_more = False
 
     async def all_ended(self) -> None:
@@ -469,7 +469,7 @@ def _told(claim: Claim) -> dict[str, Any]:
 
 
 def _with_claim(trajectory: Trajectory, claim: Claim) -> Trajectory:
-    """The claim beside each trace: a stranger's word, not a reward."""
+    """The claim alongside each trace: a stranger's word, not a reward."""
     traces = tuple(
         msgspec.structs.replace(trace, metadata=trace.metadata | _told(claim)) for trace in trajectory.traces
     )

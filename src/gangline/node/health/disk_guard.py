@@ -3,7 +3,7 @@
 The reserve is one of space and one of files: a file system that has no inode left takes no file, however empty it is.
 
 Laws
-- Below a reserve no session is leased; those that are here go on.
+- Below a reserve no session is leased; those that are here continue.
 - Below half of one the agent whose sandbox takes the most is ended, one after another until there is room again. It is
   that agent's failure, as is going beyond its own limit, and never that of sessions that take little.
 """
@@ -160,5 +160,5 @@ class DiskGuard:
 
 def _asked(folder: Path) -> Room:
     """Room on the disk where the folder is, or will be. Blocking."""
-    told = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
-    return Room(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize, told.f_favail, told.f_files)
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+    return Room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, disk.f_favail, disk.f_files)

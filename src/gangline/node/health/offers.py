@@ -115,7 +115,7 @@ class Offers:
 
     async def look_at_images(self) -> None:
         """List the images of each runtime that is offered."""
-        self._images = {name: told for name in self.offer.runtimes if (told := await self._listed(name))}
+        self._images = {name: images for name in self.offer.runtimes if (images := await self._listed(name))}
 
     async def _listed(self, name: str) -> dict[str, str]:
         """Folder -> its images, as `packed`."""

@@ -82,9 +82,9 @@ def where_tasks_wait(name: str) -> dict[str, list[str]]:
     """The task of that name, and those named after it (`NAME ...`), each with its position."""
     tasks = {task.get_name(): task for task in asyncio.all_tasks()}
     return {
-        told: [_told(code, line) for code, line in _frames(task.get_coro())[-_MAX_FRAMES:]]
-        for told, task in sorted(tasks.items())
-        if told == name or told.startswith(f"{name} ")
+        place: [_told(code, line) for code, line in _frames(task.get_coro())[-_MAX_FRAMES:]]
+        for place, task in sorted(tasks.items())
+        if place == name or place.startswith(f"{name} ")
     }
 
 

@@ -157,12 +157,16 @@ class Replay:
 
     def restore(self, completions: Sequence[Completion]) -> None:
         """Go on behind what an earlier life of the node has given: the fork's own records."""
-        given = {one.metadata[self.mark]: one.completion_id for one in completions if self.mark in one.metadata}
+        given = {
+            completion.metadata[self.mark]: completion.completion_id
+            for completion in completions
+            if self.mark in completion.metadata
+        }
         self.own_ids |= given
         for call in self._calls[: self.turn]:
             if call.first.completion_id in given:
                 del self._pending[call.turn]
-        self._was_edited = any(self.mark not in one.metadata for one in completions)
+        self._was_edited = any(self.mark not in completion.metadata for completion in completions)
 
     def match(self, call: ModelCall) -> Match:
         """Raises: ForkDiverged."""

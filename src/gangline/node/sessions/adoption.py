@@ -26,7 +26,7 @@ from gangline.domain.sandbox import ExecRequest, ExecResult, Sandbox
 from gangline.domain.session import HarnessExit, Lease, StageTiming
 from gangline.domain.usage import Usage
 from gangline.node.backends.gate import GateMeter
-from gangline.sandbox.keeping.kept import KeptSandbox
+from gangline.sandbox.keeper.kept import KeptSandbox
 from gangline.store.journal.log import AttemptKey
 
 log = logging.getLogger("gangline.node")
@@ -81,7 +81,7 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
 async def adoptable(
     kept: Iterable[KeptSandbox], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
 ) -> list[tuple[AttemptNote, KeptSandbox]]:
-    """Attempts of the node's earlier life that can go on; any other kept sandbox is stopped.
+    """Attempts of the node's earlier life that can continue; any other kept sandbox is stopped.
 
     unclosed: attempts whose end the journal does not have. finished: those whose result is on its way.
     """
@@ -109,7 +109,7 @@ async def run_harness(
 ) -> ExecResult:
     """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node.
 
-    note: None where the session cannot go on in the node's next life.
+    note: None where the session cannot continue in the node's next life.
     """
     if not isinstance(launch, Launch):
         return await launch()

@@ -30,7 +30,7 @@ from gangline.domain.usage import Usage
 from gangline.machine.event_loop import is_fault, to_end
 from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
-from gangline.node.environments.worlds import Worlds
+from gangline.node.environments.all_of_session import SessionEnvironments
 from gangline.node.replay.replay import Replay
 from gangline.node.sessions.adoption import RESTARTED, AttemptNote, RunEnd
 from gangline.node.sessions.evaluation import within
@@ -39,11 +39,11 @@ from gangline.node.sessions.grading.postrun import Graded, Postrun
 from gangline.node.sessions.grading.steps import Steps
 from gangline.node.sessions.harness.run import HarnessRun, Prepared, check_tools_are_shown, over_limit
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.recorded.files import keep_files
-from gangline.node.sessions.recorded.forks import replay_of
+from gangline.node.sessions.replay.files import keep_files
+from gangline.node.sessions.replay.forks import replay_of
 from gangline.node.sessions.sandboxes import Sandboxes
 from gangline.node.sessions.stages import StageClock
-from gangline.sandbox.keeping.kept import KeptSandbox
+from gangline.sandbox.keeper.kept import KeptSandbox
 from gangline.settings import plugins
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
@@ -253,7 +253,7 @@ class Attempt:
             yield
 
     def _note(self, ended: RunEnd | None) -> AttemptNote | None:
-        """State for the node's next life; None where that cannot go on: environments and steps die with the node."""
+        """State for the node's next life; None where that cannot continue: environments and steps die with the node."""
         assert self._session is not None
         if self._worlds is not None or self._steps is not None:
             return None
@@ -311,12 +311,12 @@ class Attempt:
         assert self._sandboxes.agent is not None
         return self._sandboxes.agent
 
-    def _new_worlds(self) -> Worlds | None:
+    def _new_worlds(self) -> SessionEnvironments | None:
         """None without environments."""
-        return Worlds(self._task, self._sandboxes.start_beside) if self._task.environments else None
+        return SessionEnvironments(self._task, self._sandboxes.start_beside) if self._task.environments else None
 
     async def _new_session(self) -> ModelSession:
-        """The step's, with a key of its own. Its conversations may go on from those of earlier steps."""
+        """The step's, with its own key. Its conversations may continue from those of earlier steps."""
         completions: list[Completion] = []
         if self._session is not None:
             self._parts.close_session(self.lease.session_id)

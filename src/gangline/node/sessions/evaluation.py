@@ -97,11 +97,11 @@ def _without_agent(context: EvaluationContext, runtime: Sandbox, graders: Sandbo
 
 
 def bounded(artifacts: Mapping[Any, object]) -> dict[str, bytes]:
-    """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note beside it, `NAME.cut`."""
+    """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note alongside it, `NAME.cut`."""
     kept: dict[str, bytes] = {}
     room = MAX_ARTIFACT_BYTES
-    for told, given in artifacts.items():
-        name, data = plain_text(str(told)), given if isinstance(given, bytes) else str(plain(given)).encode()
+    for key, given in artifacts.items():
+        name, data = plain_text(str(key)), given if isinstance(given, bytes) else str(plain(given)).encode()
         kept[name] = data[:room]
         if len(data) > room:
             kept[f"{name}.cut"] = f"The first {room} of {len(data)} bytes are kept.\n".encode()

@@ -33,7 +33,7 @@ def unfinished(
     *,
     held_out: bool,
 ) -> SessionResult:
-    """The result of an attempt that did not come to an end of its own."""
+    """The result of an attempt that did not come to its own end."""
     return SessionResult(
         session_id=attempt.session_id,
         task_id=attempt.task_id,

@@ -28,11 +28,11 @@ from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.capture.prompt_tier import Renderings
 from gangline.node.health.metrics import NodeMetrics
 from gangline.node.replay.replay import Replay
+from gangline.node.sessions.reuse.checkpoints import Checkpoints
+from gangline.node.sessions.reuse.turns import TurnSender
+from gangline.node.sessions.reuse.warm import WarmPool
 from gangline.node.sessions.stages import Pools
-from gangline.node.sessions.stock.checkpoints import Checkpoints
-from gangline.node.sessions.stock.turns import TurnSender
-from gangline.node.sessions.stock.warm import WarmPool
-from gangline.sandbox.keeping.kept import Keeper
+from gangline.sandbox.keeper.kept import Keeper
 from gangline.settings import plugins
 from gangline.store.journal.log import Journal
 
@@ -103,7 +103,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     graded_before: Verdicts = msgspec.field(default_factory=Verdicts)
     """See `EvaluationContext.graded_before`."""
     child_work: ChildWork | None = None
-    """Where graders read what agents wrote; None: each in processes of its own."""
+    """Where graders read what agents wrote; None: each in its own processes."""
     renderings: Renderings = msgspec.field(default_factory=Renderings)
     """Which stitched prompts are compared with their rendering."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)

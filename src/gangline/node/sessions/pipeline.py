@@ -25,7 +25,7 @@ from gangline.node.sessions.leases.recovery import Recovery
 from gangline.node.sessions.leases.rollout_server import LeaseGiver
 from gangline.node.sessions.leases.server_link import ServerLink
 from gangline.node.sessions.parts import NodeParts
-from gangline.node.sessions.recorded.forks import begins_anew
+from gangline.node.sessions.replay.forks import begins_anew
 
 log = logging.getLogger("gangline.node")
 

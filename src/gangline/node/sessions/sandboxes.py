@@ -260,8 +260,8 @@ async def usage_of(handle: Sandbox) -> Usage:
 async def _prepare(handle: Sandbox, action: ExecAction) -> None:
     result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
     if not result.ok:
-        said = result.stderr[-1000:].decode(errors="replace")
-        raise PrepareFailed(f"prepare action {action.command[:200]!r} {describe_end(result)}: {said}")
+        errors = result.stderr[-1000:].decode(errors="replace")
+        raise PrepareFailed(f"prepare action {action.command[:200]!r} {describe_end(result)}: {errors}")
 
 
 def describe_end(result: ExecResult) -> str:

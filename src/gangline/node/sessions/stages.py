@@ -6,7 +6,7 @@ Laws
 - A session is leased when INIT can begin with it at once, and when it will find a place behind INIT, in READY or RUN.
   So a full READY stops INIT, no INIT worker is ever held by a prepared runtime, and sessions that this node cannot
   begin yet are left for others.
-- Clean runtimes for graders have workers of their own: they never keep an agent's runtime waiting, nor come unbounded.
+- Clean runtimes for graders have their own workers: they never keep an agent's runtime waiting, nor come unbounded.
 - POSTRUN has a queue, bounded by the node's total of sessions: evaluations that cannot keep up slow down leasing.
 """
 
@@ -62,7 +62,7 @@ class PoolSizes(BaseModel):
         room = (max_files - _FILES_OF_NODE) // _FILES_OF_SESSION - self.postrun_workers
         if room < 1:
             raise InvalidRequest(
-                f"this process may have {max_files} files open, too few for one session beside "
+                f"this process may have {max_files} files open, too few for one session alongside "
                 f"{self.postrun_workers} that are graded. Raise the limit (`ulimit -Hn`, LimitNOFILE), or lower "
                 "--postrun-workers."
             )

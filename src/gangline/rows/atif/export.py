@@ -141,7 +141,9 @@ def atif_of(result: SessionResult, images: Images, *, agent: str = "unknown") ->
     prompts, roles = _prompts(tree), assign_roles(tree)
     conversations = _conversations(tree)
     main = max(conversations, key=lambda one: (roles[one[0].completion_id].role == "main", _num_sampled(one)))
-    name_of = {turn.completion_id: _name(result, one) for one in conversations for turn in one}
+    name_of = {
+        turn.completion_id: _name(result, conversation) for conversation in conversations for turn in conversation
+    }
     steps_of = {_name(result, turns): _Steps(turns[0].model, images) for turns in conversations}
     documents: dict[str, AtifTrajectory] = {}
     delegated: list[tuple[str, str]] = []
@@ -191,7 +193,9 @@ def _num_sampled(turns: Sequence[Completion]) -> int:
 
 
 def _conversations(tree: CompletionTree) -> list[list[Completion]]:
-    """Every completion in exactly one conversation; of the calls that go on from a reply, the one most goes on from."""
+    """Every completion in exactly one conversation; of the calls that continue from a reply, the one most continues
+    from.
+    """
     num_after = dict.fromkeys((completion.completion_id for completion in tree), 1)
     heirs: dict[str, Completion] = {}
     for completion in reversed(list(tree)):
@@ -304,7 +308,7 @@ class _Steps:
         self._calls[completion.completion_id] = step
 
     def delegate(self, completion_id: str, trajectory_id: str) -> None:
-        """A tool call of that completion began another conversation, which is named beside the tools' results."""
+        """A tool call of that completion began another conversation, which is named alongside the tools' results."""
         step = self._calls[completion_id]
         calls = step.tool_calls or []
         found = AtifResult(
@@ -354,7 +358,7 @@ def _observe(step: AtifStep, found: AtifResult) -> None:
 
 
 def _tool_call(call: ToolCall) -> AtifToolCall:
-    """Arguments that are no JSON object (free text, invalid JSON) are kept as they are, under `input`."""
+    """Arguments that are not a JSON object (free text, invalid JSON) are kept as they are, under `input`."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

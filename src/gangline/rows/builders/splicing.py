@@ -2,7 +2,7 @@
 
 With `p_m` the prompt ids and `a_m` the sampled ids of turn m: where `p_{m+1}` begins with `p_m`, the row continues
 after `a_m` with the ids after the first end of turn in the rest of `p_{m+1}`. From there on the row's context differs
-from the engine's; each such place is a `Splice` of the trace. A turn that the rule cannot join begins a row of its own.
+from the engine's; each such place is a `Splice` of the trace. A turn that the rule cannot join begins its own row.
 """
 
 from __future__ import annotations

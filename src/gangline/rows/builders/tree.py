@@ -2,7 +2,7 @@
 
 The traces are those of `prefix_merging`, but a prompt holds only the ids that no earlier trace holds: `shared_prefix`
 names the trace that has the others, and `with_whole_prompts` (`gangline.rows.shared_prefixes`) writes them out
-again. Divergences always split: a spliced row is no path of the tree.
+again. Divergences always split: a spliced row is not a path of the tree.
 """
 
 from __future__ import annotations

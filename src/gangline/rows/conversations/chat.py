@@ -16,7 +16,7 @@ _MESSAGE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id"
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Content is always a text, empty beside tool calls; arguments are JSON text. Fields without a value are None.
+    """Content is always a text, empty alongside tool calls; arguments are JSON text. Fields without a value are None.
 
     As an engine reads them: text parts joined by newlines, `developer` as `system`, an error of a tool as its text.
     """
@@ -37,8 +37,8 @@ def chat_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
 
 def conversation_digest(messages: Sequence[dict[str, Any]]) -> bytes:
     """Equal for conversations that say the same: ids of tool calls, which are random, do not count."""
-    said: list[object] = []
+    turns: list[object] = []
     for message in messages:
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or ()]
-        said.append((message["role"], message["content"], message["reasoning_content"], calls))
-    return hashlib.sha256(msgspec.msgpack.encode(said)).digest()
+        turns.append((message["role"], message["content"], message["reasoning_content"], calls))
+    return hashlib.sha256(msgspec.msgpack.encode(turns)).digest()

@@ -66,7 +66,7 @@ def _last_turn(tree: CompletionTree, roles: dict[str, CallRole]) -> Completion |
     turns = [one for one in tree if one.status == "complete" and roles[one.completion_id].role == "main"]
     if not turns:
         return None
-    return min((one for one in turns if _call(one) == _call(turns[-1])), key=lambda one: one.choice_index)
+    return min((turn for turn in turns if _call(turn) == _call(turns[-1])), key=lambda one: one.choice_index)
 
 
 def _call(completion: Completion) -> str:

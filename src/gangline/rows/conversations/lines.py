@@ -26,9 +26,9 @@ def write_messages(results: Iterable[SessionResult], path: Path) -> int:
             talk = main_conversation(result.completions)
             if talk is None or not talk.num_prompt_messages or media_in(talk.messages) is not None:
                 continue
-            said = chat_messages(talk.messages)
+            messages = chat_messages(talk.messages)
             line = {
-                "messages": [{name: one for name, one in each.items() if one is not None} for each in said],
+                "messages": [{name: one for name, one in each.items() if one is not None} for each in messages],
                 "tools": chat_tools(talk.tools),
                 "task_id": result.task_id,
                 "session_id": result.session_id,

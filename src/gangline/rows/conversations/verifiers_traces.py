@@ -1,6 +1,6 @@
 """Sessions as traces of verifiers (v1), which its tools and prime-rl read.
 
-One episode with one trace for each session. Each row of ours is a path of its own from a root to a leaf, so that a
+One episode with one trace for each session. Each row of ours is its own path from a root to a leaf, so that a
 branch of the trace is exactly one row: its ids, its mask, its log-probs. Ids of a prompt stand with the first reply
 after it, for nothing says which message an id belongs to; verifiers writes traces of engines without spans likewise.
 """
@@ -72,7 +72,7 @@ def episode_of(result: SessionResult, task: TaskRequest | None = None) -> dict[s
 
 
 def _trace(result: SessionResult, trajectory: Trajectory, task: TaskRequest | None) -> dict[str, Any]:
-    replies = {one.completion_id: one.response for one in result.completions}
+    replies = {completion.completion_id: completion.response for completion in result.completions}
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -181,7 +181,7 @@ def _all_tools(rows: Sequence[Trace]) -> list[dict[str, Any]]:
 
 def _tools(row: Trace) -> list[dict[str, Any]]:
     fields = (tool["function"] for tool in chat_tools(row.tools))
-    return [{name: value for name, value in one.items() if value is not None} for one in fields]
+    return [{name: value for name, value in field.items() if value is not None} for field in fields]
 
 
 def _row_info(row: Trace) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def _error(result: SessionResult) -> dict[str, Any]:
 def _timing(result: SessionResult) -> dict[str, Any]:
     names = {"init": "setup", "run": "agent", "postrun": "scoring"}
     found: dict[str, Any] = {}
-    for one in result.timings:
-        found.setdefault("start", one.started_at)
-        if one.stage in names:
-            found[names[one.stage]] = {"start": one.started_at, "end": one.ended_at}
+    for timing in result.timings:
+        found.setdefault("start", timing.started_at)
+        if timing.stage in names:
+            found[names[timing.stage]] = {"start": timing.started_at, "end": timing.ended_at}
     return found

@@ -17,7 +17,7 @@ from gangline.domain.conversation import ModelCall, Text, ToolCall, ToolResult
 from gangline.rows.forks.tolerance import Tolerance
 
 REQUEST = "request_fields"
-"""Name in a record's metadata, of digests of the request's fields beside its conversation."""
+"""Name in a record's metadata, of digests of the request's fields alongside its conversation."""
 
 USAGE = "usage"
 """Name in a record's metadata, of the usage that the client was told, where the engine reported it."""
@@ -135,10 +135,10 @@ def _named_again(calls: Sequence[RecordedCall], tolerance: Tolerance) -> str | N
         for message in call.first.new_messages:
             if message.role != "assistant":
                 seen.update(value for text in _texts(message.parts) for value in tolerance.handles(text))
-        said = "\n".join(
+        whole_text = "\n".join(
             part.arguments for choice in call.choices for part in choice.response.parts if isinstance(part, ToolCall)
         )
-        if (value := next((value for value in seen if value in said), None)) is not None:
+        if (value := next((value for value in seen if value in whole_text), None)) is not None:
             return f"call {call.turn} names {value!r}, which is another value in each run: fork before that call"
     return None
 

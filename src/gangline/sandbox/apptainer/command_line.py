@@ -18,8 +18,8 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.sandbox.bubblewrap.command_line import HOST_ROOTS
+from gangline.sandbox.commands.forkserver import launcher_argv
 from gangline.sandbox.commands.holder import PATH, WAITING
-from gangline.sandbox.commands.zygote import launcher_argv
 from gangline.sandbox.confinement.masks import masked
 
 _OF_APPTAINER = ("APPTAINER_", "SINGULARITY_", "GANGLINE_")

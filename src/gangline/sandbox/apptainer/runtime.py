@@ -1,13 +1,13 @@
 """The `apptainer` runtime: containers without a daemon and without root, for clusters.
 
-Laws:
+Invariants:
 - A container is one child of ours, `apptainer exec` with a shell that waits; nothing is left to a daemon or to
   instances that would outlive us. Commands enter it from outside, each under a supervisor: see `namespaced`.
 - Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
   where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
-- The image never changes: files written beside the shared folders go to an overlay that ends with the sandbox, or with
-  its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files, as
-  it sees them.
+- The image never changes: files written alongside the shared folders go to an overlay that ends with the sandbox, or
+  with its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files,
+  as it sees them.
 - Without an image it sees the host's programs, as `sandbox` does.
 - Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
   the container has a loopback address of its own there, which is its `localhost`.
@@ -34,8 +34,8 @@ from gangline.sandbox.apptainer.command_line import (
     make_host_root,
 )
 from gangline.sandbox.bubblewrap.command_line import SHM_BYTES
+from gangline.sandbox.commands.forkserver import run_helper
 from gangline.sandbox.commands.holder import PATH, Launch
-from gangline.sandbox.commands.zygote import run_helper
 from gangline.sandbox.confinement.cgroups import remove_owned
 from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden_image
 from gangline.sandbox.images.listing import images_in

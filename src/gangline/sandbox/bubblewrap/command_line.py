@@ -112,7 +112,7 @@ _LISTS_OF_KEYS = ("/proc/keys", "/proc/key-users")
 
 
 def arguments(view: View) -> list[str]:
-    """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is no folder."""
+    """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is not a folder."""
     empty = masked(view.hidden, _seen(view)) if view.hidden else []
     mounts = [*_root(view), *_devices(view), *_folders(view, empty)]
     closed = (*empty, "/dev", "/")
@@ -120,7 +120,7 @@ def arguments(view: View) -> list[str]:
 
 
 def _tops(view: View) -> list[Path]:
-    """Raises: InvalidRequest when the image is no folder, or a hidden one."""
+    """Raises: InvalidRequest when the image is not a folder, or a hidden one."""
     if view.image is None:
         return [Path("/") / name for name in HOST_ROOTS]
     if not view.image.is_dir():
@@ -136,7 +136,7 @@ def _seen(view: View) -> dict[str, Path]:
 
 
 def _read_only(view: View) -> dict[str, Path]:
-    """Path inside -> host folder, for the folders seen beside the root's."""
+    """Path inside -> host folder, for the folders seen alongside the root's."""
     return {**{str(path): path for path in view.expose}, **view.mounts}
 
 

@@ -1,6 +1,6 @@
 """The `sandbox` runtime: namespaces made by bubblewrap, as root or as an ordinary user, without a daemon.
 
-Laws:
+Invariants:
 - The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
   nothing on the host; started by a user, it is that user in a user namespace without privileges.
 - It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and

@@ -1,7 +1,7 @@
 """Channels: both ends of a talk with a command, over a socket without a name.
 
 The command has one end as its descriptor 3. We read and write the other one, or give it away: it is a socket, and a
-process that has a duplicate of it goes on where this one stopped.
+process that has a duplicate of it continues where this one stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One command in a runtime: started under a supervisor of its own, with bounded output and a classified end.
+"""One command in a runtime: started under its own supervisor, with bounded output and a classified end.
 
 The process that starts it keeps one end of a control socket: closing it, on purpose or by dying, kills the command's
 whole tree. All that happens between a call and its process being started is synchronous, so a cancelled caller never
@@ -24,7 +24,7 @@ import msgspec
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink
 from gangline.sandbox.commands.channel import LocalChannel
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.shared.accounts import MemoryWatch, Spent
 
 EndAll = Callable[[], Awaitable[object]]
@@ -39,7 +39,7 @@ _KILLED_BY_ANOTHER = ("signal 9", "exit 137")
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
 _START_S = 30.0
-"""How long a command may take to be supervised. A foreman that an agent has stopped never does it."""
+"""How long a command may take to be supervised. A spawner that an agent has stopped never does it."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class Executions:
 
     async def run(
         self,
-        foreman: Foreman,
+        spawner: Spawner,
         order: Order,
         end_all: EndAll,
         request: ExecRequest,
@@ -86,7 +86,7 @@ class Executions:
         `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not begin.
         Raises: RuntimeFailed when no command can be started in the sandbox.
         """
-        execution = self._begin(foreman, order, memory, request, on_output)
+        execution = self._begin(spawner, order, memory, request, on_output)
         timed_out = False
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -103,7 +103,7 @@ class Executions:
 
     async def open(
         self,
-        foreman: Foreman,
+        spawner: Spawner,
         order: Order,
         end_all: EndAll,
         request: ExecRequest,
@@ -125,7 +125,7 @@ class Executions:
             on_failure.callback(on_ended)
             with theirs:
                 silent = msgspec.structs.replace(request, stdin=None)
-                execution = self._begin(foreman, order, memory, silent, None, theirs.fileno())
+                execution = self._begin(spawner, order, memory, silent, None, theirs.fileno())
             task = asyncio.create_task(self._channel_ended(execution, end_all))
             on_failure.pop_all()
             on_failure.enter_context(ours)
@@ -153,7 +153,7 @@ class Executions:
 
     def _begin(
         self,
-        foreman: Foreman,
+        spawner: Spawner,
         order: Order,
         memory: MemoryWatch,
         request: ExecRequest,
@@ -163,7 +163,7 @@ class Executions:
         most = request.max_output_bytes
         pipes = tuple(_Pipe(name, on_output, most, self._pipes.discard) for name in ("stdout", "stderr"))
         try:
-            execution = _Execution(foreman, order, memory, request.stdin, pipes, files)
+            execution = _Execution(spawner, order, memory, request.stdin, pipes, files)
         except OSError as error:
             for pipe in pipes:
                 pipe.abandon()
@@ -215,7 +215,7 @@ async def _ended(execution: _Execution, end_all: EndAll) -> str:
     if not execution.is_started and not execution.is_doomed:
         done = "did not take a command in time" if answer else "was killed before a command began"
         raise RuntimeFailed(
-            f"the sandbox's foreman {done}, so the sandbox was ended. Unless memory ran out, a process of the "
+            f"the sandbox's spawner {done}, so the sandbox was ended. Unless memory ran out, a process of the "
             "sandbox's own did this to it."
         )
     return answer
@@ -240,7 +240,7 @@ class _Execution:
 
     def __init__(
         self,
-        foreman: Foreman,
+        spawner: Spawner,
         order: Order,
         memory: MemoryWatch,
         stdin: bytes | None,
@@ -250,7 +250,7 @@ class _Execution:
         """`files`: the command's further descriptors, from number 3 on. Raises: OSError."""
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._foreman = foreman
+        self._spawner = spawner
         self._memory = memory
         self.pipes = pipes
         self.spent = ""
@@ -260,7 +260,7 @@ class _Execution:
         self._heard = bytearray()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """Done with the supervisor's last word; see `answer`."""
-        self._supervisor = foreman.supervisor(order.cgroup_procs)
+        self._supervisor = spawner.supervisor(order.cgroup_procs)
         source = _input(stdin)
         try:
             given = [source, *(pipe.write_fd for pipe in pipes), *files]
@@ -290,7 +290,7 @@ class _Execution:
         """`word`: its last one; empty when it died without one, `unstarted` when it did not begin."""
         self._patience.cancel()
         if is_free and not self.is_doomed:
-            self._foreman.rest(self._supervisor)
+            self._spawner.rest(self._supervisor)
         else:
             self._supervisor.close()
         self._started.set()

@@ -1,7 +1,7 @@
 """The process that keeps a sandbox's namespaces alive: `bwrap`, or another launcher of the kind, with a shell that
 waits for its input to end.
 
-Laws:
+Invariants:
 - When the process that started it (the node's keeper) dies, however it dies, so do the launcher, the sandbox's first
   process and all that lives with it: its input ends, and `bwrap` dies with its parent. The parent is the *thread* that
   started it: the event loop's thread must live on.

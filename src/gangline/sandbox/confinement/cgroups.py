@@ -1,7 +1,7 @@
 """Limits by control group, version 1 or 2, where this process may make groups; each controller for itself.
 
-A sandbox's groups are called `gangline@<owner>@<hash of its id>` beside or below the node's own, so that a reaper finds
-them by name alone. Limits that could not be set are absent from `Cgroups.enforced`: the caller falls back.
+A sandbox's groups are called `gangline@<owner>@<hash of its id>` alongside or below the node's own, so that a reaper
+finds them by name alone. Limits that could not be set are absent from `Cgroups.enforced`: the caller falls back.
 
 Version 2 lets only a group without processes of its own hand controllers down, so groups are made in the nearest
 ancestor of the node's that hands down any of those that are needed, or may be told to.
@@ -203,7 +203,9 @@ def _owned(root: Path, prefix: str) -> list[Path]:
 
 
 async def _removed(folder: Path) -> None:
-    if (folder / "freezer.state").exists():  # version 1: killed processes that a dead keeper stopped go on to their end
+    if (
+        folder / "freezer.state"
+    ).exists():  # version 1: killed processes that a dead keeper stopped continue to their end
         with suppress(OSError):
             (folder / "freezer.state").write_text("THAWED")
     for _try in range(_REMOVE_TRIES):

@@ -71,7 +71,7 @@ class Freezer:
     def _found(self) -> Path | None:
         """The group that stops them; None where none can be made."""
         if self._group is None:
-            self._group = next((one for one in self._groups.folders if (one / "cgroup.freeze").exists()), None)
+            self._group = next((folder for folder in self._groups.folders if (folder / "cgroup.freeze").exists()), None)
         if self._group is None:
             for base in (self._root, self._root / "unified", self._root / "freezer"):
                 group = base / self._name

@@ -2,7 +2,7 @@
 
 A control group limits a sandbox as a whole. Where there is none, an rlimit limits each process: memory as
 RLIMIT_DATA (RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the
-number of processes as RLIMIT_NPROC (per user, so true only where the sandbox has a user of its own). Nothing stands in
+number of processes as RLIMIT_NPROC (per user, so true only where the sandbox has its own user). Nothing stands in
 for cpus. Disk space is measured: see `disk`.
 """
 
@@ -35,10 +35,10 @@ def refuse_grader(runtime: str) -> RuntimeUnavailable:
 class Enforcement:
     """rlimits for every command, and how each limit is kept."""
 
-    def __init__(self, rlimits: Mapping[int, int], told: Mapping[str, str]) -> None:
+    def __init__(self, rlimits: Mapping[int, int], enforced: Mapping[str, str]) -> None:
         self.rlimits = dict(rlimits)
         """RLIMIT number -> value."""
-        self.told = dict(told)
+        self.told = dict(enforced)
         """Limit name -> how it is enforced."""
 
 
@@ -54,16 +54,16 @@ def enforcement(limits: LimitsSpec, held: Mapping[str, str], *, own_user: bool) 
     rlimits: dict[int, int] = {resource.RLIMIT_CORE: 0}
     if limits.disk_bytes is not None and "disk_bytes" in held:
         rlimits[resource.RLIMIT_FSIZE] = limits.disk_bytes  # at once, where a measure comes seconds later
-    told: dict[str, str] = {}
+    enforced: dict[str, str] = {}
     for name in LimitsSpec.model_fields:
         value = getattr(limits, name)
         if value is None:
-            told[name] = NOT_SET
+            enforced[name] = NOT_SET
         elif name in held:
-            told[name] = held[name]
+            enforced[name] = held[name]
         elif name in fallbacks:
             rlimits[fallbacks[name]] = min(int(value), rlimits.get(fallbacks[name], int(value)))
-            told[name] = "rlimit" if name == "max_pids" else PER_PROCESS
+            enforced[name] = "rlimit" if name == "max_pids" else PER_PROCESS
         else:
-            told[name] = NOT_ENFORCED
-    return Enforcement(rlimits, told)
+            enforced[name] = NOT_ENFORCED
+    return Enforcement(rlimits, enforced)

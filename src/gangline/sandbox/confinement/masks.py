@@ -35,7 +35,7 @@ class FirstLife:
         self._folders = start.prepare_folders
         self._hidden = start.hidden
         self._is_over = start.base is not None
-        """A fork goes on where an agent was."""
+        """A fork continues where an agent was."""
 
     def next(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """Begin another life. Returns the folders that it sees for its prepare actions, and the hidden ones. Blocking.
@@ -47,5 +47,5 @@ class FirstLife:
         self._is_over = True
         for folder in self._folders:
             if not folder.is_dir():
-                raise InvalidRequest(f"prepare_folders: {str(folder)!r} is no folder on the node's machine.")
+                raise InvalidRequest(f"prepare_folders: {str(folder)!r} is not a folder on the node's machine.")
         return self._folders, self._hidden

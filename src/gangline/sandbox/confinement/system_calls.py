@@ -1,6 +1,6 @@
 """The filter of system calls for every command, in any sandbox.
 
-Laws:
+Invariants:
 - Interfaces to the kernel that reach over a sandbox's walls, or have often been the way through them, are rejected.
   Each has a name by which a task may ask for it (`SystemCall`).
 - Only the machine's own ABI is served: the same calls under another one's numbers (i386, x32, 32-bit ARM) do not exist.

@@ -103,8 +103,8 @@ class Engine:
 
     async def exit_code(self, name: str) -> int | None:
         """Exit code of a container's first process; None while it runs. Raises: RuntimeFailed."""
-        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]["State"]
-        return None if told["Running"] else int(told["ExitCode"])
+        state: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]["State"]
+        return None if state["Running"] else int(state["ExitCode"])
 
     async def succeeds(self, name: str, argv: Sequence[str], timeout_s: float) -> bool:
         """Whether a command in the container exits with 0 in that time."""
@@ -121,15 +121,15 @@ class Engine:
 
     async def inspect(self, name: str) -> Inspected:
         """Raises: RuntimeFailed."""
-        told: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]
-        env = dict(line.partition("=")[::2] for line in told["Config"]["Env"] or ())
-        driver: dict[str, Any] = told.get("GraphDriver") or {}
-        mounts: list[dict[str, Any]] = told.get("Mounts") or []
+        facts: Any = msgspec.json.decode(await self._done("container", "inspect", name))[0]
+        env = dict(line.partition("=")[::2] for line in facts["Config"]["Env"] or ())
+        driver: dict[str, Any] = facts.get("GraphDriver") or {}
+        mounts: list[dict[str, Any]] = facts.get("Mounts") or []
         data: dict[str, Any] = driver.get("Data") or {}
         layer = data.get("UpperDir")
         volumes = [Path(str(mount["Source"])) for mount in mounts if mount.get("Type") == "volume"]
         folders = [] if layer is None else [Path(str(layer)), *volumes]
-        return Inspected(pid=int(told["State"]["Pid"]), env=env, folders=folders)
+        return Inspected(pid=int(facts["State"]["Pid"]), env=env, folders=folders)
 
     async def images(self) -> list[tuple[str, str, str, str]]:
         """Repository, tag, digest and id of each image here, `<none>` where it has none. Raises: RuntimeFailed,
@@ -197,7 +197,7 @@ def _environment() -> dict[str, str]:
 
 
 def checked_image(image: str | None, engine: str) -> str:
-    """Raises: InvalidRequest when there is none, or it is no name of an image."""
+    """Raises: InvalidRequest when there is none, or it is not a name of an image."""
     if image is None:
         raise InvalidRequest(f"runtime.image: runtime `{engine}` needs an image; set one, such as debian:12.")
     if not _IMAGE.fullmatch(image):

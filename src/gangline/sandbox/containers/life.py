@@ -1,6 +1,6 @@
 """One run of a container: its first process, which waits for its keeper to die.
 
-Laws:
+Invariants:
 - The first process is a shell of the image, root without privileges, that runs nothing of the agent's. It reads from a
   pipe whose other end only this process holds: when that closes for any reason, the container ends.
 - It reaps orphaned processes, and the agent, being another user, cannot end it.
@@ -140,11 +140,11 @@ class ContainerLife:
             for task in (ready, ended):
                 task.cancel()
             await asyncio.wait({ready, ended})
-        said = b""
+        output = b""
         with suppress(BlockingIOError):
-            said = os.read(self._pipes.ready, _MAX_COMPLAINT_BYTES)
-        if not said.endswith(b"ready\n"):
-            complaint = said.decode(errors="replace").strip() or "it ended without a word"
+            output = os.read(self._pipes.ready, _MAX_COMPLAINT_BYTES)
+        if not output.endswith(b"ready\n"):
+            complaint = output.decode(errors="replace").strip() or "it ended without a word"
             raise RuntimeFailed(f"the container could not be prepared: {complaint}. Its image needs sh and coreutils.")
         self._pipes.hide()
 

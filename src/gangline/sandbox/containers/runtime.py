@@ -5,7 +5,7 @@ in `sandbox`: a command's supervisor enters the namespaces, files move through t
 host, and the node's proxy is a listener opened in its network. So the contract holds without anything of ours in the
 image; it needs `sh` and coreutils.
 
-Laws:
+Invariants:
 - The agent is never root inside. Its folders are in the container's own layer, with the image's content there.
 - Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
 - Nothing outlives the process that started it: see `life`. That is the node's keeper: see `keeper`. A layer
@@ -34,7 +34,7 @@ from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, Sandbox,
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import EndAll, Order
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.confinement.cgroups import Cgroups, joined_groups
 from gangline.sandbox.confinement.limits import (
     NOT_ENFORCED,
@@ -121,9 +121,9 @@ class _ContainerRuntime(Runtime):
         try:
             await self._engine.containers([])
         except GanglineError as error:
-            told = error.message.rstrip(".")
-            advice = "" if told.endswith("?") else f". {self._advice}"  # docker asks the same itself
-            raise RuntimeUnavailable(f"{self.name} does not answer: {told}{advice}") from error
+            problem = error.message.rstrip(".")
+            advice = "" if problem.endswith("?") else f". {self._advice}"  # docker asks the same itself
+            raise RuntimeUnavailable(f"{self.name} does not answer: {problem}{advice}") from error
 
     _install: ClassVar[str]
     _advice: ClassVar[str]
@@ -273,11 +273,11 @@ class _ContainerSandbox(SupervisedSandbox):
         life = await to_end(self._another_life())
         # An ordinary user's supervisors are the container's root, which is not the agent.
         supervisor_uid = None if os.geteuid() == 0 else 0
-        self._foreman = Foreman(self._mark.label, life.proc_fd, supervisor_uid)
+        self._spawner = Spawner(self._mark.label, life.proc_fd, supervisor_uid)
         self._run = msgspec.structs.replace(self._run, shares_network=life.is_in_our_network())
         if self._start.spec.network != "none" and not self._run.shares_network:
             await self._listeners.open(self._mark.label, life.proc_fd, self._start)
-        await self._foreman.ready()
+        await self._spawner.ready()
         await self._services.join(life.pid)
 
     async def _another_life(self) -> ContainerLife:

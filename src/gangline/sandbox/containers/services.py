@@ -130,7 +130,7 @@ def _refuse_own(pid: int) -> None:
 
 
 class Services:
-    """The containers beside an agent's."""
+    """The containers alongside an agent's."""
 
     def __init__(
         self, engine: Engine, start: RuntimeStart, image: str, labels: Sequence[str], limits: Sequence[str]

@@ -69,9 +69,9 @@ class ContainerServices:
             except TimeoutError:
                 raise RuntimeFailed(f"{path} of service {service!r} was not copied within {_COPY_S:.0f} s.") from None
         if code != 0:
-            said = complaint.decode(errors="replace").strip()
-            kind = NotFound if _NO_FILE.search(said) else RuntimeFailed
-            raise kind(f"{path} of service {service!r} could not be copied: {said}")
+            errors = complaint.decode(errors="replace").strip()
+            kind = NotFound if _NO_FILE.search(errors) else RuntimeFailed
+            raise kind(f"{path} of service {service!r} could not be copied: {errors}")
         return archive
 
 

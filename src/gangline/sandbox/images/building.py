@@ -31,7 +31,7 @@ _ASK_S = 60.0
 _DEFINITION = {"apptainer": "image.def", "docker": "Dockerfile"}
 
 LOCK_NAME = "requirements.lock"
-"""The lock file's name beside the definition, and in `/opt/gangline` of the image."""
+"""The lock file's name alongside the definition, and in `/opt/gangline` of the image."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _BUILT_IN = {"apptainer": "apptainer.def.j2", "docker": "Dockerfile.j2"}
 
@@ -79,7 +79,7 @@ def _variables(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
         "bootstrap": "localimage" if recipe.is_base_local else recipe.base.rpartition("://")[0] or "docker",
         "packages": recipe.packages,
         "lock": LOCK_NAME if recipe.lock is not None else None,
-        "npm_requirements": [one for tool in npm for one in tool.requirements],
+        "npm_requirements": [requirement for tool in npm for requirement in tool.requirements],
         "npm_node": ".".join(map(str, max((tool.oldest for tool in npm), default=(0, 0)))),
         "pypi_tools": [tool for tool in recipe.tools if tool.source == "pypi"],
         "harnesses": [tool.harness for tool in recipe.tools],

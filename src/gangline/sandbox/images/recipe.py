@@ -26,7 +26,7 @@ _BASE = re.compile(r"[^\s\x00-\x1f\x7f]+")
 
 def _one_word(base: str) -> str:
     if not _BASE.fullmatch(base):
-        raise ValueError(f"{base!r} is no name of an image")
+        raise ValueError(f"{base!r} is not a name of an image")
     return base
 
 
@@ -50,7 +50,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
-    """Name of the image; each build of it has a digest beside its name."""
+    """Name of the image; each build of it has a digest alongside its name."""
     kind: ImageKind = "apptainer"
     base: Annotated[str, AfterValidator(_one_word)] = "docker://debian:bookworm-slim"
     """Image to start from: a name in a registry, with or without `docker://`; an image file or root folder."""
@@ -107,7 +107,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
             recipe.kind,
             recipe.name,
             *recipe.packages,
-            *(one for tool in recipe.tools for one in tool.requirements),
+            *(requirement for tool in recipe.tools for requirement in tool.requirements),
         ]
         if recipe.caching == "versioned":
             own = ["base", self.base, "framework", self.framework, "definition", str(self.definition_sha256)]

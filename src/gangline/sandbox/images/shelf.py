@@ -1,4 +1,4 @@
-"""The images that are there: one record beside each. Blocking.
+"""The images that are there: one record alongside each. Blocking.
 
 A record is written in one step when its image is whole; an image without one remains from a failed build.
 """

@@ -1,8 +1,9 @@
 """Copies of folder trees that an untrusted program wrote, also while it runs, and also by root.
 
-Laws: every entry is opened from its parent's descriptor and never through a link. Links are copied as links, pipes and
-sockets as such, and devices not at all. Modes, owners, times, hard links, holes and the user's extended attributes are
-kept. Nothing waits for the program, no holes are read, and a tree that is moved about meanwhile is not copied for ever.
+Invariants: every entry is opened from its parent's descriptor and never through a link. Links are copied as links,
+pipes and sockets as such, and devices not at all. Modes, owners, times, hard links, holes and the user's extended
+attributes are kept. Nothing waits for the program, no holes are read, and a tree that is moved about meanwhile is not
+copied for ever.
 Blocking: call from a worker thread.
 
 Contents of files, in which holes are skipped: a program makes holes at once that would take hours to read.
@@ -66,7 +67,7 @@ def _are_equal(one: int, other: int, start: int, end: int) -> bool:
 
 
 def _written(fd: int, size: int) -> Generator[tuple[int, int]]:
-    """Parts of a file that are no holes: (start, end)."""
+    """Parts of a file that are not holes: (start, end)."""
     position = 0
     while position < size:
         try:

@@ -7,7 +7,7 @@ Laws
 - Removed files, replaced and renamed folders of a layer are marked by attributes that only root can set.
 - Nothing is synced: such files need not survive the machine (`volatile`).
 
-A namespace belongs to a thread. So each view is made by a thread of its own, which ends with it. Blocking.
+A namespace belongs to a thread. So each view is made by its own thread, which ends with it. Blocking.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints on disk, and who needs them.
 
-Each is a folder beside its sandbox's: a mark for the reaper, a record, and `files`, which nobody changes any more. A
+Each is a folder alongside its sandbox's: a mark for the reaper, a record, and `files`, which nobody changes any more. A
 checkpoint that was released stays until no sandbox is over it and no other checkpoint on it. That is remembered by the
 process that keeps the sandboxes; it dies with all of them, and a reaper removes the folders.
 """

@@ -1,7 +1,7 @@
 """The layers of one sandbox: its writable folders, what lies under them, and checkpoints of both.
 
 A sandbox begins with plain folders, at no cost. Where views can be mounted (see `mounting`), its first checkpoint makes
-them a frozen layer, and the sandbox goes on in a new, empty one over it: `overlay`. A live mount cannot change its
+them a frozen layer, and the sandbox continues in a new, empty one over it: `overlay`. A live mount cannot change its
 layers, and a process with open files would write into the frozen one. So this is done only where no process lives;
 where one does, all are stopped and the topmost layer is copied: `frozen_copy`, or `reflink` where the file system
 shared all its bytes. Elsewhere checkpoints are whole copies (`copy`, `reflink`), and a fork copies them back.
@@ -174,7 +174,7 @@ class Layers:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def stack(self, name: str) -> Checkpoint:
-        """Freeze the topmost layer and go on in a new one. No process of the sandbox may live.
+        """Freeze the topmost layer and continue in a new one. No process of the sandbox may live.
 
         Raises: RuntimeFailed, and the sandbox has its files as before.
         """
@@ -234,12 +234,12 @@ class Layers:
                         copy.add(source, name, mode=mode)
             return
         lowers = (layer, *(load(self._folder.parent, name, is_below=True) for name in layer.below))
-        use(one.folder for one in lowers)
+        use(lower.folder for lower in lowers)
         try:
-            shown = [Lower(one.folder / FILES, _owners(one.uid, self._uid)) for one in lowers]
+            shown = [Lower(lower.folder / FILES, _owners(lower.uid, self._uid)) for lower in lowers]
             self._view = mounted(self._folder, shown, self._names)
         except BaseException:
-            leave(one.folder for one in lowers)
+            leave(lower.folder for lower in lowers)
             raise
         self._lowers = lowers
 
@@ -251,7 +251,7 @@ class Layers:
         remove_tree(self._folder / "upper")
         lowers, self._lowers = self._lowers, ()
         if lowers:
-            leave(one.folder for one in lowers)
+            leave(lower.folder for lower in lowers)
         self._share_with(None)
 
     def _share_with(self, layer: Layer | None) -> None:

@@ -110,7 +110,7 @@ def response_back(response: h11.Response | h11.InformationalResponse) -> h11.Res
 
 
 def _carried(message: h11.Request | h11.Response | h11.InformationalResponse) -> list[tuple[bytes, bytes]]:
-    """Headers that go on, in the case that they were sent in."""
+    """Headers that continue, in the case that they were sent in."""
     listed = b",".join(value for name, value in message.headers if name == b"connection").lower().split(b",")
     dropped = _OF_ONE_HOP | {name.strip() for name in listed} - {b"content-length", b"transfer-encoding", b"host"}
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
@@ -206,7 +206,7 @@ class Forwarder:
             async with asyncio.timeout(self._head_s):
                 request = await next_event(connection, reader)
         except h11.RemoteProtocolError as error:
-            raise Refused(error.error_status_hint, f"this is no HTTP request: {error}") from error
+            raise Refused(error.error_status_hint, f"this is not HTTP request: {error}") from error
         except TimeoutError:
             raise Refused(408, f"the request did not come within {self._head_s:g} s") from None
         if not isinstance(request, h11.Request):
@@ -372,7 +372,7 @@ def _as_rule(host: str, port: int) -> str:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One direction of a tunnel; its end is passed on, and the other direction goes on. Raises: OSError."""
+    """One direction of a tunnel; its end is passed on, and the other direction continues. Raises: OSError."""
     while piece := await reader.read(_PIECE_BYTES):
         writer.write(piece)
         await writer.drain()
@@ -399,7 +399,7 @@ async def _send_back(
             event = await next_event(far, reader)
         except h11.RemoteProtocolError as error:
             if near.our_state is h11.SEND_RESPONSE:
-                raise Refused(502, f"what the host answered is no HTTP: {error}") from error
+                raise Refused(502, f"what the host answered is not HTTP: {error}") from error
             raise
         match event:
             case h11.InformationalResponse() | h11.Response():

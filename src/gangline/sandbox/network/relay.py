@@ -15,8 +15,8 @@ from typing import cast
 
 from gangline.domain.errors import RuntimeFailed
 from gangline.machine.event_loop import to_end
+from gangline.sandbox.commands.forkserver import fork_helper
 from gangline.sandbox.commands.holder import readable
-from gangline.sandbox.commands.zygote import fork_helper
 from gangline.sandbox.shared.accounts import Traffic
 
 MAX_CONNECTIONS = 256

@@ -71,8 +71,8 @@ async def _removed(proc: Path, memory: Sequence[Path]) -> tuple[int, int]:
         return 0, 0
     folders = [str(proc / pid / kind) for pid in pids for kind in ("fd", "map_files")]
     devices = [_memory_device(), *(os.stat(folder).st_dev for folder in memory if folder.exists())]
-    told = " ".join(["", *map(str, devices), ""])
-    numbers = (await _printed(["sh", "-c", _REMOVED, "sh", *folders], MEMORY=told)).split()
+    numbers_of_devices = " ".join(["", *map(str, devices), ""])
+    numbers = (await _printed(["sh", "-c", _REMOVED, "sh", *folders], MEMORY=numbers_of_devices)).split()
     return (int(numbers[0]), int(numbers[1])) if numbers else (0, 0)
 
 

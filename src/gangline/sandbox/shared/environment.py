@@ -58,7 +58,7 @@ def _folders_of(environment: Path) -> list[Path]:
 
 
 def _links(path: Path) -> list[Path]:
-    """Absolute paths that a chain of links goes through, the last one included; none for a path that is no link."""
+    """Absolute paths that a chain of links goes through, the last one included; none for a path that is not a link."""
     found: list[Path] = []
     while path.is_symlink() and len(found) < _MAX_LINKS:
         path = Path(os.path.normpath(path.parent / path.readlink()))

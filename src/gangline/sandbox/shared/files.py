@@ -1,8 +1,8 @@
 """Bytes in and out of folders that an untrusted program writes, from the host's side.
 
-Laws: every path component is opened on its own, from its parent's descriptor, and never through a link; only a regular
-file is read, and only a bounded part of it. A write replaces any file of the name, so that a link or a pipe planted
-there leads nowhere. Blocking: call from a worker thread.
+Invariants: every path component is opened on its own, from its parent's descriptor, and never through a link; only a
+regular file is read, and only a bounded part of it. A write replaces any file of the name, so that a link or a pipe
+planted there leads nowhere. Blocking: call from a worker thread.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SharedFolders:
                 os.close(fd)
 
     def _entered_lasting(self, name: str, parent: int, owner: int | None) -> int:
-        """Descriptor of a folder, in place of its parent's. One that is no folder any more is made again."""
+        """Descriptor of a folder, in place of its parent's. One that is not a folder any more is made again."""
         below = self._entered(name, parent)
         if below is None:
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -113,7 +113,7 @@ class SharedFolders:
 
     @staticmethod
     def _entered(name: str, parent: int) -> int | None:
-        """Descriptor of a folder, whose owner has its rights to it again. A path that is no folder is removed: None."""
+        """Descriptor of a folder, whose owner has its rights to it again. A path that is not a folder is removed: None."""
         try:
             found = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)  # also where nobody may read it
         except (FileNotFoundError, NotADirectoryError):

@@ -18,11 +18,11 @@ def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
     named = [Path(os.path.realpath(folder)) for folder in exposed]
     found = {inside: Path(os.path.realpath(folder)) for inside, folder in spec.mounts.items()}
     for inside, folder in found.items():
-        told = f"runtime.mounts.{inside}: {spec.mounts[inside]!r}"
+        setting = f"runtime.mounts.{inside}: {spec.mounts[inside]!r}"
         if not any(folder.is_relative_to(one) for one in named):
-            raise InvalidRequest(f"{told} is not exposed on this node; its operator adds it to GANGLINE_EXPOSE.")
+            raise InvalidRequest(f"{setting} is not exposed on this node; its operator adds it to GANGLINE_EXPOSE.")
         if not folder.is_dir():
-            raise InvalidRequest(f"{told} is not a folder on this node's machine.")
+            raise InvalidRequest(f"{setting} is not a folder on this node's machine.")
     return found
 
 

@@ -27,7 +27,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_as_subordinate(path: Path) -> None:
-    """Remove files of this user's subordinate ids, the remains of a container with a root of its own."""
+    """Remove files of this user's subordinate ids, the remains of a container with its own root."""
     as_root = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
     with suppress(OSError):
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):

@@ -34,10 +34,10 @@ class AnnotationRoutes:
         self._service = service
 
     async def annotate(self, request: web.Request) -> web.Response:
-        said = msgspec.structs.asdict(await read_record(request, AnnotationRequest))
-        said["by"] = VISITOR.get() or who(given_token(request, password_too=False))
+        fields = msgspec.structs.asdict(await read_record(request, AnnotationRequest))
+        fields["by"] = VISITOR.get() or who(given_token(request, password_too=False))
         store = self._service.store
-        return answer(request, await store.run(store.annotate, path_id(request, "session_id"), said))
+        return answer(request, await store.run(store.annotate, path_id(request, "session_id"), fields))
 
     async def annotations(self, request: web.Request) -> web.Response:
         store = self._service.store

@@ -91,7 +91,7 @@ class EventRoutes:
         self, response: web.StreamResponse, form: EventForm, after: int, task_id: str | None, *, with_calls: bool
     ) -> None:
         store = self._service.store
-        told: Mapping[str, tuple[int, int]] = {}
+        reported: Mapping[str, tuple[int, int]] = {}
         read_at = 0.0
         notifier = self._service.notifier
         with notifier.listen(EVENTS, CALLS) as news, notifier.listen(CALLS) as new_calls:
@@ -101,8 +101,8 @@ class EventRoutes:
                 if rest_s <= 0:
                     page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
                     read_at, rest_s = time.monotonic(), 0.0
-                before, told = told, self._running.num_calls() if with_calls else told
-                grown = {one: counts for one, counts in told.items() if before.get(one) != counts}
+                before, reported = reported, self._running.num_calls() if with_calls else reported
+                grown = {one: counts for one, counts in reported.items() if before.get(one) != counts}
                 if page or grown:
                     if told_now := b"".join([*map(form.event, page), *starmap(_calls, grown.items())]):
                         await response.write(told_now)

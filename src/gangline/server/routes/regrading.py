@@ -64,8 +64,8 @@ class Regrading:
                 return await self._on(node, request)
             except (NodeDraining, ServerUnavailable) as error:
                 failures.append(f"{node.node_id}: {error}")
-        told = "; ".join(failures) or "none has reported in the last minute"
-        raise ServerUnavailable(f"no node can grade the session ({told}). Start one: `gangline node`.")
+        reasons = "; ".join(failures) or "none has reported in the last minute"
+        raise ServerUnavailable(f"no node can grade the session ({reasons}). Start one: `gangline node`.")
 
     async def _on(self, node: NodeView, request: GradingRequest) -> Grading:
         self._num_on[node.node_id] += 1

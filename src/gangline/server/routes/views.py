@@ -117,11 +117,11 @@ class ViewRoutes:
                   query=(_FIRST, _LIMIT, _FULL, _ATTEMPT), errors=errors),
             Route("GET", f"{one}/tokens", self.tokens, "Tokens of some of its calls, as JSON or as columns.",
                   answer=TokenColumns, answer_types=(JSON, COLUMNS), query=(_FIRST, _LIMIT, _ATTEMPT), errors=errors),
-            Route("GET", f"{one}/drift", self.drift, "How a call departs from the call that it goes on from.",
+            Route("GET", f"{one}/drift", self.drift, "How a call departs from the call that it continues from.",
                   answer=CallDrift, query=(_CALL, _ATTEMPT), errors=errors),
             Route("GET", "/v1/tasks/{task_id}/aligned", self.aligned, "Samples of a task from where they differ.",
                   answer=AlignedSamples, query=(_FIRST_SAMPLE, _SAMPLES), errors=(400, 401, 404)),
-            Route("GET", f"{one}/beside", self.beside, "Two sessions from where they differ: a fork and its parent.",
+            Route("GET", f"{one}/alongside", self.beside, "Two sessions from where they differ: a fork and its parent.",
                   answer=AlignedSamples, query=(_OTHER,), errors=errors),
             Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
                   answer_types=("application/octet-stream",), query=(_FILE, _ATTEMPT), errors=errors),
@@ -132,7 +132,7 @@ _ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counte
 _FIRST = Whole("first", "Number of the first call; 0 is the session's first.", high=2**31 - 1)
 _CALL = Whole("call", "Number of the call; 0 is the session's first.", high=2**31 - 1)
 _LIMIT = Whole("limit", "How many calls.", default=16, low=1, high=_MAX_CALLS)
-_OTHER = Text("other", "The session to show beside it.")
+_OTHER = Text("other", "The session to show alongside it.")
 _FIRST_SAMPLE = Whole("first", "Index of the first sample.", high=2**31 - 1)
 _SAMPLES = Whole("limit", "How many samples.", default=8, low=1, high=16)
 _FULL = Flag("full", "1: long texts uncut.")

@@ -125,13 +125,13 @@ async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: li
     if not any(have_tools):
         return answers
     backends = await store.query(store.backends)
-    told = [
+    warnings = [
         why_hidden(backends, request.agent) if has_some else None
         for request, has_some in zip(requests, have_tools, strict=True)
     ]
     return [
         one if why is None else msgspec.structs.replace(one, warnings=(why,))
-        for one, why in zip(answers, told, strict=True)
+        for one, why in zip(answers, warnings, strict=True)
     ]
 
 
@@ -389,7 +389,7 @@ class RolloutService:
         """Reclaim expired leases, and admit sessions to the queue that waited after a fault. Returns the number
         reclaimed.
         """
-        if await self.store.run(self.store.let_in):
+        if await self.store.run(self.store.admit_ready):
             self.notifier.notify(WORK)
         if after_pause:
             await self.store.run(self.store.grant_grace)
@@ -403,5 +403,5 @@ def _state(session: SessionView) -> str:
 
 def _log_event(event: Event) -> None:
     fields = {"task": event.task_id, "session": event.session_id, **event.data}
-    told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
-    log.info("%s %s", event.kind, told, extra={FIELDS: fields})
+    values = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    log.info("%s %s", event.kind, values, extra={FIELDS: fields})

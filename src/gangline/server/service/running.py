@@ -69,7 +69,9 @@ class RunningSessions:
 
     async def _follow(self, session: SessionView) -> _Followed:
         """Raises: Conflict, TooMany."""
-        node = next((one for one in await live_nodes(self._service) if one.node_id == session.node_id), None)
+        node = next(
+            (live_node for live_node in await live_nodes(self._service) if live_node.node_id == session.node_id), None
+        )
         if node is None:
             raise Conflict(
                 f"session {session.session_id!r} runs on node {session.node_id!r}, which cannot be asked for them.",

@@ -220,7 +220,7 @@ def _call_lines(tree: CompletionTree, place: _Place) -> tuple[CallLine, ...]:
     calls = tuple(tree)
     numbers = {call.completion_id: number for number, call in enumerate(calls)}
     roles = assign_roles(tree)
-    turns = {one.completion_id: recorded.turn for recorded in recorded_calls(calls) for one in recorded.choices}
+    turns = {choice.completion_id: recorded.turn for recorded in recorded_calls(calls) for choice in recorded.choices}
     return tuple(
         _call_line(tree, call, number, chain, numbers, roles[call.completion_id], place, turns.get(call.completion_id))
         for number, (call, chain) in enumerate(zip(calls, _chains(tree, calls), strict=True))

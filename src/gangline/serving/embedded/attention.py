@@ -2,7 +2,7 @@
 
 The tokens of all sequences are concatenated in one row: [1, N]. All layers except attention work token by token.
 Attention of prompts runs sequence by sequence: new keys and values are written to the sequence's own cache, and its
-queries attend only to that cache. Sequences that decode run together, with one call per shelf (`shelves.py`).
+queries attend only to that cache. Sequences that decode run together, with one call per kv_batch (`kv_batches.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 
 from gangline.domain.errors import EngineIncapable
+from gangline.serving.embedded.batched_kv import Decoding
 from gangline.serving.embedded.kv_cache import KvCache
-from gangline.serving.embedded.shelves import Decoding
 
 ATTENTION = "gangline_ragged"
 

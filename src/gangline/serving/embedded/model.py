@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.serving.embedded.attention import ATTENTION, Span, Spans, check_attention
+from gangline.serving.embedded.batched_kv import KvBatches
 from gangline.serving.embedded.kv_cache import KvCache
-from gangline.serving.embedded.shelves import Shelves
 from gangline.serving.embedded.weights import Weights
 
 PROMPT_TOKENS, PROMPT_TOKENS_ON_A_GPU = 256, 4096
@@ -81,16 +81,16 @@ class LanguageModel:
         )
         self.prompt_tokens = PROMPT_TOKENS if model.device.type == "cpu" else PROMPT_TOKENS_ON_A_GPU
         """Prompt tokens per pass; a longer prompt takes several passes."""
-        self._shelves = Shelves(*self._cache_shape, device=model.device)
+        self._kv_batches = KvBatches(*self._cache_shape, device=model.device)
         self.context_length = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
 
     def new_cache(self) -> KvCache:
-        return KvCache(*self._cache_shape, device=self.module.device, grow=self._shelves.place)
+        return KvCache(*self._cache_shape, device=self.module.device, grow=self._kv_batches.place)
 
     def take_off(self, cache: KvCache) -> None:
         """Called when the cache's sequence is finished. Its content is kept in as little memory as needed."""
-        self._shelves.take_off(cache)
+        self._kv_batches.take_off(cache)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -107,8 +107,8 @@ class LanguageModel:
             use_cache=False,
             logits_to_keep=torch.from_numpy(starts[1:] - 1).to(device),
             spans=Spans(
-                [one for one in spans if one.num_tokens > 1],
-                self._shelves.decoding([(one.start, one.cache) for one in spans if one.num_tokens == 1]),
+                [span for span in spans if span.num_tokens > 1],
+                self._kv_batches.decoding([(span.start, span.cache) for span in spans if span.num_tokens == 1]),
             ),
         )
         for cache, ids in chunks:
@@ -118,4 +118,4 @@ class LanguageModel:
     def load_weights(self, folder: Path) -> None:
         """Replace the weights; see `Weights.load`. The caller must clear the caches."""
         self._weights.load(folder)
-        self._shelves.wipe()
+        self._kv_batches.wipe()

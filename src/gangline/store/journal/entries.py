@@ -133,9 +133,9 @@ def num_text_chars(entry: Entry) -> int:
     if not isinstance(entry, Appended):
         return 0
     num_chars = 0
-    for one in entry.completions:
-        num_chars += one.num_evidence_bytes
-        for message in one.new_messages:
+    for completion in entry.completions:
+        num_chars += completion.num_evidence_bytes
+        for message in completion.new_messages:
             for part in message.parts:
                 num_chars += len(part.text) if type(part) is Text else _num_chars(part)
     return num_chars

@@ -1,4 +1,4 @@
-"""The marker of a journal's frames (see `entries`): in a file of its own, and at the beginning of every segment."""
+"""The marker of a journal's frames (see `entries`): in its own file, and at the beginning of every segment."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from gangline.store.sql.schema import annotations, sessions
 _COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
 
 
-def add_annotation(conn: sa.Connection, session_id: str, at: float, **said: Any) -> Annotation:
+def add_annotation(conn: sa.Connection, session_id: str, at: float, **fields: Any) -> Annotation:
     """said: the annotation's fields. Raises: NotFound."""
     task_id = conn.scalar(sa.select(sessions.c.task_id).where(sessions.c.session_id == session_id))
     if task_id is None:
         raise NotFound(f"no session {session_id!r}.")
-    row: dict[str, Any] = {"session_id": session_id, "task_id": task_id, "at": at, **said}
+    row: dict[str, Any] = {"session_id": session_id, "task_id": task_id, "at": at, **fields}
     (position,) = conn.execute(sa.insert(annotations).values(**row)).inserted_primary_key or (0,)
     return Annotation(**row, position=position)
 

@@ -99,9 +99,9 @@ def stop_early(unit: Unit, task_id: str) -> None:
     wanted = msgspec.json.decode(unit.conn.scalar(_OPEN_BODY, {"id": task_id}) or "{}", type=_Enough)
     if wanted.enough_sessions is None or wanted.held_out:  # else an evaluation would favour short sessions
         return
-    told = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]
-    told += [event.data for event in unit.events if (event.kind, event.task_id) == (_ENDED, task_id)]
-    if sum("usable" in data for data in told) < wanted.enough_sessions:
+    ends = [msgspec.json.decode(data) for data in unit.conn.execute(_ENDS, {"id": task_id}).scalars()]
+    ends += [event.data for event in unit.events if (event.kind, event.task_id) == (_ENDED, task_id)]
+    if sum("usable" in data for data in ends) < wanted.enough_sessions:
         return
     still_open = sa.and_(sessions.c.task_id == task_id, sessions.c.state != "ended")
     for row in locked_rows(unit, still_open, skip_locked=True):

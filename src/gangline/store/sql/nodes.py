@@ -17,7 +17,7 @@ from gangline.store.sql.moving import move
 from gangline.store.sql.placing import suited_rows
 from gangline.store.sql.rows import (
     Unit,
-    let_in,
+    admit_ready,
     prolong,
     rows_named,
     standing_of,
@@ -43,23 +43,23 @@ _OFFERED = sa.update(nodes).where(
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
-def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told: Any) -> str | None:
+def touch_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **fields: Any) -> str | None:
     """Record contact with a node. A node of another data folder may take over an id that was silent for `lease_s`.
 
     told: columns of its row. Returns its offer as JSON, if it has reported one. Raises: NodeIdTaken.
     """
-    told |= {"identity": identity, "last_seen_at": unit.now}
+    fields |= {"identity": identity, "last_seen_at": unit.now}
     which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
-    if (heard := unit.conn.execute(_HEARD, {**told, **which}).first()) is not None:
+    if (heard := unit.conn.execute(_HEARD, {**fields, **which}).first()) is not None:
         return heard.offer
     known = unit.conn.execute(_KNOWN_NODE, {"id": node_id}).first()
     if known is not None:
         raise _id_taken(node_id, known.url, free_in_s=known.last_seen_at + lease_s - unit.now)
     blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
     first = {"node_id": node_id, "first_seen_at": unit.now}
-    unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
-    unit.emit("node.joined", node=node_id, url=told.get("url"))
-    return told.get("offer")
+    unit.conn.execute(sa.insert(nodes).values(**{**blank, **fields, **first}))
+    unit.emit("node.joined", node=node_id, url=fields.get("url"))
+    return fields.get("offer")
 
 
 def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
@@ -73,9 +73,9 @@ def claim(
     unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float, offer: str | None
 ) -> list[Lease]:
     """Lease up to `max_sessions` sessions that the node can run, from the head of the queue. Tasks start when their
-    first session is leased. `offer`: as returned by `meet_node`.
+    first session is leased. `offer`: as returned by `touch_node`.
     """
-    let_in(unit)
+    admit_ready(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
         for row in suited_rows(unit, node_id, max_sessions, task_ids, offer)
@@ -110,7 +110,7 @@ def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task
 def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
     """Renew the leases that the node still holds, and name the sessions that it must drop. Raises: NodeIdTaken."""
     offer = None if beat.offer is None else msgspec.json.encode(beat.offer).decode()
-    told = {
+    fields = {
         "url": beat.url,
         "capacity": beat.capacity,
         "draining": beat.draining,
@@ -118,7 +118,7 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
         "metrics": msgspec.json.encode(beat.metrics).decode(),
         "offer": offer,
     }
-    _meet(unit, beat, told, lease_s)
+    _meet(unit, beat, fields, lease_s)
     found = rows_named(unit, list(beat.sessions), also=_unheard(unit, beat.node_id, lease_s))
     rows = [row for row in found if row["session_id"] in beat.sessions]
     renewed = _renew(unit, rows, beat, lease_s)
@@ -132,15 +132,15 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
     return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=lease_s)
 
 
-def _meet(unit: Unit, beat: Heartbeat, told: dict[str, Any], lease_s: float) -> None:
+def _meet(unit: Unit, beat: Heartbeat, fields: dict[str, Any], lease_s: float) -> None:
     """Record contact with the node, and its offer. Takes one statement if the offer is unchanged."""
-    which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "told": told["offer"]}
-    as_before = {**told, "identity": beat.identity, "last_seen_at": unit.now}
+    which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "told": fields["offer"]}
+    as_before = {**fields, "identity": beat.identity, "last_seen_at": unit.now}
     if unit.conn.execute(_HEARD_AS_BEFORE, {**as_before, **which}).first() is not None:
         return
-    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": told["offer"], "offer": told["offer"]}).rowcount:
+    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": fields["offer"], "offer": fields["offer"]}).rowcount:
         unit.emit("node.offer", node=beat.node_id)
-    meet_node(unit, beat.node_id, identity=beat.identity, lease_s=lease_s, **told)
+    touch_node(unit, beat.node_id, identity=beat.identity, lease_s=lease_s, **fields)
 
 
 def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:

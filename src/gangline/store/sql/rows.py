@@ -87,7 +87,7 @@ def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequenc
     return unit.conn.execute(query.with_for_update(skip_locked=skip_locked)).mappings().all()
 
 
-def let_in(unit: Unit) -> int:
+def admit_ready(unit: Unit) -> int:
     """Admit sessions to the queue that waited long enough after a fault. Returns their number."""
     due = unit.conn.execute(_DUE, {"now": unit.now}).scalars().all()
     for start in range(0, len(due), _MANY):

@@ -25,9 +25,9 @@ from gangline.store.sql import leasing, retention
 from gangline.store.sql.annotating import add_annotation
 from gangline.store.sql.database import repeated
 from gangline.store.sql.moving import move, stop_early
-from gangline.store.sql.nodes import claim, hear, meet_node, renew
+from gangline.store.sql.nodes import claim, hear, renew, touch_node
 from gangline.store.sql.reader import TaskReader, session_view, task_view
-from gangline.store.sql.rows import Unit, let_in, locked_rows, one_row, rows_named, standing_of
+from gangline.store.sql.rows import Unit, admit_ready, locked_rows, one_row, rows_named, standing_of
 from gangline.store.sql.schema import LEASED, meta, sessions
 from gangline.store.sql.submitting import MAX_TASK_ID, accept, session_id_of
 
@@ -117,10 +117,10 @@ class TaskStore(TaskReader):
             return session_view(one_row(unit, session_id))
 
     @repeated
-    def annotate(self, session_id: str, said: Mapping[str, Any]) -> Annotation:
+    def annotate(self, session_id: str, fields: Mapping[str, Any]) -> Annotation:
         """said: the annotation's fields. Raises: NotFound."""
         with self._unit() as unit:
-            return add_annotation(unit.conn, session_id, unit.now, **said)
+            return add_annotation(unit.conn, session_id, unit.now, **fields)
 
     # For the server itself.
 
@@ -148,7 +148,7 @@ class TaskStore(TaskReader):
         identity: see `Heartbeat`. task_ids: only sessions of these tasks. Raises: NodeIdTaken.
         """
         with self._unit() as unit:
-            offer = meet_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
+            offer = touch_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
             return claim(unit, node_id, max_sessions, task_ids, lease_s=self.lease_s, offer=offer)
 
     @repeated
@@ -230,10 +230,10 @@ class TaskStore(TaskReader):
             return len(rows)
 
     @repeated
-    def let_in(self) -> int:
+    def admit_ready(self) -> int:
         """Admit sessions to the queue that waited long enough after a fault. Returns their number."""
         with self._unit() as unit:
-            return let_in(unit)
+            return admit_ready(unit)
 
     @repeated
     def forget(self, task_ids: Sequence[str]) -> int:

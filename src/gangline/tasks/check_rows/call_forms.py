@@ -101,7 +101,7 @@ def _branches(record: Record, row: int, first: int) -> Iterator[Sample]:
     trained: set[int] = set()
     has_fault = bool(record.get("errors")) and not record.get("ok")
     scores = [one for one in (record.get("rewards") or {}).values() if one is not None]
-    reward = sum(one["score"] * one.get("weight", 1.0) for one in scores)
+    reward = sum(score["score"] * score.get("weight", 1.0) for score in scores)
     for number, leaf in enumerate((one for one in range(len(nodes)) if one not in parents), start=first):
         path: list[int] = []
         at: int | None = leaf

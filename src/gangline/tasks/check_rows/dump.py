@@ -34,7 +34,7 @@ def files_in(path: Path) -> list[Path]:
         return [path]
     suffixes = {*_kinds(), ".jsonl", ".ndjson"}
     names = (one for one in sorted(path.rglob("*")) if one.suffix in suffixes and one.name not in _OURS)
-    found = [one for one in names if one.is_file() and not one.name.startswith(".")]
+    found = [name for name in names if name.is_file() and not name.name.startswith(".")]
     if not found:
         raise InvalidRequest(f"{path} has no file of records: {', '.join(sorted(suffixes))}")
     return found
@@ -123,5 +123,5 @@ def _torch(path: Path) -> Iterator[Any]:
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InvalidRequest(f"{path} holds more than plain values, or is no PyTorch file: {error}") from error
+        raise InvalidRequest(f"{path} holds more than plain values, or is not a PyTorch file: {error}") from error
     yield from document if isinstance(document, list) else [document]

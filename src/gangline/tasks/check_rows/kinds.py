@@ -57,9 +57,9 @@ KINDS: dict[str, Kind] = {
         "error", "all log-probs of the row are one number", "the engine reported none: do not train the row"
     ),
     "past_stop": Kind(
-        "warning", "a trained turn goes on after a stop token", "is the context between two turns trained?"
+        "warning", "a trained turn continues after a stop token", "is the context between two turns trained?"
     ),
-    "logprobs_shifted": Kind("error", "log-probs stand beside their tokens", "move them by one position"),
+    "logprobs_shifted": Kind("error", "log-probs stand alongside their tokens", "move them by one position"),
     "padding_trained": Kind("error", "padding is trained", "set the loss mask to 0 there"),
     "special_trained": Kind("warning", "a special token that ends no turn is trained", "was it sampled? else mask it"),
     "context_trained": Kind("error", "tokens that no call sampled are trained", "set the loss mask to 0 there"),
@@ -68,7 +68,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cut_turn": Kind(
         "warning",
-        "a trained turn ends without a stop token although the row goes on: its end became context",
+        "a trained turn ends without a stop token although the row continues: its end became context",
         "TRL: fork_threshold_tokens=0, so that a changed turn begins a new row",
     ),
     "tokens_dropped": Kind("error", "the engine sampled more tokens than the row holds", "keep ids as sampled"),

@@ -160,7 +160,7 @@ def _slime_sample(record: Record, row: int, number: int) -> Sample:
     falls = [one for one in pairwise(versions) if one[1] < one[0]]
     if falls:
         sample.add("versions_backwards", None, f"weight version {falls[0][1]} after {falls[0][0]}")
-    if any(one < 0 for one in versions):
+    if any(version < 0 for version in versions):
         sample.add("version_invalid", None, f"weight version {min(versions)}")
     if record.get("remove_sample"):
         sample.mask[:] = False  # the trainer does so
@@ -239,7 +239,7 @@ def _chosen(logprobs: Any) -> Any:
     """TRL's engines report the sampled token's log-prob first, followed by the top-k."""
     if logprobs is None or np.ndim(logprobs[0] if len(logprobs) else 0.0) == 0:
         return logprobs
-    return as_floats([one[0] for one in logprobs])
+    return as_floats([logprob[0] for logprob in logprobs])
 
 
 def _nothing_trained(sample: Sample) -> None:

@@ -145,10 +145,10 @@ class Made:
         """Report differences from the source, and omitted rows, on stderr."""
         _show_some(self._notes)
         _show_some(f"left out: {why}" for why in self._left_out)
-        told = [f"{len(self.bodies)} tasks{'' if out is None else f' in {out}'}"]
+        parts = [f"{len(self.bodies)} tasks{'' if out is None else f' in {out}'}"]
         if self._left_out:
-            told.append(f"{len(self._left_out)} rows left out (--strict refuses them)")
-        notes().print(", ".join(told), markup=False, soft_wrap=True, style="dim")
+            parts.append(f"{len(self._left_out)} rows left out (--strict refuses them)")
+        notes().print(", ".join(parts), markup=False, soft_wrap=True, style="dim")
 
 
 class _Ids:
@@ -204,5 +204,5 @@ def found_preset(name: str) -> Preset:
     from gangline.tasks.presets.preset import PRESETS, find_preset
 
     if (found := find_preset(name)) is None:
-        raise UnknownPlugin.named("preset", name, [one.name for one in PRESETS])
+        raise UnknownPlugin.named("preset", name, [preset.name for preset in PRESETS])
     return found

@@ -101,9 +101,9 @@ def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callab
         files = tuple(_written(spec, index, source, folder / _STAGED))
     if not files:
         shutil.rmtree(folder / _STAGED)
-        told = ", ".join(f"{why} ({number})" for why, number in reasons.items()) or "no session has ended"
+        why_none = ", ".join(f"{why} ({number})" for why, number in reasons.items()) or "no session has ended"
         way_out = " `--held-out include` takes the held-out ones." if num_held_out else ""
-        raise NotFound(f"there is nothing to write: {told}.{way_out}")
+        raise NotFound(f"there is nothing to write: {why_none}.{way_out}")
     made = Dataset(
         name=spec.name,
         by=spec.by,

@@ -41,7 +41,7 @@ def record_of(
     result: SessionResult, task: str, sample: int, metadata: Mapping[str, Any], *, needs_model: bool = True
 ) -> SessionRecord:
     """needs_model: False for an agent with `allow_no_model_call`."""
-    complete = [one for one in result.completions if one.status == "complete"]
+    complete = [completion for completion in result.completions if completion.status == "complete"]
     failure = result.failure
     return SessionRecord(
         session_id=result.session_id,
@@ -62,4 +62,4 @@ def record_of(
 def _seconds(result: SessionResult) -> float:
     if not result.timings:
         return 0.0
-    return max(one.ended_at for one in result.timings) - min(one.started_at for one in result.timings)
+    return max(timing.ended_at for timing in result.timings) - min(timing.started_at for timing in result.timings)

@@ -46,12 +46,13 @@ class RegradeRun:
         make_private_folder(path.parent)
         self._path = path
         self._done = read_regrades(path)
-        for one in candidates:
-            found = self._done.get(one.session_id)
-            if found is not None and found.evaluator != _name(one.evaluator):
+        for candidate in candidates:
+            found = self._done.get(candidate.session_id)
+            if found is not None and found.evaluator != _name(candidate.evaluator):
                 raise Conflict(
-                    f"{path} has a verdict of {found.evaluator} for session {one.session_id}, and this evaluator is "
-                    f"{_name(one.evaluator)}: give this run another --name."
+                    f"{path} has a verdict of {found.evaluator} for session {candidate.session_id}, and this "
+                    f"evaluator is "
+                    f"{_name(candidate.evaluator)}: give this run another --name."
                 )
         self._candidates = candidates
         self.refused: dict[str, str] = {}
@@ -62,11 +63,13 @@ class RegradeRun:
     @property
     def regrades(self) -> list[Regrade]:
         """The candidates' verdicts, in their order."""
-        return [self._done[one.session_id] for one in self._candidates if one.session_id in self._done]
+        return [
+            self._done[candidate.session_id] for candidate in self._candidates if candidate.session_id in self._done
+        ]
 
     @property
     def left(self) -> list[Candidate]:
-        return [one for one in self._candidates if one.session_id not in self._done]
+        return [candidate for candidate in self._candidates if candidate.session_id not in self._done]
 
     async def run(self, grader: Grader, *, num_in_flight: int, on_session: Callable[[], None] = lambda: None) -> None:
         """Run until each candidate has a verdict or a reason. Raises: the service's errors; written verdicts are

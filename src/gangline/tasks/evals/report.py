@@ -62,7 +62,7 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
 
     def always_passes(self, bar: float) -> bool:
-        return all(one.reward is not None and one.reward >= bar for one in self.samples)
+        return all(sample.reward is not None and sample.reward >= bar for sample in self.samples)
 
     @property
     def worst(self) -> Sample:
@@ -118,10 +118,10 @@ def make_report(
 
 def _lines(records: Sequence[SessionRecord]) -> tuple[TaskLine, ...]:
     means, samples = task_means(records), defaultdict[str, list[Sample]](list)
-    for one in records:
-        cause = "" if one.boundary is None else f"{one.boundary}: {one.code}"
-        shared = {name: getattr(one, name) for name in Sample.__struct_fields__ if name != "cause"}
-        samples[one.task].append(Sample(cause=cause, **shared))
+    for record in records:
+        cause = "" if record.boundary is None else f"{record.boundary}: {record.code}"
+        shared = {name: getattr(record, name) for name in Sample.__struct_fields__ if name != "cause"}
+        samples[record.task].append(Sample(cause=cause, **shared))
     lines = [TaskLine(task=task, mean=means.get(task), samples=tuple(mine)) for task, mine in samples.items()]
     return tuple(sorted(lines, key=lambda line: (line.mean is not None, line.mean or 0.0)))
 

@@ -149,7 +149,7 @@ class EvaluationRun:
             run_id = task_id if run == 1 else f"{task_id}.run{run}"
             task = {**body, "task_id": run_id, "num_samples": self._spec.num_samples, "held_out": True}
             sessions = await self._open.run(task)
-            if len(sessions) == self._spec.num_samples and all(one.outcome != "cancelled" for one in sessions):
+            if len(sessions) == self._spec.num_samples and all(session.outcome != "cancelled" for session in sessions):
                 return sessions
         raise GanglineError(f"{task_id} was cancelled at the service, {_MOST_RUNS} times over.")
 
@@ -202,4 +202,4 @@ def _read(path: Path, kind: type[R]) -> list[R]:
 
 
 def _lines(records: Sequence[SessionRecord | Prediction]) -> bytes:
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)

@@ -1,6 +1,6 @@
 """Statistics of an evaluation: unbiased pass@k and pass^k, errors clustered by task, paired differences.
 
-Sessions of one task are no independent draws, so every error is computed over tasks. Sources: Chen et al., Evaluating
+Sessions of one task are not independent draws, so every error is computed over tasks. Sources: Chen et al., Evaluating
 large language models trained on code (arXiv 2107.03374), 2.1, for pass@k; Yao et al., tau-bench (arXiv 2406.12045), 4,
 for pass^k; Miller, Adding error bars to evals (arXiv 2411.00640), for clustered and paired errors; Wilson, Probable
 inference, the law of succession, and statistical inference (JASA 22, 1927), where all tasks pass or none does.

@@ -112,7 +112,9 @@ def _found_in(root: Path) -> list[Path]:
         num_seen += len(names) + len(folders)
         if num_seen > _MAX_FILES or len(folder) > _MAX_PATH_CHARS:
             raise InvalidRequest(f"{root}: holds more than {_MAX_FILES:,} files, or too deep folders.")
-        found += (Path(folder, one) for one in names if Path(one).suffix in _DATA | _TABLES and one not in _NOT_DATA)
+        found += (
+            Path(folder, name) for name in names if Path(name).suffix in _DATA | _TABLES and name not in _NOT_DATA
+        )
     return sorted(found)
 
 
@@ -148,7 +150,7 @@ def _folder_formats() -> dict[str, FolderFormat]:
 
 def _program_of(source: str) -> ProgramSource | None:
     parts = wing_parts("gangline.importers").values()
-    return next((one for one in parts if isinstance(one, ProgramSource) and source.startswith(one.prefix)), None)
+    return next((part for part in parts if isinstance(part, ProgramSource) and source.startswith(part.prefix)), None)
 
 
 def read_source(
@@ -202,10 +204,10 @@ def _matches(candidate: Candidate, filters: tuple[str, ...]) -> bool:
     """True for an unreadable row, whose fields are unknown."""
     if candidate.instance is None:
         return True
-    for one in filters:
-        field, equals, pattern = one.partition("=")
+    for filter_ in filters:
+        field, equals, pattern = filter_.partition("=")
         value = str(column_of(candidate.instance, field, "")) if equals else candidate.name
-        if not fnmatchcase(value, pattern if equals else one):
+        if not fnmatchcase(value, pattern if equals else filter_):
             return False
     return True
 
@@ -265,7 +267,7 @@ def _of_folders(
         raise InvalidRequest(f"{path}: is not a folder, as tasks of {kind} are.")
     if found is None:
         found = _tasks_in(path, folders.recognizes)
-    by_field = any("=" in one for one in wanted.filters)
+    by_field = any("=" in filter_ for filter_ in wanted.filters)
     for folder in found:
         document = folders.document(folder) if by_field else None
         fields = cast("Mapping[str, Any]", document or {})
@@ -294,7 +296,7 @@ class _Rows:
     def candidates(self) -> Generator[Candidate]:
         for number, (where, row) in enumerate(read_rows(self._path, self._wanted.split), 1):
             if not isinstance(row, Mapping):
-                why = row.message if isinstance(row, InvalidRequest) else "is no object"
+                why = row.message if isinstance(row, InvalidRequest) else "is not an object"
                 yield Candidate(where, None, partial(_refuse, why), where)
                 continue
             fields = cast("Mapping[str, Any]", row)

@@ -90,14 +90,14 @@ def _of_all(steps: Mapping[str, CheckResult]) -> CheckResult:
     for status in ("failed", "not_checked"):
         found = {step: one for step, one in steps.items() if one.status == status}
         if found:
-            told = "; ".join(f"step {step!r}: {one.message}" for step, one in found.items() if one.message)
+            messages = "; ".join(f"step {step!r}: {one.message}" for step, one in found.items() if one.message)
             sessions = tuple(session for one in found.values() for session in one.sessions)
-            return CheckResult(status=status, message=told, sessions=sessions)
+            return CheckResult(status=status, message=messages, sessions=sessions)
     return PASSED
 
 
 def verdict_of(checks: Mapping[str, CheckResult]) -> VerdictName:
-    if any(one.status == "failed" for one in checks.values()):
+    if any(check.status == "failed" for check in checks.values()):
         return "defective"
     return "sound" if all(checks[name].status == "passed" for name in _NEEDED) else "unproven"
 
@@ -109,7 +109,7 @@ def is_top(subject: Subject, evidence: Evidence) -> bool:
 def _oracle(subject: Subject, tried: Tried) -> CheckResult:
     if not (sessions := tried.get("oracle", ())):
         return CheckResult(status="not_checked", message="the task has no reference solution")
-    wrong = [one for one in sessions if not is_top(subject, one)]
+    wrong = [session for session in sessions if not is_top(subject, session)]
     if not wrong:
         return PASSED
     return _failed(f"the reference solution earns {wrong[0].described()} instead of {subject.top:g}", wrong)
@@ -117,7 +117,7 @@ def _oracle(subject: Subject, tried: Tried) -> CheckResult:
 
 def _floor(subject: Subject, tried: Tried) -> CheckResult:
     sessions = tried.get("floor", ())
-    wrong = [one for one in sessions if one.reward is None or one.reward > subject.floor + _CLOSE]
+    wrong = [session for session in sessions if session.reward is None or session.reward > subject.floor + _CLOSE]
     if wrong:
         return _failed(f"doing nothing earns {wrong[0].described()} instead of {subject.floor:g}", wrong)
     return PASSED if sessions else CheckResult(status="not_checked")
@@ -145,7 +145,7 @@ def _flakes(tried: Tried) -> CheckResult:
     for name in ("oracle", "floor"):
         rewards = {one.reward for one in tried.get(name, ())}
         if len(rewards) > 1:
-            shown = ", ".join(sorted("none" if one is None else f"{one:g}" for one in rewards))
+            shown = ", ".join(sorted("none" if reward is None else f"{reward:g}" for reward in rewards))
             return _failed(f"grading the same work again and again gives {shown}", tried[name])
     return PASSED if len(tried.get("oracle", ())) > 1 else CheckResult(status="not_checked")
 
@@ -153,13 +153,13 @@ def _flakes(tried: Tried) -> CheckResult:
 def _budget(subject: Subject, tried: Tried) -> CheckResult:
     sessions = tried.get("oracle", ())
     limit_s = subject.timeout_s
-    for one in sessions:
-        if one.outcome == "agent_timeout" or one.run_s > _MOST_OF_BUDGET * limit_s:
+    for session in sessions:
+        if session.outcome == "agent_timeout" or session.run_s > _MOST_OF_BUDGET * limit_s:
             return _failed(
-                f"the reference solution needs {one.run_s:.1f} s of the {limit_s:g} s that an agent has", [one]
+                f"the reference solution needs {session.run_s:.1f} s of the {limit_s:g} s that an agent has", [session]
             )
-        if one.outcome == "memory_limit" or one.code in ("disk_limit", "file_limit"):
-            return _failed(f"the reference solution exceeds the runtime's limits: {one.message}", [one])
+        if session.outcome == "memory_limit" or session.code in ("disk_limit", "file_limit"):
+            return _failed(f"the reference solution exceeds the runtime's limits: {session.message}", [session])
     return PASSED if sessions else CheckResult(status="not_checked")
 
 
@@ -184,10 +184,14 @@ def _vacuous(output: str) -> str | None:
 
 def _cheats(subject: Subject, tried: Tried) -> CheckResult:
     sessions = [one for name, mine in tried.items() if name.startswith("cheats.") for one in mine]
-    for one in sessions:
-        wins = is_top(subject, one) if one.trial == HARD_CODED else (one.reward or 0.0) > subject.floor + _CLOSE
+    for session in sessions:
+        wins = (
+            is_top(subject, session)
+            if session.trial == HARD_CODED
+            else (session.reward or 0.0) > subject.floor + _CLOSE
+        )
         if wins:
-            return _failed(f"the cheat {one.trial.removeprefix('cheats.')} earns {one.described()}", [one])
+            return _failed(f"the cheat {session.trial.removeprefix('cheats.')} earns {session.described()}", [session])
     return PASSED if sessions else CheckResult(status="not_checked")
 
 
@@ -196,8 +200,8 @@ def _leaks(tried: Tried) -> CheckResult:
         if (searched := read_search(one.reports)) is None:
             continue
         if searched.found:
-            told = "; ".join(f"{secret} is in {place}" for secret, place in searched.found.items())
-            return _failed(told, [one])
+            leaks = "; ".join(f"{secret} is in {place}" for secret, place in searched.found.items())
+            return _failed(leaks, [one])
         return PASSED
     return CheckResult(status="not_checked", message="the search needs python3 in the sandbox")
 
@@ -220,10 +224,10 @@ def _files(subject: Subject, tried: Tried) -> CheckResult:
 
 def _mutants(subject: Subject, tried: Tried) -> CheckResult:
     applied = {
-        name: one
+        name: session
         for name, sessions in tried.items()
-        for one in sessions
-        if name.startswith("mutants.") and (one.num_mutated or _is_answer(subject))
+        for session in sessions
+        if name.startswith("mutants.") and (session.num_mutated or _is_answer(subject))
     }
     for name, one in applied.items():
         if name == PRESERVING and not is_top(subject, one):
@@ -231,7 +235,7 @@ def _mutants(subject: Subject, tried: Tried) -> CheckResult:
         if name.startswith(f"{BREAKING}.") and is_top(subject, one):
             return _failed(f"the {name.rpartition('.')[2]} solution earns {one.described()}", [one])
     points = [one for name, one in applied.items() if name.startswith(f"{POINTS}.")]
-    if len(points) > 1 and all(is_top(subject, one) for one in points):
+    if len(points) > 1 and all(is_top(subject, point) for point in points):
         return _failed(f"all of {len(points)} wrong variants of the solution earn the top", points)
     return PASSED if applied else CheckResult(status="not_checked", message="the solution wrote nothing to change")
 
@@ -255,4 +259,4 @@ def _conditions(subject: Subject, tried: Tried) -> CheckResult:
 
 
 def _failed(message: str, sessions: Iterable[Evidence]) -> CheckResult:
-    return CheckResult(status="failed", message=message, sessions=tuple(one.session_id for one in sessions))
+    return CheckResult(status="failed", message=message, sessions=tuple(session.session_id for session in sessions))

@@ -62,13 +62,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evidence_of(trial: str, sessions: Sequence[SessionResult]) -> list[Evidence]:
-    return [_evidence(trial, one) for one in sessions]
+    return [_evidence(trial, session) for session in sessions]
 
 
 def _evidence(trial: str, result: SessionResult) -> Evidence:
     stderr = result.artifacts.get("harness.stderr", b"").decode(errors="replace")
     reports = [line for line in stderr.splitlines() if line.startswith(REPORT)]
-    times = {one.stage: one.ended_at - one.started_at for one in result.timings}
+    times = {timing.stage: timing.ended_at - timing.started_at for timing in result.timings}
     failure = result.failure
     return Evidence(
         trial=trial,

@@ -19,7 +19,7 @@ def against_held_out(subjects: Sequence[Subject], held_out: Sequence[Mapping[str
     """Name of a task -> the result of the check `held_out`."""
     ids = {str(task["task_id"]) for task in held_out if task.get("task_id")}
     contents = {_content(task): number for number, task in enumerate(held_out, 1)}
-    return {one.name: _result(one, ids, contents) for one in subjects}
+    return {subject.name: _result(subject, ids, contents) for subject in subjects}
 
 
 def _result(subject: Subject, ids: set[str], contents: Mapping[bytes, int]) -> CheckResult:

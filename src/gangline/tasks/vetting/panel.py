@@ -125,8 +125,8 @@ def _links(subject: Subject, outputs: Sequence[str]) -> Iterator[Trial]:
     for at, path in enumerate(hidden[:_MOST_LINKS]):
         target = str(PurePosixPath(workdir, path))
         made = [
-            f"rm -f {shlex.quote(one)}; {_folder_of(one)}; ln -s {shlex.quote(target)} {shlex.quote(one)}"
-            for one in outputs
+            f"rm -f {shlex.quote(output)}; {_folder_of(output)}; ln -s {shlex.quote(target)} {shlex.quote(output)}"
+            for output in outputs
         ]
         if made:
             yield scripted(subject, f"cheats.links.{at + 1}", "\n".join([*made, "exit 0"]))

@@ -81,7 +81,7 @@ class VettingRun:
         self._num_runs = num_runs
         self._shared = dict(shared or {})
         self._on_task = on_task
-        wanted = {self._key_of(one) for one in self._subjects}
+        wanted = {self._key_of(subject) for subject in self._subjects}
         self._records = {one.key: one for one in _read(folder / _RECORDS) if one.key in wanted}
         write_whole(folder / _RECORDS, _lines(self._records.values()))  # removes a truncated line
         self.failures: dict[str, str] = {}
@@ -95,7 +95,9 @@ class VettingRun:
 
     async def run(self) -> None:
         """Run until every task has a record or a failure. Cancelling it cancels the running trials."""
-        await self._open.all(self._one(one) for one in self._subjects if self._key_of(one) not in self._records)
+        await self._open.all(
+            self._one(subject) for subject in self._subjects if self._key_of(subject) not in self._records
+        )
 
     def _judged(self, subject: Subject, record: TaskRecord) -> TaskRecord:
         """The record with the check of held-out tasks, which concerns the whole set, and the task's name."""
@@ -140,7 +142,7 @@ class VettingRun:
         return run
 
     def _key_of(self, subject: Subject) -> str:
-        solutions = [(one.solution, one.top, one.floor) for one in (subject.steps or (subject,))]
+        solutions = [(step.solution, step.top, step.floor) for step in (subject.steps or (subject,))]
         about = (subject.base, solutions, self._num_runs)
         return hashlib.sha256(msgspec.json.encode(about, order="deterministic")).hexdigest()[:16]
 
@@ -172,4 +174,4 @@ def _read(path: Path) -> list[TaskRecord]:
 
 
 def _lines(records: Any) -> bytes:
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)

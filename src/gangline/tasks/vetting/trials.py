@@ -89,10 +89,10 @@ def _solved(subject: Subject) -> dict[str, Any] | None:
         body = _body(subject, _doing(subject, subject.solution, ""), prepare=subject.solution.prepare)
         return {name: body[name] for name in ("agent", "runtime", "evaluator")}
     steps: list[dict[str, Any]] = []
-    for one in subject.steps:
-        if one.solution is None or one.step is None:
+    for step in subject.steps:
+        if step.solution is None or step.step is None:
             return None
-        steps.append(_step(one.step, _doing(one, one.solution, ""), one.solution.prepare))
+        steps.append(_step(step.step, _doing(step, step.solution, ""), step.solution.prepare))
     return {"agent": _agent({"command": ["true"]}), "steps": steps}
 
 
@@ -164,4 +164,4 @@ def _folders(subject: Subject) -> list[str]:
 
 def program(name: str) -> str:
     """Source of a program of `inside`."""
-    return importlib.resources.files("gangline.tasks.vetting.inside").joinpath(f"{name}.py").read_text()
+    return importlib.resources.files("gangline.tasks.vetting.in_sandbox").joinpath(f"{name}.py").read_text()

@@ -233,10 +233,10 @@ async def timed_out_beside(handle: Sandbox, command: str, lock: str = "lock") ->
 
 def promised(handle: Sandbox, name: str) -> str:
     """How the runtime enforces a limit, or the network. Raises: unittest.SkipTest if it reports that it does not."""
-    told = handle.limits().get(name, NOT_ENFORCED)
-    if told in (NOT_ENFORCED, NOT_SUPPORTED):
-        raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {told}")
-    return told
+    state = handle.limits().get(name, NOT_ENFORCED)
+    if state in (NOT_ENFORCED, NOT_SUPPORTED):
+        raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {state}")
+    return state
 
 
 @contextlib.contextmanager

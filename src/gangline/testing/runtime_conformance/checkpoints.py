@@ -79,8 +79,8 @@ async def a_runtime_without_checkpoints_says_so_and_refuses_them(bench: Bench) -
             await handle.reset()
         return
     checkpoint = await handle.checkpoint("first")
-    told = (checkpoint.name, checkpoint.number, checkpoint.runtime_id, checkpoint.runtime, checkpoint.owner)
-    assert told == ("first", 1, handle.runtime_id, bench.runtime.name, bench.owner), f"facts of a checkpoint: {told}"
+    facts = (checkpoint.name, checkpoint.number, checkpoint.runtime_id, checkpoint.runtime, checkpoint.owner)
+    assert facts == ("first", 1, handle.runtime_id, bench.runtime.name, bench.owner), f"facts of a checkpoint: {facts}"
     await bench.release(checkpoint)
 
 

@@ -32,18 +32,18 @@ def _take(size_bytes: int, then: str = "") -> list[str]:
 @CHECKS.add
 async def every_limit_is_told(bench: Bench) -> None:
     limits = LimitsSpec(memory_bytes=_MEMORY_BYTES, max_pids=40, max_file_bytes=1 << 20, cpus=1.0, disk_bytes=1 << 30)
-    told = (await bench.start(limits=limits)).limits()
-    assert {*LimitsSpec.model_fields, "network"} <= set(told)
-    assert all(told.values())
+    reported = (await bench.start(limits=limits)).limits()
+    assert {*LimitsSpec.model_fields, "network"} <= set(reported)
+    assert all(reported.values())
     unlimited = (await bench.start(limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields)))).limits()
     assert {unlimited[name] for name in LimitsSpec.model_fields} == {"not set"}
 
 
 @CHECKS.add
 async def a_task_that_names_no_limits_has_some(bench: Bench) -> None:
-    told = (await bench.start()).limits()
+    limits = (await bench.start()).limits()
     named = ("memory_bytes", "cpus", "max_pids", "disk_bytes", "max_files")
-    assert "not set" not in {told[name] for name in named}, told
+    assert "not set" not in {limits[name] for name in named}, limits
 
 
 @CHECKS.add

@@ -110,8 +110,8 @@ async def a_sink_hears_what_is_beyond_the_bound(bench: Bench) -> None:
 @CHECKS.add
 async def what_was_said_before_a_timeout_or_a_kill_is_told(bench: Bench) -> None:
     handle = await bench.start()
-    said = "echo out; echo err >&2; touch lock.held; sleep 100000"
-    timed_out = await timed_out_beside(handle, said)
+    command = "echo out; echo err >&2; touch lock.held; sleep 100000"
+    timed_out = await timed_out_beside(handle, command)
     assert (timed_out.stdout, timed_out.stderr) == (b"out\n", b"err\n")
     running = asyncio.create_task(handle.exec("echo out; touch said; sleep 100000"))
     await until_present(handle, "said")

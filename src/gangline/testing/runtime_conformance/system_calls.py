@@ -119,9 +119,9 @@ async def another_abi_is_no_way_around(bench: Bench) -> None:
 @CHECKS.add
 async def what_a_task_asks_for_is_open_and_the_rest_closed(bench: Bench) -> None:
     handle = await bench.start(system_calls=("user_namespaces",))
-    if "engine" in (told := promised(handle, "system_calls")):
-        raise unittest.SkipTest(f"does not apply: {told}, which refuses user namespaces itself")
-    assert "user_namespaces" in told, "limits() says what is open"
+    if "engine" in (promise := promised(handle, "system_calls")):
+        raise unittest.SkipTest(f"does not apply: {promise}, which refuses user namespaces itself")
+    assert "user_namespaces" in promise, "limits() says what is open"
     lines = await _printed(handle, _TRIES)
     assert "user_namespaces done" in lines, lines
     others = [line for line in lines if not line.startswith("user_namespaces")]

@@ -18,7 +18,6 @@ import numpy as np
 
 from gangline.domain.session import SessionResult
 from gangline.rows.forks.calls import REPLAYED
-from gangline.train.collecting.beside.tasks import Beside
 from gangline.train.collecting.buffer import BufferState, ReplayBuffer
 from gangline.train.collecting.collector import (
     Admit,
@@ -29,6 +28,7 @@ from gangline.train.collecting.collector import (
 from gangline.train.collecting.groups import Group
 from gangline.train.collecting.schedule import ScheduleSettings
 from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.side_rollouts.tasks import Beside
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.wire.client.rollouts import RolloutClient
 
@@ -73,7 +73,7 @@ class Batches:
         """current_version: the trainer's policy version, which decides whether a group is fresh.
 
         informative: selects groups to learn from (dynamic sampling); None also admits groups whose rewards are all
-        equal. beside: runs extra tasks for each task; None runs only the tasks themselves.
+        equal. alongside: runs extra tasks for each task; None runs only the tasks themselves.
         """
         self._schedule = schedule
         self._service = service
@@ -207,4 +207,4 @@ class Batches:
 
 def _num_own_sampled(session: SessionResult) -> int:
     """Tokens that engines sampled for the session; those that a fork repeats were sampled for its parent."""
-    return sum(len(one.sampled_ids) for one in session.completions if REPLAYED not in one.metadata)
+    return sum(len(completion.sampled_ids) for completion in session.completions if REPLAYED not in completion.metadata)

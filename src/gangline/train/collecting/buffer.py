@@ -78,7 +78,7 @@ class ReplayBuffer:
         return taken
 
     def _fresh(self, group: Group, current_version: int) -> bool:
-        return all(is_fresh(trainable_traces(one), current_version, self._staleness) for one in group.sessions)
+        return all(is_fresh(trainable_traces(session), current_version, self._staleness) for session in group.sessions)
 
     def _evict(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:

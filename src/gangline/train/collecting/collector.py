@@ -4,8 +4,8 @@
 `ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
 the next call or cancels it. Source: ProRL Agent, 3.4.
 
-Laws: a group is returned once. An incomplete group is rejected, shrunk or rerun as the settings say, never passed on
-silently. An error loses nothing: groups found before it are returned by the next call. Requests to an unreachable
+Invariants: a group is returned once. An incomplete group is rejected, shrunk or rerun as the settings say, never passed
+on silently. An error loses nothing: groups found before it are returned by the next call. Requests to an unreachable
 server are retried until it answers; every task has an id, so nothing runs twice. Leaving a collector cancels every task
 still in flight. It gives up if no task can run: see `giving_up.py`.
 """
@@ -20,9 +20,9 @@ from typing import Literal, Self
 
 from gangline.domain.errors import OutOfTasks
 from gangline.domain.ids import new_id
-from gangline.train.collecting.beside.tasks import Beside, BesideTask
 from gangline.train.collecting.giving_up import Patience
 from gangline.train.collecting.groups import Group, ValiditySettings, judge_group
+from gangline.train.collecting.side_rollouts.tasks import Beside, BesideTask
 from gangline.wire.client.rollouts import (
     MOST_RUNS,
     OpenTasks,
@@ -194,7 +194,7 @@ class _Collector:
     """Enter it before use; leaving it cancels the rollouts still in flight.
 
     tasks: usually endless; task ids, if given, must be unique. retry_s: delay between requests to an unreachable
-    server. beside: extra tasks run for every task, None for no extra tasks. patience: shared by the collectors of a
+    server. alongside: extra tasks run for every task, None for no extra tasks. patience: shared by the collectors of a
     run.
     """
 

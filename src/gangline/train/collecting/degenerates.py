@@ -82,8 +82,12 @@ def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str 
 
 def without_degenerates(group: Group, settings: DegenerateSettings) -> tuple[Group, dict[str, str]]:
     """The group without degenerate sessions, and session id -> reason. Does not check for equal rewards."""
-    reasons = {one.session_id: why for one in group.sessions if (why := why_degenerate(one, settings)) is not None}
-    return replace(group, sessions=tuple(one for one in group.sessions if one.session_id not in reasons)), reasons
+    reasons = {
+        session.session_id: why for session in group.sessions if (why := why_degenerate(session, settings)) is not None
+    }
+    return replace(
+        group, sessions=tuple(session for session in group.sessions if session.session_id not in reasons)
+    ), reasons
 
 
 def _traces(session: SessionResult) -> Sequence[Trace]:

@@ -35,7 +35,7 @@ class Patience:
 
     def note(self, task_id: str, sessions: Sequence[SessionResult]) -> None:
         """task_id: the same for each run of the task. Raises: InvalidGroup if too many in a row produced nothing."""
-        ended = [one for one in sessions if one.outcome != "cancelled"]
+        ended = [session for session in sessions if session.outcome != "cancelled"]
         if not ended:
             return
         kinds = {_kind_of(one) for one in ended}

@@ -163,16 +163,18 @@ def _not_comparable(trace: Trace) -> Iterator[tuple[TurnSpan, str]]:
 def early_ends(sessions: Iterable[SessionResult]) -> dict[str, int]:
     """Outcome other than `completed`, with the failure's code if there is one -> number of sessions."""
     found = Counter[str]()
-    for one in sessions:
-        if one.outcome != "completed":
-            found[one.outcome if one.failure is None else f"{one.outcome} ({one.failure.code})"] += 1
+    for session in sessions:
+        if session.outcome != "completed":
+            found[session.outcome if session.failure is None else f"{session.outcome} ({session.failure.code})"] += 1
     return dict(found)
 
 
 def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
     """Reason why tokens with `loss_mask = 1` must not be trained on -> number of tokens."""
     found = Counter[str]()
-    for trace in (trace for one in sessions if one.trajectory is not None for trace in one.trajectory.traces):
+    for trace in (
+        trace for session in sessions if session.trajectory is not None for trace in session.trajectory.traces
+    ):
         for span, why in _not_comparable(trace):
             found[why] += int(np.count_nonzero(trace.loss_mask[span.start : span.end]))
     return dict(found)

@@ -64,8 +64,10 @@ class Selection:
 
     def _without(self, group: Group, left_out: Counter[str]) -> Group:
         if (why := self.filter) is not None:
-            reasons = {one.session_id: found for one in group.sessions if (found := why(one)) is not None}
-            group = replace(group, sessions=tuple(one for one in group.sessions if one.session_id not in reasons))
+            reasons = {session.session_id: found for session in group.sessions if (found := why(session)) is not None}
+            group = replace(
+                group, sessions=tuple(session for session in group.sessions if session.session_id not in reasons)
+            )
             left_out.update(_kind(reason) for reason in reasons.values())
         if self.degenerates is not None:
             group, reasons = without_degenerates(group, self.degenerates)

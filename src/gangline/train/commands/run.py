@@ -179,7 +179,11 @@ def _view(folder: Path, experiment: Experiment, evaluation: Evaluation | None, n
         num_steps=steps,
         num_evaluations=0 if evaluation is None else evaluation.num_due(steps),
         before=[record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done],
-        evaluations_before=[one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done],
+        evaluations_before=[
+            read_evaluation
+            for read_evaluation in read_evaluations(folder / "evaluations.jsonl")
+            if read_evaluation.step <= num_done
+        ],
     )
 
 

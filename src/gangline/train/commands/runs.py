@@ -123,7 +123,7 @@ def _facts(run: Run, ancestry: Ancestry) -> list[tuple[str, str]]:
     if (difference := one.held_out_difference) is not None:
         facts.append(("held out", f"{_reward(one.first_evaluation)} to {_reward(one.last_evaluation)}: {difference}"))
     for title, relatives in (("ancestors", ancestry.ancestors), ("descendants", ancestry.descendants)):
-        facts += [(title if one is relatives[0] else "", _relative(one)) for one in relatives]
+        facts += [(title if relative is relatives[0] else "", _relative(relative)) for relative in relatives]
     life = run.lives[-1]
     digests = {"experiment": life.experiment_digest, "tasks": life.tasks_digest, "model": life.model_digest}
     if life.checkpoint_digest:
@@ -131,10 +131,10 @@ def _facts(run: Run, ancestry: Ancestry) -> list[tuple[str, str]]:
     facts.append(("digests", ", ".join(f"{what} {digest[:12]}" for what, digest in digests.items())))
     updates = [record.update for record in run.records if record.update is not None]
     if updates:
-        phases = {name: fmean(one.phases[name] for one in updates) for name in updates[0].phases}
-        said = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        facts.append(("weights", f"{len(updates)} pushed, {sum(phases.values()):.1f} s each: {said}"))
-        facts += [("", told)] if (told := told_phases(phases)) is not None else []
+        phases = {name: fmean(update.phases[name] for update in updates) for name in updates[0].phases}
+        times = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        facts.append(("weights", f"{len(updates)} pushed, {sum(phases.values()):.1f} s each: {times}"))
+        facts += [("", summary)] if (summary := told_phases(phases)) is not None else []
     for number, life in list(enumerate(run.lives, 1))[-_LIVES_SHOWN:]:
         commit = "" if life.commit is None else f", commit {life.commit[:12]}"
         facts.append((f"start {number}", f"{life.started_at} at step {life.first_step}, {life.gangline}{commit}"))

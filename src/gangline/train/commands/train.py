@@ -92,7 +92,7 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     console().print(f"\n{spec} is valid: {len(tasks)} tasks{also}, {experiment.schedule.steps} steps", markup=False)
     if num := experiment.most_coalition_sessions:
         trained = experiment.schedule.groups_per_step * experiment.data.num_samples
-        console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
+        console().print(f"coalitions: up to {num} sessions a step alongside the {trained} that are trained on")
     _warn([*warnings, *lacking])
 
 
@@ -104,7 +104,7 @@ def _template_of(experiment: Experiment, tasks: list[dict[str, Any]]) -> tuple[T
 
     from gangline.domain.errors import GanglineError
     from gangline.domain.task import TaskRequest
-    from gangline.domain.template_told import lacks, lacks_of_tasks
+    from gangline.domain.template_findings import lacks, lacks_of_tasks
     from gangline.models.engines.generate.template import template_facts
 
     try:
@@ -238,7 +238,7 @@ def run_command(
     try:
         ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        notes().print("Stopped. Start it again to go on from the last checkpoint.")
+        notes().print("Stopped. Start it again to continue from the last checkpoint.")
         raise typer.Exit(Exit.INTERRUPTED) from None
     if as_json:
         print_json(ran.results)
@@ -263,7 +263,7 @@ def _run_verl(spec: Path, data_dir: Path, as_json: bool) -> None:
     try:
         metrics = asyncio.run(train_with_verl(experiment, tasks, held_out, data_dir))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        notes().print("Stopped. Start it again to go on from verl's last checkpoint.")
+        notes().print("Stopped. Start it again to continue from verl's last checkpoint.")
         raise typer.Exit(Exit.INTERRUPTED) from None
     folder = data_dir / "runs" / experiment.name
     if as_json:

@@ -51,7 +51,7 @@ def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[Evaluation
 def _step_cells(record: StepRecord) -> list[str]:
     lag = record.scalars().get("rollout/lag_mean", 0.0)
     seconds = (record.waited_s, record.trained_s, _update_s(record))
-    return [str(record.num_groups), f"{lag:.1f}", *(f"{one:.1f}" for one in seconds)]
+    return [str(record.num_groups), f"{lag:.1f}", *(f"{second:.1f}" for second in seconds)]
 
 
 def _update_s(record: StepRecord) -> float:
@@ -65,8 +65,8 @@ def notes_on(record: StepRecord) -> list[str]:
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:
         notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn")
-    if record.update is not None and (told := told_phases(record.update.phases)) is not None:
-        notes.append(told)
+    if record.update is not None and (summary := told_phases(record.update.phases)) is not None:
+        notes.append(summary)
     if record.update is None:
         notes.append(f"no weights were pushed, the policy stays at version {record.version}")
     return notes
@@ -101,9 +101,9 @@ def remaining_s(
     if not records:
         return None
     steps_left = max(num_steps - len(records), 0)
-    step_s = statistics.mean([one.waited_s + one.trained_s + _update_s(one) for one in records[-_RECENT:]])
+    step_s = statistics.mean([record.waited_s + record.trained_s + _update_s(record) for record in records[-_RECENT:]])
     evaluations_left = max(num_evaluations - len(evaluations), 0)
-    evaluation_s = statistics.mean([one.took_s for one in evaluations[-_RECENT:]]) if evaluations else 0.0
+    evaluation_s = statistics.mean([evaluation.took_s for evaluation in evaluations[-_RECENT:]]) if evaluations else 0.0
     return float(steps_left * step_s + evaluations_left * evaluation_s)
 
 
@@ -203,7 +203,7 @@ class LearningView:
         else:
             doing = f"{self._num_steps} steps done"
         self._progress.update(self._bar, completed=num_done, description=doing, left=self._left())
-        told = [f"step {one.step}: {note}" for one in self._records[-1:] for note in notes_on(one)]
+        told = [f"step {record.step}: {note}" for record in self._records[-1:] for note in notes_on(record)]
         notes = [Text(line, no_wrap=False, overflow="fold") for line in told]
         return Group(reward_chart(self._records, self._evaluations), *notes, self._progress)
 
@@ -232,7 +232,9 @@ def draw_curves(
     figure: Any = Figure(figsize=(7.2, 3.6), dpi=150, layout="constrained")
     axes: Any = figure.subplots()
     for label, records in runs.items():
-        steps = axes.plot([one.step for one in records], [one.reward_mean for one in records], marker="o", ms=3)
+        steps = axes.plot(
+            [record.step for record in records], [record.reward_mean for record in records], marker="o", ms=3
+        )
         steps[0].set_label(label)
         if found := (evaluations or {}).get(label):
             axes.errorbar(

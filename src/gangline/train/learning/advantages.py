@@ -66,7 +66,8 @@ class AdvantageSettings(TrainingOptions):
             )
         if self.rewards == "parts" and (self.scale == "deviation" or self.baseline not in ("mean", "leave_one_out")):
             raise ValueError(
-                "rewards `parts` divides each part by its own deviation: beside it baseline is mean or leave_one_out, "
+                "rewards `parts` divides each part by its own deviation: alongside it baseline is mean or "
+                "leave_one_out, "
                 "and scale batch or none"
             )
         if self.part_weights and self.rewards != "parts":

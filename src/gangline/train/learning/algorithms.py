@@ -84,7 +84,7 @@ class Algorithm(TrainingOptions):
             return self
         if self.advantage.baseline != "none":
             raise ValueError(
-                "a critic is the baseline: beside it advantage.baseline must be none and advantage.scale batch or "
+                "a critic is the baseline: alongside it advantage.baseline must be none and advantage.scale batch or "
                 "none, as in algorithm ppo"
             )
         if self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None:
@@ -101,7 +101,7 @@ class Algorithm(TrainingOptions):
         others = self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None
         if others or self.critic is not None or self.advantage.baseline != "none":
             raise ValueError(
-                "token_baseline is the baseline: beside it advantage.baseline must be none, as in algorithm otb, "
+                "token_baseline is the baseline: alongside it advantage.baseline must be none, as in algorithm otb, "
                 "compare `sessions`, credit.scheme `broadcast`, without a critic and turn_credit.returns"
             )
         return self

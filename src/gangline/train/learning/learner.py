@@ -267,7 +267,7 @@ class Learner:
 
     def _frozen_copy(self) -> PreTrainedModel:
         """A copy of the current model, with trained weights copied and frozen ones shared."""
-        shared = {id(one): one for one in self._base.parameters() if not one.requires_grad}
+        shared = {id(parameter): parameter for parameter in self._base.parameters() if not parameter.requires_grad}
         return copy.deepcopy(self._base, shared).requires_grad_(False).eval()
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
@@ -340,7 +340,7 @@ def _parts(samples: Sequence[Sample], num_parts: int, order: np.random.Generator
 
 def _to_compute(samples: Sequence[Sample], algorithm: Algorithm) -> list[Sample]:
     """Samples whose loss has a gradient. Under `session_mean` their sessions stay whole for the means."""
-    trained = [one for one in samples if (one.weights != 0).any()]
+    trained = [sample for sample in samples if (sample.weights != 0).any()]
     if algorithm.moves_all_tokens:
         return trained
     moving = [one for one in trained if (one.advantages != 0).any()]

@@ -121,7 +121,7 @@ def _samples_for_critic(
         samples = [_sample(trace, np.zeros(len(trace.response_ids)), mask, scores) for trace in mine]
         rewards = token_rewards(
             mine,
-            [one.weights for one in samples],
+            [sample.weights for sample in samples],
             _shaped_reward(session, algorithm, penalties),
             score_weight=algorithm.turn_credit.weight,
         )
@@ -133,15 +133,19 @@ def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[S
     """Samples of all groups of a step, after the part of the advantages that depends on all of them (`is_of_step`)."""
     samples = _whitened(samples, settings) if settings.scale == "batch" else samples
     factor = _factor(samples, settings)
-    return list(samples) if factor == 1.0 else [replace(one, advantages=factor * one.advantages) for one in samples]
+    return (
+        list(samples)
+        if factor == 1.0
+        else [replace(sample, advantages=factor * sample.advantages) for sample in samples]
+    )
 
 
 def resampled(samples: Sequence[Sample], settings: ResamplingSettings | None) -> list[Sample]:
     """Samples of a step, weighted by how often their sessions are drawn; unchanged if `settings` is None."""
     if settings is None:
         return list(samples)
-    factors = drawn_factors({one.session_id: one.score for one in samples}, settings)
-    return [replace(one, weights=one.weights * np.float32(factors[one.session_id])) for one in samples]
+    factors = drawn_factors({sample.session_id: sample.score for sample in samples}, settings)
+    return [replace(sample, weights=sample.weights * np.float32(factors[sample.session_id])) for sample in samples]
 
 
 def _whitened(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
@@ -163,10 +167,10 @@ def _factor(samples: Sequence[Sample], settings: AdvantageSettings) -> float:
         case "none":
             return 1.0
         case "judged":
-            teaching = {one.session_id for one in samples if one.advantages.any()}
+            teaching = {sample.session_id for sample in samples if sample.advantages.any()}
         case "rewarded":
-            teaching = {one.session_id for one in samples if one.score != 0}
-    return len({one.session_id for one in samples}) / max(len(teaching), 1)
+            teaching = {sample.session_id for sample in samples if sample.score != 0}
+    return len({sample.session_id for sample in samples}) / max(len(teaching), 1)
 
 
 def _session_advantages(
@@ -188,9 +192,9 @@ def _compared(group: Group, algorithm: Algorithm, penalties: Mapping[str, float]
     if settings.rewards == "parts":
         return part_advantages(rewards_of_parts(group, tuple(settings.part_weights)), settings)
     return group_advantages(
-        [_shaped_reward(one, algorithm, penalties) for one in group.sessions],
+        [_shaped_reward(session, algorithm, penalties) for session in group.sessions],
         settings,
-        lengths=[num_sampled(one) for one in group.sessions],
+        lengths=[num_sampled(session) for session in group.sessions],
         greedy=_greedy_reward(group, algorithm) if settings.baseline == "greedy" else None,
     )
 
@@ -199,7 +203,8 @@ def _greedy_reward(group: Group, algorithm: Algorithm) -> float:
     """The shaped reward of the greedy session. Raises: InvalidGroup."""
     if group.greedy is None:
         raise InvalidGroup(
-            f"advantage.baseline greedy needs a greedy session beside {group.task_id}, and it has none: collect with "
+            f"advantage.baseline greedy needs a greedy session alongside {group.task_id}, and it has none: "
+            f"collect with "
             "Beside(greedy=...), as `gangline train run` does, or choose another baseline."
         )
     return shape_reward(group.greedy.reward, group.greedy.num_tokens, algorithm.shaping)
@@ -231,7 +236,9 @@ class _Scores(NamedTuple):
 
 
 def _scores(group: Group) -> _Scores:
-    return _Scores(group.task_id, {one.session_id: one.reward for one in group.sessions if one.reward is not None})
+    return _Scores(
+        group.task_id, {session.session_id: session.reward for session in group.sessions if session.reward is not None}
+    )
 
 
 def _sample(trace: Trace, advantages_T: NDArray[np.float64], mask: Mask, scores: _Scores) -> Sample:

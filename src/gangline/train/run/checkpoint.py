@@ -81,12 +81,12 @@ class Checkpoints:
         for folder in reversed(self._all()):
             if (why := _damage_of(folder)) is None:
                 for line in damaged:
-                    warn(f"{line} The run goes on from {folder.name}, the checkpoint before it.")
+                    warn(f"{line} The run continues from {folder.name}, the checkpoint before it.")
                 return folder, msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainerState)
             damaged.append(f"The checkpoint {folder} is damaged: {why}.")
         if damaged:
             raise StoreError(
-                f"{' '.join(damaged)} There is no whole one to go on from: put back a copy of one, or remove "
+                f"{' '.join(damaged)} There is no whole one to continue from: put back a copy of one, or remove "
                 f"{self._folder.parent} and begin again."
             )
         return None

@@ -122,7 +122,7 @@ class DryRun:
         async with self._slots:
             task_id, began = task["task_id"], time.monotonic()
             sessions = await self._open.run(task)
-        valid = Group(task_id, tuple(one for one in sessions if why_invalid(one) is None))
+        valid = Group(task_id, tuple(session for session in sessions if why_invalid(session) is None))
         group = self._selection.select(valid, self._degenerate) or Group(task_id, ())
         spread = GroupSpread(
             task_id=task_id,

@@ -193,10 +193,14 @@ def _content(task: Mapping[str, Any]) -> bytes:
 
 def _judged(sessions: Sequence[SessionResult], version: int, wants_model: bool) -> _Judged:
     reasons = {
-        one.session_id: why for one in sessions if (why := _why_not_counted(one, version, wants_model)) is not None
+        session.session_id: why
+        for session in sessions
+        if (why := _why_not_counted(session, version, wants_model)) is not None
     }
-    rewards = [one.reward for one in sessions if one.session_id not in reasons and one.reward is not None]
-    not_counted = next((one for one in sessions if one.session_id in reasons), None)
+    rewards = [
+        session.reward for session in sessions if session.session_id not in reasons and session.reward is not None
+    ]
+    not_counted = next((session for session in sessions if session.session_id in reasons), None)
     return _Judged(rewards, reasons, early_ends(sessions), not_counted)
 
 
@@ -214,5 +218,5 @@ def _why_none(step: int, judged: Sequence[_Judged]) -> str:
     look = next((f" {end_of_session(one.not_counted)}" for one in judged if one.not_counted is not None), "")
     return (
         f"the evaluation after step {step} has no session with a reward ({shown or 'none has a result'}{more}).{look}\n"
-        "Started again, the run evaluates again and goes on."
+        "Started again, the run evaluates again and continues."
     )

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError, field_validator
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.domain.mistakes import Problems, mistakes
-from gangline.train.collecting.beside.coalitions import CoalitionSettings
 from gangline.train.collecting.degenerates import DegenerateSettings
 from gangline.train.collecting.sampling.settings import SamplerSettings
 from gangline.train.collecting.schedule import ScheduleSettings
+from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
 from gangline.train.learning.algorithms import Algorithm, algorithm
 from gangline.train.learning.learner_settings import LearnerSettings
 from gangline.train.learning.mask_settings import FullMask, MaskSettings
@@ -128,7 +128,7 @@ def read_experiment(path: Path) -> Experiment:
     problems = Problems(str(path))
     found = examine_experiment(path, problems)
     problems.require_none()
-    assert found is not None, "what is no experiment has a problem"
+    assert found is not None, "what is not an experiment has a problem"
     return found
 
 
@@ -235,5 +235,5 @@ def digest_of(experiment: Experiment) -> str:
         "report_to": True,
         "tracking": True,
     }
-    said = experiment.model_dump(mode="json", exclude=left_out)
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+    fields = experiment.model_dump(mode="json", exclude=left_out)
+    return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gangline.train.collecting.beside.coalitions import CoalitionSettings
 from gangline.train.collecting.groups import Group
+from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.credit.coalitions import player_factors
 from gangline.train.learning.credit.turns import require_turn_scores

@@ -29,14 +29,14 @@ import numpy as np
 from gangline.domain.session import SessionResult
 from gangline.train.collecting.admission import lag_histogram
 from gangline.train.collecting.batches import Batches
-from gangline.train.collecting.beside.coalition_runs import CoalitionRuns
-from gangline.train.collecting.beside.coalitions import CoalitionSettings
-from gangline.train.collecting.beside.greedy_runs import GreedyRuns
-from gangline.train.collecting.beside.tasks import Beside
 from gangline.train.collecting.collector import Admit, informative
 from gangline.train.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.train.collecting.schedule import ScheduleSettings
 from gangline.train.collecting.selection import Selection
+from gangline.train.collecting.side_rollouts.coalition_runs import CoalitionRuns
+from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
+from gangline.train.collecting.side_rollouts.greedy_runs import GreedyRuns
+from gangline.train.collecting.side_rollouts.tasks import Beside
 from gangline.train.collecting.task_stream import TaskStream
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.credit.coalitions import asked_coalitions, mean_shapley
@@ -94,7 +94,7 @@ class Trainer:
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
-        """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
+        """folder: of the run; where there are checkpoints in it, the run continues from the last. selection: None keeps
         whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
 
         evaluation: runs before the first step, after the last, and when due in between.

@@ -68,7 +68,7 @@ def _generations(name: str, nearest: Mapping[str, list[Relative]]) -> tuple[Rela
     while names:
         generation += 1
         relatives = {one.run: one for older in names for one in nearest.get(older, ()) if one.run not in seen}
-        found += [msgspec.structs.replace(one, generation=generation) for one in relatives.values()]
+        found += [msgspec.structs.replace(relative, generation=generation) for relative in relatives.values()]
         names = list(relatives)
         seen |= set(names)
     return tuple(found)
@@ -104,8 +104,14 @@ def _made_by(runs: Sequence[Run]) -> dict[str, list[Parent]]:
 def _made(run: Run) -> dict[str, Parent]:
     """Digest -> what the run produced. A model or a checkpoint that the run started from is not included."""
     first, name = run.lives[0], run.summary.name
-    found = [Parent(run=name, by="checkpoint", step=one.step, digest=one.digest) for one in run.checkpoints]
-    found += [Parent(run=name, by="model", step=one.step, digest=one.weights_digest) for one in run.checkpoints]
+    found = [
+        Parent(run=name, by="checkpoint", step=checkpoint.step, digest=checkpoint.digest)
+        for checkpoint in run.checkpoints
+    ]
+    found += [
+        Parent(run=name, by="model", step=checkpoint.step, digest=checkpoint.weights_digest)
+        for checkpoint in run.checkpoints
+    ]
     if (results := run.results) is not None:
         found.append(Parent(run=name, by="model", step=results.num_steps, digest=results.weights_digest))
     not_its_own = {"", first.model_digest, first.checkpoint_digest}

@@ -96,7 +96,7 @@ class TrainingRuns:
         record = next((one for one in run.records if one.step == step), None)
         if record is None:
             raise NotFound(f"run {name!r} has {len(run.records)} steps, and no step {step}.")
-        return RunStep(run=name, record=record, groups=tuple([await self._group(one) for one in record.groups]))
+        return RunStep(run=name, record=record, groups=tuple([await self._group(group) for group in record.groups]))
 
     async def compared(self, names: Sequence[str]) -> Comparison:
         """Compares the other runs with the first. Raises: NotFound, InvalidRequest."""
@@ -149,13 +149,13 @@ def _curves(run: Run, max_points: int) -> RunCurves:
     every = max(1, -(-len(run.records) // max_points))
     records = [record for index, record in enumerate(run.records) if (len(run.records) - 1 - index) % every == 0]
     numbers = [record.scalars() for record in records]
-    names = sorted({name for one in numbers for name in one})
+    names = sorted({name for number in numbers for name in number})
     return RunCurves(
         summary=run.summary,
         every=every,
         steps=[record.step for record in records],
         versions=[record.version for record in records],
         wall_s=[record.wall_s for record in records],
-        curves={name: [one.get(name) for one in numbers] for name in names},
+        curves={name: [number.get(name) for number in numbers] for name in names},
         evaluations=run.evaluations,
     )

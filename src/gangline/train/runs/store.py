@@ -177,8 +177,8 @@ def _is_compared(name: str) -> bool:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = sorted({name for one in settings for name in one if _is_compared(name)})
-    return [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
+    names = sorted({name for setting in settings for name in setting if _is_compared(name)})
+    return [name for name in names if any(setting.get(name) != settings[0].get(name) for setting in settings)]
 
 
 def state_of_files(folder: Path) -> tuple[object, ...]:

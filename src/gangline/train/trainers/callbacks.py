@@ -123,7 +123,7 @@ class CallbackClient:
         except LimitExceeded as error:
             return web.Response(status=413, text=str(error))
         except (msgspec.MsgspecError, InvalidRequest) as error:
-            return web.Response(status=400, text=f"this is no callback: {error}")
+            return web.Response(status=400, text=f"this is not a callback: {error}")
         try:
             await self._store_once(task_id)
         except (GanglineError, OSError) as error:

@@ -100,7 +100,7 @@ def require_comparable(args: Any, samples: Sequence[Sequence[Sequence[Any]]]) ->
     is_compared = compares_rewards(args) and getattr(args, "custom_reward_post_process_path", None) is None
     if is_compared and any(len({sample.reward for sample in session}) > 1 for session in sessions):
         raise InvalidRequest(
-            "traces of a session have rewards of their own, and miles takes one a session. Give it "
+            "traces of a session have their own rewards, and miles takes one a session. Give it "
             f"--custom-reward-post-process-path {POST_PROCESS}."
         )
     if getattr(args, "train_backend", "megatron") == "fsdp" and any(len(session) > 1 for session in sessions):

@@ -49,7 +49,7 @@ class SessionTokens:
         return self._snapshot(
             rollout_id=rollout_id,
             entries=tuple(entries),
-            incomplete=any(not one.trainable for one in _policy_calls(result.completions)),
+            incomplete=any(not policy_call.trainable for policy_call in _policy_calls(result.completions)),
             snapshot_id=digest.hexdigest(),
             version=1,
         )
@@ -72,29 +72,31 @@ def token_entries(completions: Iterable[Completion]) -> list[Any]:
     records, lineage = (import_module(f"nemo_gym.token_id_capture.{name}") for name in ("records", "lineage"))
     tree = CompletionTree(completions)
     entries: list[Any] = []
-    for one in _policy_calls(tree):
-        if one.status != "complete":
+    for policy_call in _policy_calls(tree):
+        if policy_call.status != "complete":
             continue
-        output = message_items(one.response, one.completion_id)
+        output = message_items(policy_call.response, policy_call.completion_id)
         entry = records.TokenEntry(
-            rollout_id=one.session_id,
-            model_call_id=one.completion_id,
-            model=one.model,
-            prompt_token_ids=tree.prompt_ids(one).tolist(),
-            generation_token_ids=one.sampled_ids.tolist(),
-            generation_log_probs=one.logprobs.tolist(),
+            rollout_id=policy_call.session_id,
+            model_call_id=policy_call.completion_id,
+            model=policy_call.model,
+            prompt_token_ids=tree.prompt_ids(policy_call).tolist(),
+            generation_token_ids=policy_call.sampled_ids.tolist(),
+            generation_log_probs=policy_call.logprobs.tolist(),
             output_items=output,
             token_item_index=len(output) - 1 if output else None,
-            created_at=one.started_at,
+            created_at=policy_call.started_at,
         )
-        lineage.stamp_continuation(entry, [item for message in tree.messages(one) for item in message_items(message)])
-        is_exact = one.certificate.context == "exact"
-        status = "root" if one.parent_id is None else "resolved" if is_exact else "unresolved"
-        entry.parent_resolution_reason = one.certificate.cause or ""
+        lineage.stamp_continuation(
+            entry, [item for message in tree.messages(policy_call) for item in message_items(message)]
+        )
+        is_exact = policy_call.certificate.context == "exact"
+        status = "root" if policy_call.parent_id is None else "resolved" if is_exact else "unresolved"
+        entry.parent_resolution_reason = policy_call.certificate.cause or ""
         entries.append(
             records.stamp_lineage(
                 entry,
-                one.parent_id if is_exact else None,
+                policy_call.parent_id if is_exact else None,
                 parent_resolution=records.ParentResolutionStatus(status),
             )
         )
@@ -104,7 +106,7 @@ def token_entries(completions: Iterable[Completion]) -> list[Any]:
 def _policy_calls(completions: Iterable[Completion]) -> list[Completion]:
     """Calls answered by the policy, without empty replies that were retried and never delivered."""
     return [
-        one
-        for one in completions
-        if one.certificate.engine_role is None and one.metadata.get(EMPTY_GENERATION) != "retried"
+        completion
+        for completion in completions
+        if completion.certificate.engine_role is None and completion.metadata.get(EMPTY_GENERATION) != "retried"
     ]

@@ -232,7 +232,7 @@ def _rewards(session: Sequence[TrainerRow], step_wise: bool, trace_rewards: Trac
         )
     if trace_rewards == "refuse" and any(row.reward != row.session_reward for row in session):
         raise InvalidGroup(
-            f"the traces of {first.session_id} have rewards of their own, and SkyRL compares trajectories by their "
+            f"the traces of {first.session_id} have their own rewards, and SkyRL compares trajectories by their "
             "last row's alone: take an evaluator that scores sessions, or set trace_rewards to session."
         )
     return [first.session_reward] * len(session)

@@ -90,7 +90,7 @@ class ServiceRollouts:
         self.push(trainer)
         num_groups, left = divmod(len(prompts), trainer.args.num_generations)
         if left:
-            raise InvalidRequest(f"{len(prompts)} rows are no whole groups of {trainer.args.num_generations}.")
+            raise InvalidRequest(f"{len(prompts)} rows are not whole groups of {trainer.args.num_generations}.")
         groups = self._service.run(lambda service: service.collector.collect(num_groups))
         return rollout_rows(groups, trainer.args.num_generations, temperature=trainer.args.temperature, mask=self._mask)
 

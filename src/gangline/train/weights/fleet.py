@@ -98,10 +98,10 @@ class FleetEngine:
 
     async def version(self) -> int | None:
         """Policy version of its weights; None if unknown. Raises: EngineError."""
-        said = await self.weights.version()
-        if said is None and self.is_known:
+        reported = await self.weights.version()
+        if reported is None and self.is_known:
             return self.places[0].node.version
-        return said if isinstance(said, int) else None
+        return reported if isinstance(reported, int) else None
 
 
 @dataclass

@@ -182,8 +182,10 @@ class ServiceWeights:
     async def latest_version(self) -> int | None:
         """The highest version that a node or an engine knows. A restarted trainer continues from it."""
         async with self._fleet() as fleet:
-            said = [await engine.version() for engine in fleet.engines]
-        return max((one for one in (*said, *(node.version for node in fleet.nodes)) if one is not None), default=None)
+            reported = [await engine.version() for engine in fleet.engines]
+        return max(
+            (one for one in (*reported, *(node.version for node in fleet.nodes)) if one is not None), default=None
+        )
 
     def _fleet(self) -> AbstractAsyncContextManager[Fleet]:
         return open_fleet(self._service, self._token, self._lost_after_s)
@@ -305,13 +307,13 @@ async def _to_mend(fleet: Fleet, version: int) -> Fleet | None:
 
 
 def _not_loaded(fleet: Fleet, version: int, failed: list[Failed]) -> WeightsNotLoaded:
-    said = "; ".join(f"{name}: {error.message}" for name, error in failed)
+    reasons = "; ".join(f"{name}: {error.message}" for name, error in failed)
     new = ", ".join(engine.url for engine in fleet.engines if engine.has == "new")
     if not new:
         broken = ", ".join(engine.url for engine in fleet.engines if engine.has == "loading")
         state = f"nobody knows the weights of {broken}" if broken else "all engines keep the weights that they had"
     elif all(engine.has == "new" for engine in fleet.engines):
-        state = "all engines have the new weights, and not all of the service goes on with them"
+        state = "all engines have the new weights, and not all of the service continues with them"
     else:
         state = f"the weights are mixed: only {new} has the new ones"
-    return WeightsNotLoaded(f"policy version {version} was not loaded everywhere; {state}. Push it again. {said}")
+    return WeightsNotLoaded(f"policy version {version} was not loaded everywhere; {state}. Push it again. {reasons}")

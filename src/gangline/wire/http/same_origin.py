@@ -63,7 +63,7 @@ class OwnNames:
         hosts = request.headers.getall(hdrs.HOST, [])
         if len(hosts) != 1 or not self._is_own(request, hosts[0]):
             raise ForeignRequest(
-                f"the request is for the host {', '.join(hosts)[:200]!r}, which is no name of this service. Use its "
+                f"the request is for the host {', '.join(hosts)[:200]!r}, which is not a name of this service. Use its "
                 "own address, or allow the name with --allowed-host."
             )
 

@@ -1,6 +1,6 @@
 """Limits on a sandbox's use of the machine: an agent that takes more takes it from everyone.
 
-Each attack has a sandbox of its own, with limits that it must not pass; a limit that the runtime reports as not
+Each attack has its own sandbox, with limits that it must not pass; a limit that the runtime reports as not
 enforced is not attacked.
 """
 
@@ -211,7 +211,7 @@ _SEEN_BY_NAMESPACES = (
     keeps_removed_files_open,
     keeps_removed_files_mapped,
 )
-"""Their use can be attributed to one sandbox only where it has file systems and processes of its own."""
+"""Their use can be attributed to one sandbox only where it has file systems and its own processes."""
 _TAKEN_TOGETHER = (takes_memory_as_a_file_without_a_name, takes_memory_with_many_processes)
 for _program, (_limit, _limits) in _LIMITED.items():
     ATTACKS.add(

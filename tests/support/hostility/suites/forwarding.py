@@ -164,7 +164,7 @@ def fetches_by_another_method(given: Given) -> str | None:
 
 @ATTACKS.listed
 def names_two_lengths_of_a_body(given: Given) -> str | None:
-    """The bytes after the shorter one would be a request of its own."""
+    """The bytes after the shorter one would be its own request."""
     port = given["victim"]["tcp"]
     url = f"http://127.0.0.1:{port}/"
     head = f"GET {url} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 9\r\n\r\n"

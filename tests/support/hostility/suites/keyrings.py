@@ -86,7 +86,7 @@ def joins_a_session_keyring_by_name(given: Given) -> str | None:
 
 @ATTACKS.inside
 def gives_its_session_keyring_to_its_parent(given: Given) -> str | None:
-    """Here to a process of its own: the call as such has no business in a sandbox."""
+    """Here to its own process: the call as such has no business in a sandbox."""
     if (pid := os.fork()) == 0:
         try:
             syscall("keyctl", 18)

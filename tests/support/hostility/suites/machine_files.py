@@ -43,7 +43,7 @@ def links_a_private_file_into_its_folder(given: Given) -> str | None:
 
 @ATTACKS.inside
 def reads_the_passwords_of_the_machine(given: Given) -> str | None:
-    """Those of an image are no secret of the host, but root's all the same."""
+    """Those of an image are not secret of the host, but root's all the same."""
     return "/etc/shadow was read" if contents("/etc/shadow") else None
 
 

@@ -116,7 +116,7 @@ def gives_its_files_to_root(given: Given) -> str | None:
         os.chown(path, 0, 0)
     finally:
         os.unlink(path)
-    return "a file of its own belongs to root"
+    return "its own file belongs to root"
 
 
 @ATTACKS.inside
@@ -146,13 +146,13 @@ def maps_itself_to_root(given: Given) -> str | None:
 @ATTACKS.inside
 def makes_a_namespace_of_mounts(given: Given) -> str | None:
     syscall("unshare", 0x00020000)
-    return "it has mounts of its own"
+    return "it has its own mounts"
 
 
 @ATTACKS.inside
 def makes_a_namespace_of_networks(given: Given) -> str | None:
     syscall("unshare", 0x40000000)
-    return "it has a network of its own"
+    return "it has its own network"
 
 
 @ATTACKS.inside
@@ -199,7 +199,7 @@ def mounts_a_folder_elsewhere(given: Given) -> str | None:
 
 @ATTACKS.inside
 def makes_a_mount_writable_again(given: Given) -> str | None:
-    """On a path that is no mount, so that nothing happens."""
+    """On a path that is not a mount, so that nothing happens."""
     return passed_permission("mount", None, given["workdir"].encode() + b"/.", None, 32 | 4096 | 1, None)
 
 
@@ -264,7 +264,7 @@ def makes_a_node_of_the_memory(given: Given) -> str | None:
 
 @ATTACKS.inside
 def opens_devices_of_the_machine(given: Given) -> str | None:
-    """All that is no plain device of every sandbox: disks, consoles, virtual machines, FUSE, loops."""
+    """All that is not plain device of every sandbox: disks, consoles, virtual machines, FUSE, loops."""
     plain = {"null", "zero", "full", "random", "urandom", "tty", "ptmx"}
     for name in sorted(set(os.listdir("/dev")) - plain):
         with contextlib.suppress(OSError):

@@ -181,28 +181,28 @@ def takes_descriptors_of_its_supervisor(given: Given) -> str | None:
 
 
 @ATTACKS.inside
-def traces_its_foreman(given: Given) -> str | None:
-    syscall("ptrace", 0x4206, given["foreman"], 0, 0)
-    return "the foreman is traced"
+def traces_its_spawner(given: Given) -> str | None:
+    syscall("ptrace", 0x4206, given["spawner"], 0, 0)
+    return "the spawner is traced"
 
 
 @ATTACKS.inside
-def reads_the_memory_of_its_foreman(given: Given) -> str | None:
-    foreman = given["foreman"]
-    with open(f"/proc/{foreman}/maps") as maps, open(f"/proc/{foreman}/mem", "rb") as memory:
+def reads_the_memory_of_its_spawner(given: Given) -> str | None:
+    spawner = given["spawner"]
+    with open(f"/proc/{spawner}/maps") as maps, open(f"/proc/{spawner}/mem", "rb") as memory:
         memory.seek(int(next(line for line in maps if "[heap]" in line or "[stack]" in line).split("-")[0], 16))
         return "its memory was read" if memory.read(4096) else None
 
 
 @ATTACKS.inside
-def opens_the_files_of_its_foreman(given: Given) -> str | None:
-    folder = f"/proc/{given['foreman']}/fd"
+def opens_the_files_of_its_spawner(given: Given) -> str | None:
+    folder = f"/proc/{given['spawner']}/fd"
     return f"it has {[os.readlink(f'{folder}/{number}') for number in os.listdir(folder)]} open"
 
 
 @ATTACKS.inside
-def takes_the_orders_of_its_foreman(given: Given) -> str | None:
-    pidfd = syscall("pidfd_open", given["foreman"], 0)
+def takes_the_orders_of_its_spawner(given: Given) -> str | None:
+    pidfd = syscall("pidfd_open", given["spawner"], 0)
     for number in range(64):
         with contextlib.suppress(OSError):
             return f"descriptor {syscall('pidfd_getfd', pidfd, number, 0)} is its descriptor {number}"
@@ -210,8 +210,8 @@ def takes_the_orders_of_its_foreman(given: Given) -> str | None:
 
 
 @ATTACKS.inside
-def reads_the_environment_of_its_foreman(given: Given) -> str | None:
-    with open(f"/proc/{given['foreman']}/environ", "rb") as file:
+def reads_the_environment_of_its_spawner(given: Given) -> str | None:
+    with open(f"/proc/{given['spawner']}/environ", "rb") as file:
         return "it was read" if file.read() else None
 
 
@@ -277,7 +277,7 @@ def enters_namespaces_through_a_descriptor_of_the_process(given: Given) -> str |
     return "entered the mounts of its supervisor"
 
 
-# -- processes of ours that wait beside a command to become the next one, and will get its descriptors -----------
+# -- processes of ours that wait alongside a command to become the next one, and will get its descriptors -----------
 
 
 @ATTACKS.inside

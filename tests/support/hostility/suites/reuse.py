@@ -96,7 +96,7 @@ def finds_keys(given: Given) -> str | None:
 
 
 def leaves_limits(given: Given) -> str | None:
-    for pid in (given["supervisor"], given["foreman"]):
+    for pid in (given["supervisor"], given["spawner"]):
         with contextlib.suppress(OSError, ValueError):
             hard = resource.prlimit(pid, resource.RLIMIT_MSGQUEUE)[1]
             resource.prlimit(pid, resource.RLIMIT_MSGQUEUE, (given["odd"], hard))

@@ -144,11 +144,13 @@ class ChatModel:
 
 def _reply(choice: _Choice) -> ModelReply:
     """Raises: MsgspecError."""
-    said = msgspec.json.decode(choice.message, type=_Said)
+    message = msgspec.json.decode(choice.message, type=_Said)
     return ModelReply(
         message=msgspec.json.decode(choice.message, type=Message),
-        text=said.content or "",
-        calls=tuple(CalledTool(call.id, call.function.name, call.function.arguments) for call in said.tool_calls or ()),
+        text=message.content or "",
+        calls=tuple(
+            CalledTool(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+        ),
         is_cut_off=choice.finish_reason == "length",
         has_unread_calls=choice.parse_status != "ok",
     )

@@ -16,8 +16,8 @@ def describe_exit(result: ExecResult) -> str:
         return "killed when its time was up"
     end = f"exited with {result.exit_code}" if result.signal is None else f"killed by {_signal_name(result.signal)}"
     end = result.memory_kill or end
-    said = last_line(result.stderr)
-    return f"{end}: {said}" if said else end
+    last = last_line(result.stderr)
+    return f"{end}: {last}" if last else end
 
 
 def json_events(stdout: bytes, key: str = "type") -> Iterator[dict[str, Any]]:

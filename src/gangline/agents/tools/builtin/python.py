@@ -69,10 +69,10 @@ def _shown(result: PythonResult, max_bytes: int) -> Observation:
     """
     status = f"[{_status(result)}]"
     room = max_bytes - len(status) - 128
-    said = head_and_tail(result.traceback or result.result or "", room // 2)
+    value = head_and_tail(result.traceback or result.result or "", room // 2)
     earlier = captured(result.earlier, room // 8)
-    output = captured(result.output, room - len(said.encode()) - len(earlier.encode()))
-    parts = [part if part.endswith("\n") else f"{part}\n" for part in (output, said) if part]
+    output = captured(result.output, room - len(value.encode()) - len(earlier.encode()))
+    parts = [part if part.endswith("\n") else f"{part}\n" for part in (output, value) if part]
     if earlier:
         parts.insert(0, f"[output since the last cell]\n{earlier.rstrip()}\n[output of this cell]\n")
     is_error = result.traceback is not None or result.state != "ended"

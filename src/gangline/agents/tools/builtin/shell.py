@@ -48,7 +48,7 @@ class _Shell(msgspec.Struct):
         | UnsetType
     ) = UNSET
     timeout: (
-        Annotated[float, Meta(gt=0, description="Seconds to wait for the command's end; it goes on after them.")]
+        Annotated[float, Meta(gt=0, description="Seconds to wait for the command's end; it continues after them.")]
         | UnsetType
     ) = UNSET
 

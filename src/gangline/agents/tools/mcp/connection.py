@@ -37,7 +37,7 @@ def shown(blocks: Sequence[Mapping[str, Any]]) -> str:
     """The text of a result's content blocks, for the model."""
     texts = [block["text"] for block in blocks if block.get("type") == "text"]
     if num_others := len(blocks) - len(texts):
-        texts.append(f"[{num_others} part{'s' if num_others > 1 else ''} left out that are no text]")
+        texts.append(f"[{num_others} part{'s' if num_others > 1 else ''} left out that are not text]")
     return "\n".join(texts)
 
 

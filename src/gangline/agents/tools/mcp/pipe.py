@@ -66,8 +66,8 @@ class Pipe:
                 end = await self._channel.ended()
         except (TimeoutError, RuntimeFailed):
             return "it runs, and speaks no MCP"
-        said = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
-        return f"exit code {end.exit_code}" + (f" ({said})" if said else "")
+        errors = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
+        return f"exit code {end.exit_code}" + (f" ({errors})" if errors else "")
 
     async def close(self) -> None:
         """Kill the server."""

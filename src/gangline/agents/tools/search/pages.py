@@ -78,9 +78,9 @@ class PageReader:
         """
         url = URL(text) if base is None else base.join(URL(text))
         if url.scheme not in ("http", "https") or not url.host:
-            raise ToolFailed(f"{text} is no address of a web page: it must begin with http:// or https://")
+            raise ToolFailed(f"{text} is not an address of a web page: it must begin with http:// or https://")
         if self._ports is not None and url.port not in self._ports:
-            raise ToolFailed(f"{text} names a port of its own, which is not read")
+            raise ToolFailed(f"{text} names its own port, which is not read")
         # Refuses numbers that only some resolvers accept as addresses, such as 2130706433.
         if (literal := _literal(normal_host(url.raw_host or ""))) is not None and not self._may_dial(literal):
             raise ToolFailed(f"{text} is not on the public internet")

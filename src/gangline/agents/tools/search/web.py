@@ -115,8 +115,8 @@ class WebProvider:
         try:
             results = [msgspec.convert(each, dict[str, Any]) for each in self._kind.results(answer)]
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError):
-            said = str(answer)[:_MAX_SHOWN_CHARS]
-            raise ToolUnavailable(f"{self._name} answered in an unknown form: {said}") from None
+            shown = str(answer)[:_MAX_SHOWN_CHARS]
+            raise ToolUnavailable(f"{self._name} answered in an unknown form: {shown}") from None
         hits = [
             Hit(str(each.get("title") or ""), str(each.get("url") or ""), str(each.get(self._kind.excerpt) or ""))
             for each in results
@@ -164,17 +164,17 @@ class WebProvider:
             data += piece
             if len(data) > _MAX_ANSWER_BYTES:
                 raise ToolUnavailable(f"{self._name} answered more than {_MAX_ANSWER_BYTES} bytes")
-        said = data[:_MAX_SHOWN_CHARS].decode(errors="replace")
+        shown = data[:_MAX_SHOWN_CHARS].decode(errors="replace")
         if answer.status in _BUSY:
-            raise _Again(f"status {answer.status}: {said}", _after_s(answer.headers))
+            raise _Again(f"status {answer.status}: {shown}", _after_s(answer.headers))
         if answer.status in _QUERYS_FAULT:
-            raise ToolFailed(f"the search was refused: {said}")
+            raise ToolFailed(f"the search was refused: {shown}")
         if answer.status != 200:
-            raise ToolUnavailable(f"{self._name} refused the request with status {answer.status}: {said}")
+            raise ToolUnavailable(f"{self._name} refused the request with status {answer.status}: {shown}")
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _Again(f"its answer is not JSON: {said}") from None
+            raise _Again(f"its answer is not JSON: {shown}") from None
 
 
 class _Again(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
-from gangline.interop.harbor.runtime import inside
+from gangline.interop.harbor.runtime import in_sandbox
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.shared.leftovers import LABEL
 
@@ -25,7 +25,7 @@ INSTALL = (
     "/opt/harbor/bin/pip install harbor, and set GANGLINE_HARBOR_PYTHON=/opt/harbor/bin/python"
 )
 
-_PROGRAM = Path(inside.__file__).with_name("bridge.py")
+_PROGRAM = Path(in_sandbox.__file__).with_name("bridge.py")
 _BEGIN_S = 120.0
 _END_S = 120.0
 """Seconds to stop the environments that are still running when a bridge ends."""

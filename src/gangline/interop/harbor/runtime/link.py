@@ -1,8 +1,8 @@
-"""The link to a sandbox's steward, over its environment's `exec` and `upload` alone.
+"""The link to a sandbox's daemon, over its environment's `exec` and `upload` alone.
 
-Laws:
+Invariants:
 - Received data may be forged, if the agent became root in the sandbox. It is therefore only JSON, or bytes.
-- Any failure on the way means that the steward is lost, and messages in either direction may be lost with it.
+- Any failure on the way means that the daemon is lost, and messages in either direction may be lost with it.
 - At most one call sends and one receives at a time. The receiving call waits in the sandbox until there is output.
 """
 
@@ -24,7 +24,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded,
 from gangline.interop.harbor.runtime.streams import Stream, Wire
 
 _FOLDER = "/tmp/.gangline"
-_PROGRAM = f"python3 -I -S {_FOLDER}/steward.zip"
+_PROGRAM = f"python3 -I -S {_FOLDER}/daemon.zip"
 _FRAME = struct.Struct(">IIc")
 _LISTEN_S = 20
 _ANSWER_S = 120
@@ -35,10 +35,10 @@ _INLINE_BYTES = 48 << 10
 _MAX_FRAME_BYTES = 1 << 27
 _SOURCES = Path(gangline.__file__).parent
 _SHIPPED = (
-    *(f"sandbox/commands/helpers/{name}.py" for name in ("command", "descriptors", "foreman", "namespaces")),
+    *(f"sandbox/commands/helpers/{name}.py" for name in ("command", "descriptors", "spawner", "namespaces")),
     "sandbox/commands/helpers/supervisor.py",
-    "interop/harbor/runtime/inside/pipes.py",
-    "interop/harbor/runtime/inside/steward.py",
+    "interop/harbor/runtime/in_sandbox/pipes.py",
+    "interop/harbor/runtime/in_sandbox/daemon.py",
     "sandbox/shared/files.py",
     "sandbox/shared/removal.py",
 )
@@ -47,9 +47,9 @@ import os, sys
 what, argument = sys.argv[1:]
 folder = os.path.dirname(os.path.abspath(sys.argv[0]))
 if what == "serve":
-    from gangline.interop.harbor.runtime.inside.steward import serve as done
+    from gangline.interop.harbor.runtime.in_sandbox.daemon import serve as done
 else:
-    from gangline.interop.harbor.runtime.inside import pipes
+    from gangline.interop.harbor.runtime.in_sandbox import pipes
     done = getattr(pipes, what)
 done(folder, argument)
 """
@@ -77,7 +77,7 @@ class Environment(Protocol):
 
 
 class Link:
-    """One run of a steward. See `streams.Wire`."""
+    """One run of a daemon. See `streams.Wire`."""
 
     def __init__(self, environment: Environment, on_connected: Callable[[Wire, int, int], None]) -> None:
         """on_connected: called with this link, the index of a sandbox listener, and the number of a new stream."""
@@ -95,10 +95,10 @@ class Link:
         self.is_alive = False
 
     async def begin(self, given: Mapping[str, Any], *, is_first: bool) -> dict[str, Any]:
-        """Start the steward. Returns its greeting. Raises: RuntimeFailed."""
+        """Start the daemon. Returns its greeting. Raises: RuntimeFailed."""
         if is_first:
             await self._environment.exec(f"umask 077 && mkdir {_FOLDER}", _ANSWER_S)
-            await self._environment.upload(_program(), f"{_FOLDER}/steward.zip")
+            await self._environment.upload(_program(), f"{_FOLDER}/daemon.zip")
         argument = base64.b64encode(marshal.dumps(dict(given), 4)).decode()
         serve = f"setsid {_PROGRAM} serve {argument} < /dev/null > {_FOLDER}/log 2>&1 &"
         # Remove old pipes first, so that nothing reads from an earlier run's.
@@ -110,7 +110,7 @@ class Link:
             async with asyncio.timeout(_BEGIN_S):
                 return json.loads(await self._hello)
         except TimeoutError:
-            raise RuntimeFailed(f"the steward of a sandbox was not ready after {_BEGIN_S:.0f} s.") from None
+            raise RuntimeFailed(f"the daemon of a sandbox was not ready after {_BEGIN_S:.0f} s.") from None
 
     async def close(self) -> None:
         """Idempotent."""
@@ -189,12 +189,12 @@ class Link:
             while True:
                 lines = _Lines(self._hear)
                 argument = f"+{_LISTEN_S}" if self._has_lines else str(_LISTEN_S)
-                said = await self._environment.exec(f"{_PROGRAM} hear {argument}", _LISTEN_S + _ANSWER_S, lines.add)
+                output = await self._environment.exec(f"{_PROGRAM} hear {argument}", _LISTEN_S + _ANSWER_S, lines.add)
                 self._has_lines = lines.num_heard > 0
                 if not self._has_lines:
-                    lines.add(said)
+                    lines.add(output)
                 if lines.error is not None or lines.num_heard == 0:
-                    raise lines.error or ValueError("the steward's answer has no marks")
+                    raise lines.error or ValueError("the daemon's answer has no marks")
         except (GanglineError, ValueError, LookupError) as error:
             self._lose(str(error))
 
@@ -253,9 +253,9 @@ class _Lines:
 
 
 def _program() -> bytes:
-    """The steward and the modules that it needs, as one zip file that Python can run."""
+    """The daemon and the modules that it needs, as one zip file that Python can run."""
     files = {name: (_SOURCES / name).read_text() for name in _SHIPPED}
-    files["domain/errors.py"] = (_SOURCES / "interop/harbor/runtime/inside/errors.py").read_text()
+    files["domain/errors.py"] = (_SOURCES / "interop/harbor/runtime/in_sandbox/errors.py").read_text()
     packages = {str(parent) for name in files for parent in Path("gangline", name).parents} - {"."}
     written = BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,11 +1,11 @@
 """The runtime `harbor`: Docker, Kubernetes, Daytona, Modal, E2B and every other environment that Harbor supports.
 
 Harbor creates and removes an environment, runs commands in it to completion, and uploads files. Everything else is done
-by the steward, our program that runs inside as root; it needs Python 3.8, `sh` and coreutils there.
+by the daemon, our program that runs inside as root; it needs Python 3.8, `sh` and coreutils there.
 
-Laws:
+Invariants:
 - The agent is never root inside.
-- The node's proxy is reached over the link to the steward, as a listener on the sandbox's own loopback. So the node
+- The node's proxy is reached over the link to the daemon, as a listener on the sandbox's own loopback. So the node
   needs no address that the sandbox can reach, and a sandbox needs no network.
 - A network policy that Harbor's class cannot enforce is refused, with Harbor's message.
 - The node's operator chooses the environment class and its options; a task names an image.
@@ -30,7 +30,7 @@ from gangline.domain.sandbox import ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.interop.harbor.runtime.bridge import INSTALL, Bridge, Bridges
 from gangline.interop.harbor.runtime.link import Link
-from gangline.interop.harbor.runtime.streams import RemoteForeman, SocketStream, Wire
+from gangline.interop.harbor.runtime.streams import RemoteSpawner, SocketStream, Wire
 from gangline.machine.event_loop import to_end
 from gangline.sandbox.commands.execution import EndAll, Order
 from gangline.sandbox.confinement.limits import (
@@ -57,7 +57,7 @@ _NOT_THE_IMAGE_S = ("HOME", "HOSTNAME", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "
 
 
 class Tunnels:
-    """The tunnels of one sandbox, over all runs of its steward."""
+    """The tunnels of one sandbox, over all runs of its daemon."""
 
     def __init__(self, start: RuntimeStart) -> None:
         self.env: Mapping[str, str] = {}
@@ -170,7 +170,7 @@ class HarborRuntime(Runtime):
 
 
 class HarborSandbox(SupervisedSandbox):
-    """An environment that lasts, and stewards that come and go. The steward moves files, not this machine."""
+    """An environment that lasts, and stewards that come and go. The daemon moves files, not this machine."""
 
     def __init__(self, start: RuntimeStart, bridges: Bridges, settings: Settings) -> None:
         spec = start.spec
@@ -185,7 +185,7 @@ class HarborSandbox(SupervisedSandbox):
         self._link: Link | None = None
         self._is_made = False
         self._told: Mapping[str, Any] = {}
-        """The steward's report on the sandbox: its variables, and its machine if that filters system calls."""
+        """The daemon's report on the sandbox: its variables, and its machine if that filters system calls."""
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await (await self._linked()).file("write", path, data, mode)
@@ -223,7 +223,7 @@ class HarborSandbox(SupervisedSandbox):
         self._is_made = True
         if len(self._tunnels.ports) > 1:
             self._tunnels.env = proxy_variables(self._told["ports"][1])
-        self._foreman = RemoteForeman(link)
+        self._spawner = RemoteSpawner(link)
 
     def _order(self, request: ExecRequest) -> Order:
         image = {name: value for name, value in self._told["env"].items() if name not in _NOT_THE_IMAGE_S}
@@ -320,8 +320,10 @@ class _Environment:
         name = _name(self._start.runtime_id)
         answer = await self._bridge.ask("exec", name=name, on_part=on_part, command=command, timeout_s=timeout_s)
         if answer["code"] != 0:
-            said = f"{answer['output']}{answer['complaint']}".strip()
-            raise RuntimeFailed(f"a command in an environment of Harbor's ended with {answer['code']}: {said[-2000:]}")
+            output = f"{answer['output']}{answer['complaint']}".strip()
+            raise RuntimeFailed(
+                f"a command in an environment of Harbor's ended with {answer['code']}: {output[-2000:]}"
+            )
         return answer["output"]
 
     async def upload(self, data: bytes, path: str) -> None:

@@ -1,6 +1,6 @@
-"""Byte streams between a sandbox's steward and this process, for a command or a socket.
+"""Byte streams between a sandbox's daemon and this process, for a command or a socket.
 
-Laws:
+Invariants:
 - Neither side sends more than `WINDOW` bytes of a stream before the other has passed them on.
 - A command's end is passed on after its output.
 """
@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from gangline.sandbox.commands.foreman import Foreman
+from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.commands.supervisor import Supervisor
 from gangline.sandbox.shared.accounts import Traffic
 
 WINDOW = 1 << 20
 _PIECE = 1 << 16
-_LOST = b"lost its steward does not answer\n\nlast\n"
+_LOST = b"lost its daemon does not answer\n\nlast\n"
 """The message of a supervisor that cannot run a command."""
 
 
@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 
 class Wire(Protocol):
-    """The connection to a steward. Frames of unknown streams are dropped."""
+    """The connection to a daemon. Frames of unknown streams are dropped."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -42,7 +42,7 @@ class Wire(Protocol):
         ...
 
     def join(self, number: int, stream: Stream) -> None:
-        """Register a stream. It receives a reset if the steward is lost."""
+        """Register a stream. It receives a reset if the daemon is lost."""
         ...
 
     def leave(self, number: int) -> None: ...
@@ -146,8 +146,8 @@ class RemoteSupervisor(Supervisor):
         self._carrying = asyncio.create_task(self._carry(hear))
         self._carrying.add_done_callback(self._let_go)
         # Older Pythons in sandboxes cannot read newer marshal versions.
-        told = marshal.dumps((marshal.dumps(marshal.loads(order), 4), has_channel), 4)
-        self._wire.say(self._number, b"X", told)
+        packed = marshal.dumps((marshal.dumps(marshal.loads(order), 4), has_channel), 4)
+        self._wire.say(self._number, b"X", packed)
 
     def heard(self, index: int, kind: bytes, payload: bytes) -> None:
         """index: 0 for the supervisor's messages, 1 and 2 for stdout and stderr."""
@@ -224,8 +224,8 @@ async def _written(fd: int, data: bytes) -> None:
                 loop.remove_writer(fd)
 
 
-class RemoteForeman(Foreman):
-    """A foreman at the other end of a wire."""
+class RemoteSpawner(Spawner):
+    """A spawner at the other end of a wire."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -235,7 +235,7 @@ class RemoteForeman(Foreman):
         return self._wire.is_alive
 
     def supervisor(self, groups: Sequence[str]) -> Supervisor:
-        """See `Foreman.supervisor`. groups: unused."""
+        """See `Spawner.supervisor`. groups: unused."""
         return RemoteSupervisor(self._wire)
 
     def rest(self, supervisor: Supervisor) -> None:
@@ -243,4 +243,4 @@ class RemoteForeman(Foreman):
         supervisor.close()
 
     async def end(self) -> None:
-        """Does nothing: the foreman runs in the sandbox."""
+        """Does nothing: the spawner runs in the sandbox."""

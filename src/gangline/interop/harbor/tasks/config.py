@@ -137,7 +137,7 @@ class HarborVerifier(_Policy):
     @model_validator(mode="after")
     def _shares_no_environment_of_its_own(self) -> HarborVerifier:
         if self.environment_mode == "shared" and self.environment is not None:
-            raise ValueError("environment_mode 'shared' and an environment of its own exclude each other")
+            raise ValueError("environment_mode 'shared' and its own environment exclude each other")
         return self
 
 
@@ -159,7 +159,7 @@ class HarborStep(_Table):
     @model_validator(mode="after")
     def _names_a_folder(self) -> HarborStep:
         if _NO_FOLDER_NAME.search(self.name):
-            raise ValueError(f"step name {self.name!r} is no portable name of a folder")
+            raise ValueError(f"step name {self.name!r} is not a portable name of a folder")
         return self
 
 

@@ -58,13 +58,13 @@ def runtime_of(
 
 def init_timeout_s(*runtimes: dict[str, Any]) -> float:
     """INIT's budget, extended by the time that health checks (including the services') and `setup.sh` may take."""
-    return INIT_S + max((sum(_waits(one)) for one in runtimes), default=0.0)
+    return INIT_S + max((sum(_waits(runtime)) for runtime in runtimes), default=0.0)
 
 
 def _waits(runtime: dict[str, Any]) -> Iterator[float]:
     yield from (action.get("timeout_seconds", 0.0) for action in runtime.get("prepare", []))
     services = runtime.get("services", {}).values()
-    yield from (one["healthcheck"]["within_seconds"] for one in services if "healthcheck" in one)
+    yield from (service["healthcheck"]["within_seconds"] for service in services if "healthcheck" in service)
 
 
 def _limits(settings: HarborEnvironment) -> dict[str, Any]:

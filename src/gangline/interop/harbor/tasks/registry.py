@@ -44,11 +44,11 @@ def _found(registry: Path, wanted: str) -> _Dataset:
     try:
         datasets = msgspec.json.decode(read_text(own_file(registry.resolve())), type=list[_Dataset])
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{registry} is no registry of Harbor: {error}") from error
+        raise InvalidRequest(f"{registry} is not a registry of Harbor: {error}") from error
     name, has_version, version = wanted.partition("@")
-    versions = {one.version: one for one in datasets if one.name == name}
+    versions = {dataset.version: dataset for dataset in datasets if dataset.name == name}
     if not versions:
-        known = ", ".join(sorted({one.name for one in datasets})) or "none"
+        known = ", ".join(sorted({dataset.name for dataset in datasets})) or "none"
         raise InvalidRequest(f"{registry} has no dataset {name!r}; it has {known}.")
     if not has_version:
         version = "head" if len(versions) > 1 else next(iter(versions))

@@ -60,7 +60,7 @@ def skills_of(name: str, skills_dir: str, copied: dict[str, dict[str, Any]]) -> 
         if inside not in path.parents or len(parts := path.relative_to(inside).parts) < 2:
             continue
         if "encoding" in file:
-            raise InvalidRequest(f"{name}: environment.skills_dir: {path} is no text, and a skill's files are.")
+            raise InvalidRequest(f"{name}: environment.skills_dir: {path} is not text, and a skill's files are.")
         found.setdefault(parts[0], {})["/".join(parts[1:])] = file["content"]
     skills = {skill: files for skill, files in found.items() if "SKILL.md" in files}
     if not skills:
@@ -173,7 +173,7 @@ def notes_on_services(config: HarborConfig, runtime: dict[str, Any]) -> list[str
 
 def _given(name: str, policy: Policy) -> dict[str, Any]:
     if policy.mode == "public":
-        raise InvalidRequest(f"{name}: asks for the public network, which is no list. Give --network full or proxy.")
+        raise InvalidRequest(f"{name}: asks for the public network, which is not a list. Give --network full or proxy.")
     if not policy.hosts:
         return {"network": "proxy"}
     for host in policy.hosts:
@@ -278,7 +278,7 @@ def _step(parts: Parts, evaluator: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_other_networks(name: str, networks: Sequence[Networks]) -> None:
     """Raises: InvalidRequest."""
-    if any(one.agent != networks[0].agent for one in networks):
+    if any(network.agent != networks[0].agent for network in networks):
         raise InvalidRequest(
             f"{name}: its steps ask for different networks of the agent, and all work in one runtime, which has one "
             "network. Give --network full or proxy."

@@ -82,7 +82,7 @@ def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
     if not is_separate(verifier):
         evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
         return evaluator, [f"{wanted.name}: artifacts are not kept"] if wanted.artifacts else []
-    own = next((one for one in wanted.images if one.exists), None)
+    own = next((image for image in wanted.images if image.exists), None)
     if own is not None:
         evaluator = _script(wanted, None, _MAKE_RUNNABLE + _RUN_TESTS)
         runtime, notes = _runtime(wanted, own.image, own.context, owns_tests=True)
@@ -153,9 +153,9 @@ def _folders(artifacts: Sequence[HarborArtifact]) -> dict[str, list[str]]:
     wins.
     """
     found: dict[str, list[str]] = {}
-    for one in artifacts:
-        if _service_of(one) == MAIN:
-            found.setdefault(one.source.rstrip("/") or "/", one.exclude)
+    for artifact in artifacts:
+        if _service_of(artifact) == MAIN:
+            found.setdefault(artifact.source.rstrip("/") or "/", artifact.exclude)
     return found if _ARTIFACTS in found else {_ARTIFACTS: [], **found}
 
 
@@ -165,15 +165,17 @@ def _of_services(wanted: Verification) -> dict[str, dict[str, list[str]]]:
     Raises: InvalidRequest if an artifact or a hook names an unknown service.
     """
     there = wanted.runtime.get("services", {})
-    named = [hook.service for hook in wanted.config.verifier.collect] + [_service_of(one) for one in wanted.artifacts]
+    named = [hook.service for hook in wanted.config.verifier.collect] + [
+        _service_of(artifact) for artifact in wanted.artifacts
+    ]
     if unknown := sorted({one for one in named if one != MAIN and one not in there}):
         raise InvalidRequest(f"{wanted.name}: collects from the service {unknown[0]!r}, which it does not have.")
     found: dict[str, dict[str, list[str]]] = {}
-    for one in wanted.artifacts:
-        if (service := _service_of(one)) != MAIN:
-            if not one.source.startswith("/"):
-                raise InvalidRequest(f"{wanted.name}: the artifact {one.source!r} of a service must be absolute.")
-            found.setdefault(service, {}).setdefault(one.source.rstrip("/") or "/", one.exclude)
+    for artifact in wanted.artifacts:
+        if (service := _service_of(artifact)) != MAIN:
+            if not artifact.source.startswith("/"):
+                raise InvalidRequest(f"{wanted.name}: the artifact {artifact.source!r} of a service must be absolute.")
+            found.setdefault(service, {}).setdefault(artifact.source.rstrip("/") or "/", artifact.exclude)
     return found
 
 

@@ -92,10 +92,11 @@ async def _check_tokenizer(http: EngineHttp, text: TextSide, model: str, prompt_
         answer = decode(await http.post("/detokenize", body), dict[str, Any], http.url)
     except EngineError:
         return
-    said, ours = answer.get("prompt", answer.get("text")), await text.decode(prompt_ids.tolist())
-    if isinstance(said, str) and said != ours:
+    theirs, ours = answer.get("prompt", answer.get("text")), await text.decode(prompt_ids.tolist())
+    if isinstance(theirs, str) and theirs != ours:
         raise EngineIncapable(
-            f"engine {http.url} has another tokenizer than the one given: it reads {said[:80]!r} where this one reads "
+            f"engine {http.url} has another tokenizer than the one given: it reads {theirs[:80]!r} where this one "
+            f"reads "
             f"{ours[:80]!r}."
         )
 

@@ -123,8 +123,8 @@ class RenderersText:
         renderer = self._renderer(template_kwargs)
         offered = [tool_fields(tool) for tool in tools] or None
         try:
-            said = template_messages(messages_fields(messages))
-            return token_ids(renderer.render_ids(said, tools=offered, add_generation_prompt=add_generation_prompt))
+            shaped = template_messages(messages_fields(messages))
+            return token_ids(renderer.render_ids(shaped, tools=offered, add_generation_prompt=add_generation_prompt))
         except Exception as error:  # a renderer refuses conversations in any way it likes
             raise EngineRefused(f"the model's renderer refuses these messages: {error}", status=400) from error
 

@@ -104,14 +104,14 @@ class _WholeReader:
         self._ids.extend(ids)
         if finish_reason is None:
             return Read(shown=self._nothing, num_kept=len(ids))
-        said, stop = self._stops.feed(await self._side.decode(self._ids))
+        text, stop = self._stops.feed(await self._side.decode(self._ids))
         if finish_reason == "stop" and stop is None:
-            # It ended by itself: the last id is the end of turn, which is no text.
-            said = await self._side.decode(self._ids[:-1])
+            # It ended by itself: the last id is the end of turn, which is not text.
+            text = await self._side.decode(self._ids[:-1])
         elif stop is None:
-            said += self._stops.flush()
+            text += self._stops.flush()
         return Read(
-            shown=joined(self._reply.feed(said), self._reply.finish()),
+            shown=joined(self._reply.feed(text), self._reply.finish()),
             num_kept=len(ids),
             finish_reason=self._reply.finish_reason(finish_reason),
             stop_reason=stop,

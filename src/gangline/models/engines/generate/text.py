@@ -96,7 +96,7 @@ class TokenReader:
         shown = ReplyDelta(choice_index=self._choice_index)
         for position, token_id in enumerate(ids):
             if finish_reason == "stop" and position + 1 == len(ids):
-                break  # the end of turn is no text
+                break  # the end of turn is not text
             text, stop = self._stops.feed(self._text.feed(token_id))
             shown = joined(shown, self._reply.feed(text))
             if stop is not None:

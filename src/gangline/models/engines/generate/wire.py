@@ -123,7 +123,7 @@ class VllmGenerate:
     takes_images = True
 
     def __init__(self, evidence: WireEvidence | None = None) -> None:
-        """evidence: of the engine; None: an object of its own."""
+        """evidence: of the engine; None: its own object."""
         self._evidence = evidence or WireEvidence("generate_vllm")
         self._sent: SentIds | None = None
 
@@ -220,10 +220,10 @@ class SglangGenerate:
     name = "sglang"
     path = "/generate"
     logprob_kind: LogprobKind | None = "temperature_scaled"
-    takes_images = False  # it turns ids beside `image_data` into text, and that into other ids
+    takes_images = False  # it turns ids alongside `image_data` into text, and that into other ids
 
     def __init__(self, evidence: WireEvidence | None = None) -> None:
-        """evidence: of the engine; None: an object of its own."""
+        """evidence: of the engine; None: its own object."""
         self._evidence = evidence or WireEvidence("generate_sglang")
         self._num_read = 0
         self._sent: SentIds | None = None

@@ -144,7 +144,9 @@ class SglangEngine(EngineClient):
                 f"engine {self.url} answered odd log-probs or evidence in meta_info: {error}"
             ) from error
         evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
-        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
+        return msgspec.structs.replace(
+            reply, choices=tuple(with_evidence(choice, evidence) for choice in reply.choices)
+        )
 
     async def render(
         self,

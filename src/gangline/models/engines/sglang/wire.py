@@ -181,7 +181,7 @@ def _choice(choice: _Choice[_Meta], show_logprobs: bool, evidence: WireEvidence 
 
 
 def _of_meta(meta: _Meta) -> tuple[list[float] | None, list[int] | None]:
-    """Log-probs and ids [T] of `output_token_logprobs`. Raises: ValueError when an entry is no pair."""
+    """Log-probs and ids [T] of `output_token_logprobs`. Raises: ValueError when an entry is not a pair."""
     entries = meta.output_token_logprobs
     if entries is None:
         return None, None

@@ -4,7 +4,7 @@ A stitched prompt is the first prompt of its chain, then after each sampled turn
 write there. All of these must stand in the template's rendering of the whole conversation, in that order: the first at
 its front, the last at its end. The model's own turns, with the generation prompts that they were given, may be written
 otherwise there: stitching keeps them as they were. So thinking that a template strips and ids that tokenise otherwise
-are no difference; a number, a flag or a system text that a template writes at another place is.
+are not difference; a number, a flag or a system text that a template writes at another place is.
 """
 
 from __future__ import annotations

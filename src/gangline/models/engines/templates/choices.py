@@ -87,13 +87,13 @@ async def _prompt(
 async def _prompts(
     rendered: Renderings, arguments: Sequence[dict[str, Any]], messages: tuple[Message, ...] = (_USER,)
 ) -> list[tuple[int, ...] | None]:
-    return list(await asyncio.gather(*(_prompt(rendered, one, messages) for one in arguments)))
+    return list(await asyncio.gather(*(_prompt(rendered, argument, messages) for argument in arguments)))
 
 
 async def _switch(rendered: Renderings) -> tuple[str, Any, Any] | None:
     """The first word by which thinking goes on and off."""
-    told = await _prompts(rendered, [{name: value} for name, *values in _SWITCHES for value in values])
-    pairs = zip(_SWITCHES, told[::2], told[1::2], strict=True)
+    rendered_prompts = await _prompts(rendered, [{name: value} for name, *values in _SWITCHES for value in values])
+    pairs = zip(_SWITCHES, rendered_prompts[::2], rendered_prompts[1::2], strict=True)
     return next((one for one, on, off in pairs if on is not None and off is not None and on != off), None)
 
 
@@ -101,7 +101,7 @@ async def _efforts(rendered: Renderings, on: dict[str, Any]) -> dict[str, tuple[
     """By the argument's name, the words that may be sent."""
     plain = await _prompt(rendered, on)
     for name in _EFFORT_NAMES:
-        if all(one == plain for one in await _prompts(rendered, [{**on, name: word} for word in _TRIED])):
+        if all(prompt == plain for prompt in await _prompts(rendered, [{**on, name: word} for word in _TRIED])):
             continue
         tried = await _prompts(rendered, [{**on, name: word} for word in (*EFFORTS, _NO_EFFORT)])
         words = tuple(word for word, one in zip(EFFORTS, tried, strict=False) if one is not None)
@@ -117,6 +117,8 @@ async def _keeper(rendered: Renderings, on: dict[str, Any]) -> dict[str, Any]:
     one, two = ((_USER, Message("assistant", (Thinking(thought), Text("y"))), _USER) for thought in ("one", "two"))
     choices: list[dict[str, Any]] = [{}, *({name: value} for name, value in _KEEPERS)]
     arguments = [{**on, **choice} for choice in choices]
-    told = zip(choices, await _prompts(rendered, arguments, one), await _prompts(rendered, arguments, two), strict=True)
-    found = (choice for choice, first, second in told if first is not None and first != second)
+    prompts = zip(
+        choices, await _prompts(rendered, arguments, one), await _prompts(rendered, arguments, two), strict=True
+    )
+    found = (choice for choice, first, second in prompts if first is not None and first != second)
     return next(found, choices[0])

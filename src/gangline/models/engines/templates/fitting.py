@@ -49,7 +49,7 @@ _SYSTEM = ("system", "developer")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _EMPTY_USER = Message("user", (Text(""),))
-"""Two replies, or a reply at the front, are no alternation."""
+"""Two replies, or a reply at the front, are not alternation."""
 
 _ABOUT_THINKING = frozenset({"enable_thinking", "thinking", "reasoning", "thinking_mode", "thinking_option"})
 _ABOUT_EFFORT = frozenset({"reasoning_effort", "thinking_effort", "reasoning_strength", "low_effort", "medium_effort"})
@@ -189,9 +189,9 @@ class _Fitting:
             thoughts = [part for part in parts if isinstance(part, Thinking) and part.text]
             if thoughts:
                 self.changes["text_in_thinking"] += 1
-                said = "\n\n".join([*(part.text for part in thoughts), *(part.text for part in texts)])
+                text = "\n\n".join([*(part.text for part in thoughts), *(part.text for part in texts)])
                 others = (part for part in parts if not isinstance(part, (Text, Thinking)))
-                return replace(reply, parts=(replace(thoughts[0], text=said), *others))
+                return replace(reply, parts=(replace(thoughts[0], text=text), *others))
         return reply
 
     # -- the messages between two replies ------------------------------------------------------------------------
@@ -217,9 +217,9 @@ class _Fitting:
         if facts.takes_results_without_calls is not False and facts.takes_calls_without_results is not False:
             return messages
         asked = [part.call_id for part in reply.parts if isinstance(part, ToolCall)] if reply else []
-        answered = {part.call_id for one in messages for part in one.parts if isinstance(part, ToolResult)}
+        answered = {part.call_id for message in messages for part in message.parts if isinstance(part, ToolResult)}
         if facts.takes_results_without_calls is False:
-            messages = [self._as_text(one, asked) for one in messages]
+            messages = [self._as_text(message, asked) for message in messages]
         missing = [one for one in asked if one not in answered]
         if missing and facts.takes_calls_without_results is False and not (at_end and not messages):
             self.changes["empty_results"] += len(missing)
@@ -311,7 +311,10 @@ def _apart(message: Message) -> list[Message]:
     if not results or len(message.parts) == 1:
         return [message]
     rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-    return [*(Message("tool", (one,)) for one in results), *([Message("user", rest, message.name)] if rest else [])]
+    return [
+        *(Message("tool", (result,)) for result in results),
+        *([Message("user", rest, message.name)] if rest else []),
+    ]
 
 
 def _glued(*several: Sequence[PieceT]) -> tuple[PieceT, ...]:

@@ -118,8 +118,8 @@ async def reports_ends(engine: Engine) -> bool | None:
     None: the model did not end there, or the engine or its template refuses, or takes too long.
     """
     whole, longer = [
-        await unless_refused(engine.render((_ASKED, Message("assistant", (Text(said),)), _ASKED)))
-        for said in ("Done.", "Done. More.")
+        await unless_refused(engine.render((_ASKED, Message("assistant", (Text(sample),)), _ASKED)))
+        for sample in ("Done.", "Done. More.")
     ]
     if whole is None or longer is None:
         return None

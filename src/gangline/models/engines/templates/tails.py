@@ -146,9 +146,9 @@ class Tails:
             raise CannotStitch("the template refuses tool results that no call asked for")
         why = ""
         # `1}`, `"}` and `]`: what stands before a last brace mostly takes it into its own token.
-        objects = [tuple(replace(one, arguments=text) for one in calls) for text in ('{"a": 1}', '{"a": "x"}')]
-        a_list = tuple(replace(one, arguments="[1]") for one in calls)
-        other_names = [tuple(replace(one, name=name) for one in calls) for name in ("call_one", "call_two")]
+        objects = [tuple(replace(call, arguments=text) for call in calls) for text in ('{"a": 1}', '{"a": "x"}')]
+        a_list = tuple(replace(call, arguments="[1]") for call in calls)
+        other_names = [tuple(replace(call, name=name) for call in calls) for name in ("call_one", "call_two")]
         other_texts = [(Text(text), *calls) for text in ("one", "two")]
         for bodies in ([*objects, a_list], objects, other_names, other_texts):
             try:

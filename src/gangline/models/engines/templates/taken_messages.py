@@ -29,8 +29,8 @@ def _say(role: Role, text: str) -> Message:
 
 
 def _call(*call_ids: str, text: str = "", thought: str = "") -> Message:
-    said = (*((Thinking(thought),) if thought else ()), *((Text(text),) if text else ()))
-    return Message("assistant", (*said, *(ToolCall(one, "probe", '{"query": "x"}') for one in call_ids)))
+    parts = (*((Thinking(thought),) if thought else ()), *((Text(text),) if text else ()))
+    return Message("assistant", (*parts, *(ToolCall(call_id, "probe", '{"query": "x"}') for call_id in call_ids)))
 
 
 def _result(text: str, call_id: str = _NINE[0]) -> Message:
@@ -89,7 +89,7 @@ async def _taken(
 ) -> dict[str, bool | None]:
     names = [name for name, conversations in forms.items() for _ in conversations]
     answers = await asyncio.gather(
-        *(_takes(rendered, one, tools) for conversations in forms.values() for one in conversations)
+        *(_takes(rendered, conversation, tools) for conversations in forms.values() for conversation in conversations)
     )
     together: dict[str, bool | None] = {}
     for name, answer in zip(names, answers, strict=True):
@@ -111,12 +111,13 @@ async def _takes(rendered: Renderings, messages: tuple[Message, ...], tools: tup
 
 def _texts(message: Message) -> list[str]:
     pieces = [one for part in message.parts for one in (part.content if isinstance(part, ToolResult) else (part,))]
-    return [one.text for one in pieces if isinstance(one, Text) and one.text]
+    return [piece.text for piece in pieces if isinstance(piece, Text) and piece.text]
 
 
 async def _of_calls(rendered: Renderings) -> dict[str, Any]:
-    """What is accepted around calls. Their texts are not looked for: many templates leave out a reply's own text beside
-    its calls, which no change of the messages mends."""
+    """What is accepted around calls. Their texts are not looked for: many templates leave out a reply's own text
+    alongside its calls, which no change of the messages mends.
+    """
     own = (_USER, _call(_OWN[0]), _result("charlie", _OWN[0]))
     other = (_USER, _call(_NINE[1]), _result("charlie", _NINE[1]))
     all_said = (_USER, _call(_NINE[0], text="bravo", thought="tango"), _RESULT)
@@ -124,7 +125,7 @@ async def _of_calls(rendered: Renderings) -> dict[str, Any]:
     unanswered = (_USER, _CALL, _say("user", "delta"))
     asked = (own, all_said, *each_alone, unanswered)
     prompts = await asyncio.gather(*(rendered.ids(one, (PROBE_TOOL,)) for one in asked))
-    takes_own, takes_all, takes_text, takes_thought, takes_unanswered = (one is not None for one in prompts)
+    takes_own, takes_all, takes_text, takes_thought, takes_unanswered = (prompt is not None for prompt in prompts)
     return {
         "call_ids": "any" if takes_own else "nine",
         "prints_call_ids": await rendered.differ((_USER, _CALL, _RESULT), other, (PROBE_TOOL,)),

@@ -173,10 +173,10 @@ class ParsedEngine:
 
 def _read_delta(delta: EngineDelta, text: ReplyText, numbers: dict[tuple[str, int], int]) -> EngineDelta:
     """numbers: of the choice's calls so far, by who read them and the number they had there."""
-    said = _numbered("engine", delta.shown, numbers)
-    if not said.text and delta.finish_reason is None:
-        return delta if said is delta.shown else msgspec.structs.replace(delta, shown=said)
-    shown = _joined(said, _numbered("here", text.feed(said.text), numbers))
+    numbered = _numbered("engine", delta.shown, numbers)
+    if not numbered.text and delta.finish_reason is None:
+        return delta if numbered is delta.shown else msgspec.structs.replace(delta, shown=numbered)
+    shown = _joined(numbered, _numbered("here", text.feed(numbered.text), numbers))
     if delta.finish_reason is None:
         return msgspec.structs.replace(delta, shown=shown)
     return msgspec.structs.replace(
@@ -189,22 +189,22 @@ def _read_delta(delta: EngineDelta, text: ReplyText, numbers: dict[tuple[str, in
     )
 
 
-def _numbered(reader: str, said: ReplyDelta, numbers: dict[tuple[str, int], int]) -> ReplyDelta:
+def _numbered(reader: str, delta: ReplyDelta, numbers: dict[tuple[str, int], int]) -> ReplyDelta:
     """The engine may have read calls of its own: no two calls get one number."""
-    if not said.tool_calls:
-        return said
+    if not delta.tool_calls:
+        return delta
     calls = tuple(
         msgspec.structs.replace(piece, index=numbers.setdefault((reader, piece.index), len(numbers)))
-        for piece in said.tool_calls
+        for piece in delta.tool_calls
     )
-    return msgspec.structs.replace(said, tool_calls=calls)
+    return msgspec.structs.replace(delta, tool_calls=calls)
 
 
-def _joined(said: ReplyDelta, read: ReplyDelta, *, before: str = "") -> ReplyDelta:
+def _joined(shown: ReplyDelta, read: ReplyDelta, *, before: str = "") -> ReplyDelta:
     """The engine's non-text fields, with those parsed from its text."""
     return msgspec.structs.replace(
-        said,
-        thinking=said.thinking + read.thinking,
+        shown,
+        thinking=shown.thinking + read.thinking,
         text=before + read.text,
-        tool_calls=(*said.tool_calls, *read.tool_calls),
+        tool_calls=(*shown.tool_calls, *read.tool_calls),
     )

@@ -43,16 +43,16 @@ class StreamedCalls:
         """Index -> the last call that began there; None -> the last of all."""
         self._by_id: dict[str, _Call] = {}
 
-    def feed(self, said: Sequence[WireToolCall]) -> list[ToolCallDelta]:
+    def feed(self, pieces: Sequence[WireToolCall]) -> list[ToolCallDelta]:
         """One chunk's list. Pieces of a call without a name wait for it. Raises: EngineMalformed."""
         num_before, found = len(self._calls), list[ToolCallDelta]()
-        if num_before > 1 and sum(map(_is_unmarked, said)) > 1:
+        if num_before > 1 and sum(map(_is_unmarked, pieces)) > 1:
             raise EngineMalformed("the engine's stream has pieces of several tool calls without an id or an index")
-        for one in said:
-            name, arguments = function_of(one)
-            if not (one.id or name or arguments):
+        for piece in pieces:
+            name, arguments = function_of(piece)
+            if not (piece.id or name or arguments):
                 continue
-            call = self._continued(one, name, arguments, num_before) or self._begun(one)
+            call = self._continued(piece, name, arguments, num_before) or self._begun(piece)
             call.arguments.append(arguments)
             if name and not call.name:
                 call.name = name
@@ -66,21 +66,21 @@ class StreamedCalls:
         if not all(call.name for call in self._calls):
             raise EngineMalformed("the engine's stream has a tool call without a name")
 
-    def _continued(self, said: WireToolCall, name: str, arguments: str, num_before: int) -> _Call | None:
+    def _continued(self, piece: WireToolCall, name: str, arguments: str, num_before: int) -> _Call | None:
         """The call that a piece belongs to; None where it begins one."""
-        call = self._by_id.get(said.id or "") or self._at.get(said.index)
-        if call is None and not (said.id or name):
+        call = self._by_id.get(piece.id or "") or self._at.get(piece.index)
+        if call is None and not (piece.id or name):
             call = self._last_without_index()
-        if call is None or _is_another(call, said, name, arguments, in_one_list=call.number >= num_before):
+        if call is None or _is_another(call, piece, name, arguments, in_one_list=call.number >= num_before):
             return None
-        if name and call.name and (name != call.name or (not said.id and call.is_whole)):
+        if name and call.name and (name != call.name or (not piece.id and call.is_whole)):
             raise EngineMalformed(
                 f"the engine's stream names a tool call {call.name!r} and then {name!r}: without an id or an index of "
                 "its own, a second call cannot be told from the first"
             )
-        if said.id and not call.call_id:
-            call.call_id = said.id
-            self._by_id[said.id] = call
+        if piece.id and not call.call_id:
+            call.call_id = piece.id
+            self._by_id[piece.id] = call
         return call
 
     def _last_without_index(self) -> _Call | None:
@@ -88,34 +88,34 @@ class StreamedCalls:
         last = self._at.get(None)
         return last if last is not None and last.index is None else None
 
-    def _begun(self, said: WireToolCall) -> _Call:
-        call = _Call(len(self._calls), said.index, said.id or "", "", [])
+    def _begun(self, piece: WireToolCall) -> _Call:
+        call = _Call(len(self._calls), piece.index, piece.id or "", "", [])
         self._calls.append(call)
-        self._at[said.index] = self._at[None] = call
-        if said.id:
-            self._by_id[said.id] = call
+        self._at[piece.index] = self._at[None] = call
+        if piece.id:
+            self._by_id[piece.id] = call
         return call
 
 
-def _is_unmarked(said: WireToolCall) -> bool:
-    name, arguments = function_of(said)
-    return said.index is None and not (said.id or name) and bool(arguments)
+def _is_unmarked(piece: WireToolCall) -> bool:
+    name, arguments = function_of(piece)
+    return piece.index is None and not (piece.id or name) and bool(arguments)
 
 
-def _is_another(call: _Call, said: WireToolCall, name: str, arguments: str, *, in_one_list: bool) -> bool:
-    """Whether a piece with the id or in the place of `call` begins a call of its own."""
+def _is_another(call: _Call, piece: WireToolCall, name: str, arguments: str, *, in_one_list: bool) -> bool:
+    """Whether a piece with the id or in the place of `call` begins its own call."""
     is_renamed = bool(name and call.name and name != call.name)
-    if said.id and said.id == call.call_id:  # of some servers, every call has one and the same
-        if not name or (said.index == call.index and said.index is not None):
+    if piece.id and piece.id == call.call_id:  # of some servers, every call has one and the same
+        if not name or (piece.index == call.index and piece.index is not None):
             return False
-        return is_renamed or (call.is_whole and (said.index is not None or bool(arguments)))
-    if said.id and call.call_id:
+        return is_renamed or (call.is_whole and (piece.index is not None or bool(arguments)))
+    if piece.id and call.call_id:
         return True
     if not (name and call.name):
         return False
-    if said.id:
+    if piece.id:
         return is_renamed or call.is_whole
-    return (in_one_list and said.index is None) or (call.is_whole and (is_renamed or bool(arguments)))
+    return (in_one_list and piece.index is None) or (call.is_whole and (is_renamed or bool(arguments)))
 
 
 class CallsOfChoices(defaultdict[int, StreamedCalls]):

@@ -155,7 +155,7 @@ class VllmEngine(EngineClient):
         if not has_media(request.call.messages):
             return reply
         images = await self._sight.look(request.call.messages, reply.prompt_ids)
-        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, images) for one in reply.choices))
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(choice, images) for choice in reply.choices))
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         messages = await messages_in_turns(request.call.messages)

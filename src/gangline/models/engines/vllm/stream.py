@@ -38,7 +38,7 @@ def decode_events(
     """The data of events, in one pass. Raises: EngineUnavailable when any does not have the expected form."""
     if len(events) == 1:
         return (decode(events[0], kind, url),)
-    # The decoder knows a list of each kind; spelled out, because `list[kind]` is no type.
+    # The decoder knows a list of each kind; spelled out, because `list[kind]` is not a type.
     joined = b"[" + b",".join(events) + b"]"
     return decode(joined, list[WireReply] if kind is WireReply else list[ShownReply], url)
 

@@ -41,11 +41,11 @@ def detect_parsers(tokenizer: ChatTokenizer) -> Parsers:
     """Empty if the template writes no known tags, or refuses calls and thoughts."""
     # Text from the tools alone is subtracted: templates explain their format in the system text.
     with_tools = _probe(tokenizer, [_USER], [_TOOL])
-    told = _probe(tokenizer, [_USER, _called(_ARGUMENTS)], [_TOOL])
-    told = told or _probe(tokenizer, [_USER, _called(json.dumps(_ARGUMENTS))], [_TOOL])
-    if CHANNEL in told:
+    prompt = _probe(tokenizer, [_USER, _called(_ARGUMENTS)], [_TOOL])
+    prompt = prompt or _probe(tokenizer, [_USER, _called(json.dumps(_ARGUMENTS))], [_TOOL])
+    if CHANNEL in prompt:
         return Parsers("harmony", "harmony")
-    tools = _tool_format(told.removeprefix(with_tools))
+    tools = _tool_format(prompt.removeprefix(with_tools))
     # A template may omit thoughts from its history, while replies have its family's tags.
     return Parsers(tools, _thinking_format(tokenizer) or _OF_FAMILY.get(tools or ""))
 
@@ -55,18 +55,18 @@ def _called(arguments: object) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _tool_format(told: str) -> ToolFormat | None:
+def _tool_format(prompt: str) -> ToolFormat | None:
     for name in get_args(ToolFormat):
-        if name not in ("harmony", "llama3_json") and _reads(name, told):
+        if name not in ("harmony", "llama3_json") and _reads(name, prompt):
             return name
     # A Llama call is a whole reply, enclosed in the turn's own marks.
-    is_llama = '{"name":"probe","parameters":{"key_of_probe"' in "".join(told.split())
+    is_llama = '{"name":"probe","parameters":{"key_of_probe"' in "".join(prompt.split())
     return "llama3_json" if is_llama else None
 
 
-def _reads(name: ToolFormat, told: str) -> bool:
+def _reads(name: ToolFormat, prompt: str) -> bool:
     parser = ReplyParser(Parsers(name), schemas={"probe": _TOOL["function"]["parameters"]})
-    calls = [event for event in parser.feed(told) + parser.finish() if isinstance(event, CallEvent)]
+    calls = [event for event in parser.feed(prompt) + parser.finish() if isinstance(event, CallEvent)]
     return any(call.name == "probe" and json.loads(call.arguments) == _ARGUMENTS for call in calls)
 
 

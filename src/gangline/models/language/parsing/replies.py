@@ -42,9 +42,9 @@ class ReplyText:
         """The text held back so far. Called once, after the last text."""
         return self._shown(self._parser.finish())
 
-    def finish_reason(self, said: str) -> str:
+    def finish_reason(self, reported: str) -> str:
         """`tool_calls` for a reply that stopped by itself after calls, as in chat routes."""
-        return "tool_calls" if said == "stop" and self._parser.num_calls else said
+        return "tool_calls" if reported == "stop" and self._parser.num_calls else reported
 
     def _shown(self, events: Sequence[Event]) -> ReplyDelta:
         calls = [event for event in events if isinstance(event, CallEvent)]

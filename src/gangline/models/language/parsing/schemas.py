@@ -142,8 +142,8 @@ def _is_kind(value: object, schema: Mapping[str, Any]) -> bool:
 
 def _kinds(schema: Mapping[str, Any]) -> set[str] | None:
     """None: any kind."""
-    told: object = schema.get("type")
-    names = cast("list[object]", told) if isinstance(told, list) else [] if told is None else [told]
+    declared: object = schema.get("type")
+    names = cast("list[object]", declared) if isinstance(declared, list) else [] if declared is None else [declared]
     kinds = {_KINDS.get(name.strip().lower(), "string") if isinstance(name, str) else "string" for name in names}
     if kinds:
         return kinds

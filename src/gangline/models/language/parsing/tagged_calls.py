@@ -91,7 +91,7 @@ class TaggedCalls:
         """Position from which the held text could still become an opening tag."""
         begun = self._held.rfind("<")
         tail = self._held[begun:]
-        return begun if begun >= 0 and any(one.startswith(tail) for one in self._openers) else len(self._held)
+        return begun if begun >= 0 and any(opener.startswith(tail) for opener in self._openers) else len(self._held)
 
     def _is_quoted(self, before: str) -> bool:
         line = (self._line + before).rpartition("\n")[2]

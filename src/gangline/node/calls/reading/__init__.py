@@ -1,3 +1,3 @@
-"""How a model call's body becomes a canonical call: here, or for a large one in a process of its own. Start with
+"""How a model call's body becomes a canonical call: here, or for a large one in its own process. Start with
 `body`.
 """

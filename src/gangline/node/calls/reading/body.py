@@ -85,7 +85,7 @@ class TakenBytes:
 
 
 def check_body(body: bytes, limits: CallLimits) -> None:
-    """Refuse by its outline a body that would take long to parse. Bodies that are no JSON object pass: the dialect
+    """Refuse by its outline a body that would take long to parse. Bodies that are not a JSON object pass: the dialect
     refuses them in its own words.
 
     Raises: LimitExceeded.
@@ -115,9 +115,11 @@ def check_call(call: ModelCall, limits: CallLimits) -> None:
             f"name an earlier reply, and {_MAX_KEYS} is the most: leave those fields out."
         )
     num_parts = sum(
-        len(part.content) + 1 if isinstance(part, ToolResult) else 1 for one in call.messages for part in one.parts
+        len(part.content) + 1 if isinstance(part, ToolResult) else 1
+        for message in call.messages
+        for part in message.parts
     )
-    for part in (part for one in call.messages for part in one.parts if isinstance(part, Document)):
+    for part in (part for message in call.messages for part in message.parts if isinstance(part, Document)):
         if (num_escapes := part.url.count("%")) > _MAX_URL_ESCAPES:
             raise LimitExceeded(
                 f"the request has a document whose URL has {num_escapes} percent escapes, and {_MAX_URL_ESCAPES} is "
@@ -209,7 +211,7 @@ def role_in(request: RawRequest) -> str | None:
 
 
 def _label(role: str | None) -> str | None:
-    """A role in a body's metadata, which are the client's own: one that is no name is another label of theirs."""
+    """A role in a body's metadata, which are the client's own: one that is not a name is another label of theirs."""
     return role if role is not None and _ROLE.fullmatch(role) else None
 
 

@@ -33,7 +33,7 @@ _NICE = 5
 """Event loops on the same cores are ahead; low enough that a busy machine still reads in time."""
 
 _FRAME_BYTES = 128 << 10
-"""Approximate size of a frame of messages. One that is longer has a frame of its own."""
+"""Approximate size of a frame of messages. One that is longer has its own frame."""
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Reads large requests in processes of their own, so that none of them holds up the node's event loop.
+"""Reads large requests in their own processes, so that none of them holds up the node's event loop.
 
 Laws
 - Each session has one request read at a time, and sessions take turns: one that sends large requests without end waits
@@ -74,7 +74,7 @@ class Readers:
             limits=limits.model_dump(),
             volatile=session.volatile_rules,
         )
-        # A client that leaves must not leave half an answer in the pipe: the task goes on without it.
+        # A client that leaves must not leave half an answer in the pipe: the task continues without it.
         task = asyncio.create_task(self._read(session.session_id, question, body))
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
@@ -236,7 +236,7 @@ def _error(refusal: Refusal) -> GanglineError:
 
 
 def _as_utf8(request: RawRequest) -> RawRequest:
-    """Bytes of a head that are no UTF-8 came as lone surrogates."""
+    """Bytes of a head that are not UTF-8 came as lone surrogates."""
 
     def clean(texts: Mapping[str, str]) -> dict[str, str]:
         return {name: value.encode(errors="replace").decode() for name, value in texts.items()}

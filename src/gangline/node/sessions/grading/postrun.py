@@ -20,7 +20,7 @@ from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
-from gangline.node.environments.worlds import RECORD, recorded_calls
+from gangline.node.environments.all_of_session import RECORD, recorded_calls
 from gangline.node.sessions.adoption import RunEnd, annotate
 from gangline.node.sessions.evaluation import bounded, graded, within
 from gangline.node.sessions.failures import failure_of, log_failed
@@ -54,7 +54,7 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: EvaluatorError when the reward does not fit the trajectory.
         """
-        limits = [one.on_unparsed for one in evaluators if one.on_unparsed != "keep"]
+        limits = [evaluator.on_unparsed for evaluator in evaluators if evaluator.on_unparsed != "keep"]
         if limits:
             found = lowered_where_unparsed(found, trajectory, min(limits))
         return msgspec.structs.replace(

@@ -162,7 +162,7 @@ def _turn_scores(steps: Sequence[Graded], whole: Trajectory) -> dict[str, float]
         ids = [completion.completion_id for completion in graded.completions]
         traces = () if graded.trajectory is None else graded.trajectory.traces
         spans = {span.completion_id: span for trace in traces for span in trace.spans}
-        own = [spans[one] for one in ids if one not in before and one in spans and one in kept]
+        own = [spans[id_] for id_ in ids if id_ not in before and id_ in spans and id_ in kept]
         given = {span.completion_id: span.score for span in own if span.score is not None}
         main = [span.completion_id for span in own if span.role == "main"]
         if not given and main and graded.reward is not None:

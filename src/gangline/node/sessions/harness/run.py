@@ -29,7 +29,7 @@ from gangline.domain.plain import plain_text
 from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
-from gangline.domain.template_told import lacks
+from gangline.domain.template_findings import lacks
 from gangline.domain.usage import Usage
 from gangline.machine.event_loop import session_task
 from gangline.node.calls.session import ModelSession
@@ -60,12 +60,12 @@ def check_tools_are_shown(harness: Harness, task: TaskRequest, backends: Sequenc
     """
     agent = task.agent
     templates = [backend.template for backend in backends]
-    if templates and all(one.refuses for one in templates):
+    if templates and all(template.refuses for template in templates):
         raise EngineIncapable(f"{backends[0].model}: {lacks(templates[0])[0]}")
     if not depends_on_tools(harness, task) or agent.allow_unrendered_tools or not backends:
         return
     why = next((why for why in map(_why_no_tools, templates) if why is not None), None)
-    if why is not None and all(_why_no_tools(one) is not None for one in templates):
+    if why is not None and all(_why_no_tools(template) is not None for template in templates):
         raise ToolsNotRendered(
             f"the chat template of {backends[0].model} {why}, and the harness {agent.harness} depends "
             "on tools: the model would not know what it can do. Serve a model whose template renders tools (vLLM and "
@@ -321,9 +321,9 @@ def _did_not_begin(result: ExecResult) -> bool:
 
 def _unbegun(result: ExecResult) -> Failure:
     """A mistake of the task, such as a PATH without the program, or of the node, where the program is not there."""
-    said = result.stderr[:1000].decode(errors="replace").removeprefix("gangline: ").strip()
+    errors = result.stderr[:1000].decode(errors="replace").removeprefix("gangline: ").strip()
     message = (
-        f"the agent's program could not be started: {said}. Compare its command, runtime.env, runtime.limits, "
+        f"the agent's program could not be started: {errors}. Compare its command, runtime.env, runtime.limits, "
         "runtime.workdir and the programs of the image"
     )
     return Failure(boundary="runtime", code="command_not_started", message=message, retryable=False)
@@ -331,8 +331,8 @@ def _unbegun(result: ExecResult) -> Failure:
 
 def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:
     """Result of a command that was killed when its budget had ended, or a limit was reached."""
-    said = ExecResult(exit_code=None, timed_out=True)
+    end = ExecResult(exit_code=None, timed_out=True)
     if execution.cancelled() or execution.exception() is not None:
-        return said
+        return end
     result = execution.result()
-    return msgspec.structs.replace(said, stdout=result.stdout, stderr=result.stderr, duration_s=result.duration_s)
+    return msgspec.structs.replace(end, stdout=result.stdout, stderr=result.stderr, duration_s=result.duration_s)

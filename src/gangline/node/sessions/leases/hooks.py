@@ -61,13 +61,13 @@ class Hooks:
         # `timeout` ends the hook's whole process group, also where the node was killed meanwhile.
         argv = ("timeout", "--signal=KILL", f"{self._budget_s:g}", "sh", "-c", command)
         env = {**os.environ, **_environment(result)}
-        said = b""
+        errors = b""
         try:
             async with program(*argv, env=env, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as hook:
                 try:
                     # What the hook has left running may hold its output open.
                     async with asyncio.timeout(self._budget_s + _MORE_S):
-                        _, said = await hook.communicate(document)
+                        _, errors = await hook.communicate(document)
                 except TimeoutError:
                     pass
                 finally:
@@ -80,7 +80,7 @@ class Hooks:
         how = (
             f"exited {hook.returncode}" if hook.returncode != -signal.SIGKILL else f"was killed ({self._budget_s:g} s)"
         )
-        return f"the hook {command!r} {how}: {said[-_MAX_SAID_CHARS:].decode(errors='replace')}"
+        return f"the hook {command!r} {how}: {errors[-_MAX_SAID_CHARS:].decode(errors='replace')}"
 
 
 def _environment(result: SessionResult) -> dict[str, str]:

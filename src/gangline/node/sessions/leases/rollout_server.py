@@ -17,7 +17,7 @@ class HeartbeatTaker(Protocol):
 
 class LeaseGiver(HeartbeatTaker, Protocol):
     def twin(self, *, timeout_s: float) -> AbstractAsyncContextManager[HeartbeatTaker]:
-        """A connection of its own, for another thread."""
+        """Its own connection, for another thread."""
         ...
 
     async def lease(

@@ -3,7 +3,7 @@
 Renews a node's leases while its event loop is held up.
 
 The loop itself reports the node's state to the server every few seconds. When it has not done so for a while, this
-thread sends the last heartbeat again over a connection of its own, so that no other session pays for the delay. A loop
+thread sends the last heartbeat again over its own connection, so that no other session pays for the delay. A loop
 that stays silent for too long is presumed dead: then the leases expire, and others get the sessions.
 """
 
@@ -89,7 +89,7 @@ class Renewals:
 
 
 class ServerLink:
-    """`renewals` run beside the event loop while the node leases."""
+    """`renewals` run alongside the event loop while the node leases."""
 
     def __init__(self, parts: NodeParts, server: LeaseGiver, *, url: str, identity: str, every_s: float) -> None:
         """

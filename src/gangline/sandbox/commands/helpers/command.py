@@ -1,6 +1,6 @@
 """Become a command: the part of a supervisor's child, which is forked before anybody knows the command.
 
-Laws:
+Invariants:
 - What is the same for all commands of a sandbox is done before the order comes: joining a control group alone can take
   ten milliseconds. It belongs to the agent's groups then, but not yet to the agent's user, and cannot be traced.
 - The order comes from our own node on the control socket, marshalled, with the command's descriptors. This process
@@ -26,7 +26,7 @@ from gangline.sandbox.commands.helpers.namespaces import (
     make_user_namespace,
 )
 
-TYPE_CHECKING = False  # see `zygote`
+TYPE_CHECKING = False  # see `forkserver`
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ _LENGTH_BYTES = 4
 
 
 def become_command(
-    control: _socket.socket, told: tuple[int, bytes], cgroup_fds: Sequence[int], user_fd: int | None
+    control: _socket.socket, report_to: tuple[int, bytes], cgroup_fds: Sequence[int], user_fd: int | None
 ) -> NoReturn:
     """Wait for the order, and become what it names. Like a shell's, 127 is 'not found' and 126 'cannot be run'.
 
@@ -48,7 +48,7 @@ def become_command(
     failure = _prepared(cgroup_fds, user_fd)
     order, files = _received_order(control)
     try:
-        os.write(*told)
+        os.write(*report_to)
         control.send(b"started\n")
     except OSError:
         os._exit(126)  # nobody watches
@@ -103,13 +103,13 @@ def _restore_signals() -> None:
 def _received_order(control: _socket.socket) -> tuple[dict[str, Any], list[int]]:
     """It, and the command's descriptors, from number 0 on: three streams, and the end of a channel if it has one."""
     message, files = received(control)
-    told = bytearray(message)
-    size = _LENGTH_BYTES + int.from_bytes(told[:_LENGTH_BYTES], "big")
-    while len(told) < size and (piece := control.recv(size - len(told))):
-        told += piece
-    if len(told) < max(size, _LENGTH_BYTES + 1):
+    order = bytearray(message)
+    size = _LENGTH_BYTES + int.from_bytes(order[:_LENGTH_BYTES], "big")
+    while len(order) < size and (piece := control.recv(size - len(order))):
+        order += piece
+    if len(order) < max(size, _LENGTH_BYTES + 1):
         os._exit(0)  # the node went away before it said what to run
-    return marshal.loads(memoryview(told)[_LENGTH_BYTES:]), files
+    return marshal.loads(memoryview(order)[_LENGTH_BYTES:]), files
 
 
 def _confine(order: dict[str, Any]) -> None:

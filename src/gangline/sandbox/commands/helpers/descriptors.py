@@ -14,9 +14,9 @@ def received(connection: _socket.socket) -> tuple[bytes, list[int]]:
     """The next message and its descriptors; nothing at the end."""
     room = _socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
     try:
-        message, told, _flags, _address = connection.recvmsg(_MAX_MESSAGE_BYTES, room, _socket.MSG_CMSG_CLOEXEC)
+        message, ancillary, _flags, _address = connection.recvmsg(_MAX_MESSAGE_BYTES, room, _socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:  # closed with something of ours unread
         return b"", []
-    data = b"".join(piece for _level, _kind, piece in told)
+    data = b"".join(piece for _level, _kind, piece in ancillary)
     pieces = (data[at : at + _FD_BYTES] for at in range(0, len(data), _FD_BYTES))
     return message, [int.from_bytes(piece, sys.byteorder) for piece in pieces]

@@ -11,7 +11,7 @@ import sys
 
 from gangline.sandbox.commands.helpers.namespaces import enter
 
-TYPE_CHECKING = False  # see `zygote`
+TYPE_CHECKING = False  # see `forkserver`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def main(fds: Sequence[int], port: int) -> None:
     listening.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
     listening.listen(_BACKLOG)
-    told = listening.fileno().to_bytes(4, sys.byteorder)
+    packed = listening.fileno().to_bytes(4, sys.byteorder)
     answer = _socket.socket(fileno=fds[0])
-    answer.sendmsg([b"ok"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, told)])
+    answer.sendmsg([b"ok"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)])
     answer.detach()  # closed by the end of this process alone, by which the node knows of it

@@ -2,7 +2,7 @@
 
 bubblewrap, started by an ordinary user, makes two user namespaces: an outer one, in which the user is root and which
 owns the sandbox's mounts and network, and an inner one without privileges, in which its first process lives. We enter
-the outer one first; only the command itself goes on to the inner one (`enter_user`), and there into one of its own
+the outer one first; only the command itself continues to the inner one (`enter_user`), and there into one of its own
 (`make_user_namespace`): the sandbox's first process has the agent's user number, and no filter, and could be taken over
 from its own namespace. Started by root it makes neither.
 """
@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 
-TYPE_CHECKING = False  # see `zygote`
+TYPE_CHECKING = False  # see `forkserver`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -6,7 +6,7 @@ import os
 
 from gangline.sandbox.commands.helpers.namespaces import enter, resize_memory
 
-TYPE_CHECKING = False  # see `zygote`
+TYPE_CHECKING = False  # see `forkserver`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """Run one command after another, watch each, and kill its whole process tree on request.
 
-Laws:
+Invariants:
 - The command's descendants never escape: this process is their subreaper, so that a daemonised grandchild becomes our
-  child, and killing goes on until we have no child left.
+  child, and killing continues until we have no child left.
 - The node's end of the control socket closing (the node died) is an order to kill. A byte on it is an order to end:
   SIGTERM first, and the grace that the order grants.
 - Once inside the sandbox nothing is imported: its files are the agent's.
@@ -29,7 +29,7 @@ import time
 from gangline.sandbox.commands.helpers.command import become_command
 from gangline.sandbox.commands.helpers.namespaces import become_subreaper
 
-TYPE_CHECKING = False  # see `zygote`
+TYPE_CHECKING = False  # see `forkserver`
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Iterable, Sequence
@@ -94,10 +94,10 @@ class _Wakes:
     def look(self) -> None:
         """Whether it is taken by now."""
         try:
-            told = os.read(self._fd, 4096)
+            data = os.read(self._fd, 4096)
         except BlockingIOError:
             return
-        self.is_taken = self.is_taken or _TAKEN in told
+        self.is_taken = self.is_taken or _TAKEN in data
 
 
 def _noted(_number: int, _frame: object) -> None:
@@ -207,7 +207,7 @@ def _signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Parents before their children. A shell whose child ends first takes it for the end of a step, and goes on."""
+    """Parents before their children. A shell whose child ends first takes it for the end of a step, and continues."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := _parent(name)) is not None:

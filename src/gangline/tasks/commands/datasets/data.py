@@ -117,9 +117,11 @@ def _annotations(records: Records, dataset: str, names: Sequence[str] | None) ->
     if names:
         raise InvalidRequest("name tasks and sessions, or a dataset of annotations with --annotated, but not both.")
     found: dict[str, Annotation] = {}
-    for one in records.annotations(dataset):
-        if one.session_id not in found or (found[one.session_id].verdict is None and one.verdict is not None):
-            found[one.session_id] = one
+    for annotation in records.annotations(dataset):
+        if annotation.session_id not in found or (
+            found[annotation.session_id].verdict is None and annotation.verdict is not None
+        ):
+            found[annotation.session_id] = annotation
     if not found:
         raise NotFound(f"no annotation puts a session into the dataset {dataset!r}.")
     return dict(sorted(found.items(), key=lambda item: (item[1].task_id, item[0])))
@@ -133,7 +135,7 @@ def _build(
     from gangline.tasks.datasets.card import write_card
 
     annotated = spec.selection.annotated
-    said = None if annotated is None else _annotations(records, annotated, names)
+    annotations = None if annotated is None else _annotations(records, annotated, names)
     with records.requests() as request_of, notes().status("") as status:
         num = 0
 
@@ -142,7 +144,7 @@ def _build(
             num += 1
             status.update(f"session {num}")
 
-        made = build(spec, RecordsSource(records, request_of, names or ("*",), said), out, on_session=count)
+        made = build(spec, RecordsSource(records, request_of, names or ("*",), annotations), out, on_session=count)
     write_card(made, out, license_name=license_name)
     return made
 
@@ -155,12 +157,12 @@ class RecordsSource:
         records: Records,
         request_of: RequestOf,
         names: Sequence[str],
-        said: Mapping[str, Annotation] | None = None,
+        annotations: Mapping[str, Annotation] | None = None,
     ) -> None:
         self._records = records
         self._request_of = lru_cache(maxsize=8)(request_of)
         self._names = names
-        self._said = said
+        self._said = annotations
 
     def sessions(self) -> Iterator[Recorded]:
         from gangline.cli.results.records import find_results_of
@@ -180,8 +182,8 @@ class RecordsSource:
         result = self._records.read(task_id, session_id)
         if result is None:
             raise NotFound(f"session {session_id} was removed while the dataset was made.")
-        said = None if self._said is None else self._said[session_id].verdict
-        return Recorded(result, self._request_of(task_id), said)
+        verdict = None if self._said is None else self._said[session_id].verdict
+        return Recorded(result, self._request_of(task_id), verdict)
 
 
 def _token(push: str | None, dry_run: bool) -> str | None:

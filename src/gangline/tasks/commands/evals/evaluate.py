@@ -194,7 +194,9 @@ def _spec(
     if len({named for named, _ in found}) < len(found):
         raise InvalidRequest(f"{source}: two tasks have the same task_id.")
     mine = of_shard(found, shard)
-    crossed = [_with_harness(named, body, one, harnesses) for named, body in mine for one in harnesses or (None,)]
+    crossed = [
+        _with_harness(named, body, harness, harnesses) for named, body in mine for harness in harnesses or (None,)
+    ]
     for named, body in crossed:
         validated({**body, "num_samples": num_samples}, f"{source}, {named}")
     return EvaluationSpec(

@@ -86,16 +86,19 @@ def report_page(report: Report, server_url: str | None) -> str:
 
 def _table(rows: Rows) -> str:
     title, columns, lines = rows
-    heads = "".join(f"<th>{escape(one.removesuffix('#') if isinstance(one, str) else one.title)}" for one in columns)
+    heads = "".join(
+        f"<th>{escape(column.removesuffix('#') if isinstance(column, str) else column.title)}" for column in columns
+    )
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}' for cell in line)}" for line in lines)
     return f"<h2>{escape(title)}</h2><table><tr>{heads}{body}</table>"
 
 
 def _task(line: TaskLine, bar: float, server_url: str | None) -> str:
-    chips = "".join(_chip(one, bar, server_url) for one in line.samples)
+    chips = "".join(_chip(sample, bar, server_url) for sample in line.samples)
     sessions = "".join(
-        f"<li><code>{escape(one.session_id)}</code> {reward_text(one.reward)} {escape(one.outcome)} {escape(one.cause)}"
-        for one in line.samples
+        f"<li><code>{escape(sample.session_id)}</code> {reward_text(sample.reward)} {escape(sample.outcome)} "
+        f"{escape(sample.cause)}"
+        for sample in line.samples
     )
     mean = "-" if line.mean is None else f"{line.mean:.3f}"
     rank = "-Infinity" if line.mean is None else line.mean
@@ -104,9 +107,9 @@ def _task(line: TaskLine, bar: float, server_url: str | None) -> str:
         f'<td class="number" data-value="{rank}">{mean}'
         f'<td data-value="{rank}">{chips}<details><summary>{len(line.samples)} sessions</summary><ul>{sessions}</ul>'
         f'</details><td class="words">{escape(outcomes_of(line))}'
-        + _mean(one.turns for one in line.samples)
-        + _mean(one.sampled_tokens for one in line.samples)
-        + _mean(one.seconds for one in line.samples)
+        + _mean(sample.turns for sample in line.samples)
+        + _mean(sample.sampled_tokens for sample in line.samples)
+        + _mean(sample.seconds for sample in line.samples)
     )
 
 

@@ -166,7 +166,7 @@ def _shown(one: Grade | Grading) -> str:
 
 def _mean(rewards: list[float | None]) -> float | None:
     """None if there are no rewards."""
-    found = [one for one in rewards if one is not None]
+    found = [reward for reward in rewards if reward is not None]
     return sum(found) / len(found) if found else None
 
 

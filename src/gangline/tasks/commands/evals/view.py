@@ -71,12 +71,12 @@ def _number(value: float | None) -> str:
 def tasks_rows(lines: Sequence[TaskLine]) -> Rows:
     """A line for each task: its rewards, how its sessions ended, and its worst session."""
     columns = ("task", prose("rewards"), prose("outcomes"), Column("worst session", 1))
-    rows = [(one.task, _rewards(one), outcomes_of(one), one.worst.session_id) for one in lines]
+    rows = [(line.task, _rewards(line), outcomes_of(line), line.worst.session_id) for line in lines]
     return "tasks, the worst first", columns, rows
 
 
 def _rewards(line: TaskLine | None) -> str:
-    return " ".join(reward_text(one.reward) for one in line.samples) if line is not None else "-"
+    return " ".join(reward_text(sample.reward) for sample in line.samples) if line is not None else "-"
 
 
 def reward_text(reward: float | None) -> str:
@@ -85,7 +85,7 @@ def reward_text(reward: float | None) -> str:
 
 def outcomes_of(line: TaskLine) -> str:
     """`3 completed, 1 infra_error (node: disk_full)`."""
-    counts = Counter(one.outcome + (f" ({one.cause})" if one.cause else "") for one in line.samples)
+    counts = Counter(sample.outcome + (f" ({sample.cause})" if sample.cause else "") for sample in line.samples)
     return ", ".join(f"{number} {what}" for what, number in counts.most_common())
 
 
@@ -123,7 +123,7 @@ def as_table(rows: Rows) -> FactTable:
 def write_markdown(path: Path, tables: Sequence[Rows]) -> None:
     lines: list[str] = []
     for title, columns, rows in tables:
-        header = tuple(one.removesuffix("#") if isinstance(one, str) else one.title for one in columns)
+        header = tuple(column.removesuffix("#") if isinstance(column, str) else column.title for column in columns)
         lines += [f"## {title}", "", _line(header), _line(tuple("---" for _ in header)), *map(_line, rows), ""]
     path.write_text("\n".join(lines))
 

@@ -93,7 +93,7 @@ def html_page(records: Sequence[TaskRecord], failures: Mapping[str, str]) -> str
     checks = "".join(f"<tr><td>{escape(name)}<td>{number}" for name, number in _failed_checks(records).most_common())
     failed = "".join(f"<li>{escape(name)}: {escape(why)}" for name, why in failures.items())
     order = {"defective": 0, "unproven": 1, "sound": 2}
-    tasks = "".join(_task(one) for one in sorted(records, key=lambda one: order[one.verdict]))
+    tasks = "".join(_task(record) for record in sorted(records, key=lambda one: order[one.verdict]))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Audit of tasks</title><style>{_STYLE}</style>'
         f"<h1>Audit of tasks</h1><p>{escape(summary)}</p>"
@@ -255,7 +255,7 @@ def _write(audits: VettingRun, subjects: Sequence[Subject], out: Path, html: Pat
 
     records = {record.name: record for record in audits.records}
     lines: list[dict[str, Any]] = [
-        vetted_task(one, records[one.name]) if one.name in records else one.task for one in subjects
+        vetted_task(subject, records[subject.name]) if subject.name in records else subject.task for subject in subjects
     ]
     out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     if html is not None:

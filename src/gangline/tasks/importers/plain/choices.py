@@ -40,7 +40,7 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
         return None
     pairs = _pairs(given[column])
     if pairs is None and isinstance(answer, str) and _LETTER.fullmatch(answer.strip()):
-        raise RowUnsuitable(f"{column}: is no list of texts, and the answer {answer!r} is a letter")
+        raise RowUnsuitable(f"{column}: is not a list of texts, and the answer {answer!r} is a letter")
     shown = _without_end(pairs or [])
     if pairs and not all(text for _, text in pairs):
         named = _index(answer, pairs)
@@ -51,7 +51,7 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
     at = None if choices is None else _index(answer, choices)
     if choices is None or at is None:
         if is_mapped:
-            why = "is no list of texts" if choices is None else f"has no choice that the answer {answer!r} names"
+            why = "is not a list of texts" if choices is None else f"has no choice that the answer {answer!r} names"
             raise RowUnsuitable(f"{column}: {why}")
         return None
     letters = _letters(choices)
@@ -141,4 +141,4 @@ def _right(letters: list[str], texts: list[str], at: int) -> tuple[str, ...]:
     if letter.lower() not in map(str.strip, texts):  # the article `a`, as a choice
         forms.insert(1, letter.lower())
     others = [*texts[:at], *texts[at + 1 :], *letters]
-    return tuple(forms if any(is_same_value(text, one) for one in others) else [*forms, text])
+    return tuple(forms if any(is_same_value(text, other) for other in others) else [*forms, text])

@@ -81,10 +81,10 @@ def _instruction(given: Any) -> str:
     """A text, or the only question of a conversation. Raises: InvalidRequest."""
     if isinstance(given, list) and all(isinstance(one, dict) for one in cast("list[Any]", given)):
         messages = cast("list[dict[str, Any]]", given)
-        if [one.get("role") for one in messages if one.get("role") != "system"] == ["user"]:
-            given = "\n\n".join(str(one.get("content") or "").strip() for one in messages)
+        if [message.get("role") for message in messages if message.get("role") != "system"] == ["user"]:
+            given = "\n\n".join(str(message.get("content") or "").strip() for message in messages)
     if not isinstance(given, str) or not given.strip():
-        raise InvalidRequest("instruction: is no text, or empty")
+        raise InvalidRequest("instruction: is not text, or empty")
     return given
 
 

@@ -54,7 +54,7 @@ def _read(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{column}: is no JSON: {error}") from error
+        raise InvalidRequest(f"{column}: is not valid JSON: {error}") from error
 
 
 def mapped(row: Mapping[str, Any], mapping: Mapping[str, str], preset: str | None = None) -> dict[str, Any]:

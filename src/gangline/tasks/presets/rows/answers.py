@@ -32,8 +32,8 @@ def answers_of(value: Any, column: str = "answer") -> tuple[str, ...]:
     try:
         found = _answers(value)
     except (RowUnsuitable, RecursionError) as error:
-        told = error.message if isinstance(error, RowUnsuitable) else "is nested too deeply"
-        raise RowUnsuitable(f"{column}: {told}") from None
+        problem = error.message if isinstance(error, RowUnsuitable) else "is nested too deeply"
+        raise RowUnsuitable(f"{column}: {problem}") from None
     return tuple(dict.fromkeys(found))
 
 
@@ -126,7 +126,7 @@ def _of_written(text: str) -> list[str]:
     if isinstance(value, dict):
         return _of_object(cast("dict[str, Any]", value))
     items = cast("list[Any]", value) if isinstance(value, list) else []
-    if not any(isinstance(one, str) for one in items):
+    if not any(isinstance(item, str) for item in items):
         return [text]
     if _are_different(items):
         raise RowUnsuitable(_ONE_OR_SEVERAL)
@@ -157,7 +157,7 @@ def _of_date(value: date | time) -> list[str]:
 
 
 def _of_list(values: list[Any]) -> list[str]:
-    given = [one for one in values if one is not None and str(one).strip() and str(one) not in _PLACEHOLDERS]
+    given = [value for value in values if value is not None and str(value).strip() and str(value) not in _PLACEHOLDERS]
     if not given:
         raise RowUnsuitable("is an empty list")
     if any(isinstance(one, list | tuple | Mapping) or (hasattr(one, "tolist") and one.ndim) for one in given):
@@ -169,7 +169,7 @@ def _of_list(values: list[Any]) -> list[str]:
 
 
 def _are_different(values: list[Any]) -> bool:
-    return any(not is_same_value(str(values[0]), str(one)) for one in values[1:])
+    return any(not is_same_value(str(values[0]), str(value)) for value in values[1:])
 
 
 def _may_be_a_part(value: Any) -> bool:

@@ -67,15 +67,15 @@ def _tests(given: Any) -> _Tests:
     except ValidationError as error:
         raise InvalidRequest(f"{_WHERE}: {explain(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{_WHERE}: is no JSON: {error}") from error
+        raise InvalidRequest(f"{_WHERE}: is not valid JSON: {error}") from error
 
 
 def _of_pairs(tests: list[Any]) -> dict[str, Any]:
-    if not all(isinstance(one, dict) and {"input", "output"} <= one.keys() for one in tests):
+    if not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
         raise RowUnsuitable(f"{_WHERE}: is a list, but not of tests with input and output")
-    if any(one.get("testtype") == "functional" for one in tests):
+    if any(test.get("testtype") == "functional" for test in tests):
         raise RowUnsuitable(f"{_WHERE}: calls a function, and does not name it: give `inputs`, `outputs` and `fn_name`")
-    return {f"{name}s": [one[name] for one in tests] for name in ("input", "output")}
+    return {f"{name}s": [test[name] for test in tests] for name in ("input", "output")}
 
 
 def _standard_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def _function_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
         arguments = _arguments(given) if isinstance(given, str) else given
         result = json.loads(wanted) if isinstance(wanted, str) else wanted
     except ValueError as error:
-        raise InvalidRequest(f"{_WHERE}: test {number} of a function is no JSON: {error}") from error
+        raise InvalidRequest(f"{_WHERE}: test {number} of a function is not valid JSON: {error}") from error
     if not isinstance(arguments, list):
-        raise InvalidRequest(f"{_WHERE}: inputs.{number} is no list of arguments")
+        raise InvalidRequest(f"{_WHERE}: inputs.{number} is not a list of arguments")
     return {"arguments": arguments, "result": result}
 
 

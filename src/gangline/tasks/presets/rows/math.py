@@ -28,6 +28,6 @@ def math_fields(row: Mapping[str, Any]) -> dict[str, Any]:
         read = _Row.model_validate(row)
         problem, answer, column = read.problem, read.answer, "answer"
     if isinstance(answer, bool):
-        raise RowUnsuitable(f"{column}: is a truth value, which is no mathematics: import without a preset")
+        raise RowUnsuitable(f"{column}: is a truth value, which is not mathematics: import without a preset")
     found = answers_of(answer, column)
     return {"problem": problem, "answer": found[0] if len(found) == 1 else list(found)}

@@ -126,7 +126,7 @@ def _object(row: Row, name: str) -> Row | None:
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name}: is no JSON: {error}") from error
+        raise InvalidRequest(f"{name}: is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidRequest(f"{name}: is neither an object nor JSON of one")
     return cast("Row", found)
@@ -171,7 +171,7 @@ def _of_r2e(row: Row) -> Row:
         "problem_statement": row.get("problem_statement"),
         "docker_image": row.get("docker_image"),
         "patch": patch_of_commit(_object(row, "parsed_commit_content") or {}),
-        "expected_statuses": {name.split(" - ")[0]: _status(name, said) for name, said in expected.items()},
+        "expected_statuses": {name.split(" - ")[0]: _status(name, status) for name, status in expected.items()},
         "log_parser": "r2e",
         "eval_script": _r2e_script(files),
         "test_files": ("run_tests.sh", *(files or ("r2e_tests/*",))),
@@ -179,10 +179,10 @@ def _of_r2e(row: Row) -> Row:
     }
 
 
-def _status(name: str, said: Any) -> Status:
-    if said not in _STATUSES:
-        raise InvalidRequest(f"expected_output_json: {name!r} is {said!r}, not one of {', '.join(_STATUSES)}")
-    return _STATUSES[said]
+def _status(name: str, status: Any) -> Status:
+    if status not in _STATUSES:
+        raise InvalidRequest(f"expected_output_json: {name!r} is {status!r}, not one of {', '.join(_STATUSES)}")
+    return _STATUSES[status]
 
 
 def _r2e_script(files: Mapping[str, str]) -> str:

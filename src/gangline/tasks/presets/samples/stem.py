@@ -63,7 +63,7 @@ def _substances() -> list[_Substance]:
 
 def stem_documents() -> dict[str, str]:
     """File name -> content, of every document of `gangline:stem`."""
-    return {one.file: _document(one) for one in _substances()}
+    return {substance.file: _document(substance) for substance in _substances()}
 
 
 def _document(one: _Substance) -> str:

@@ -69,7 +69,7 @@ UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 def parse(text):
     """Seconds of a span."""
     if not re.fullmatch(r"(\\d+[dhms])+", text):
-        raise ValueError(f"{text!r} is no span of time")
+        raise ValueError(f"{text!r} is not a span of time")
     return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\\d+)([dhms])", text))
 
 

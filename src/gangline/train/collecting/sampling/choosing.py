@@ -1,6 +1,6 @@
 """The choice of a task, as a function of only the history and the seed.
 
-Laws: the same history and seed give the same task. Within a pool, or among the tasks with a label, the task drawn
+Invariants: the same history and seed give the same task. Within a pool, or among the tasks with a label, the task drawn
 longest ago comes next; tasks never drawn come first, in an order given by the seed. So no task repeats before all
 others of its pool were drawn.
 """

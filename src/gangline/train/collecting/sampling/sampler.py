@@ -1,7 +1,7 @@
 """The sampler of a run: its history, and the choice that follows from it.
 
-Laws: a task number of the run always means the same task, whatever is measured in between and however often the run is
-killed. Every measurement counts once. A task that is not drawn any more is counted in a pool of weight 0.
+Invariants: a task number of the run always means the same task, whatever is measured in between and however often the
+run is killed. Every measurement counts once. A task that is not drawn any more is counted in a pool of weight 0.
 """
 
 from __future__ import annotations

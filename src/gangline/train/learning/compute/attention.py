@@ -53,15 +53,15 @@ class Rows:
     def keys(self) -> list[Tensor | None]:
         """Places that each segment attends to, [P + its length]; None if it has no prefix."""
         return [
-            torch.from_numpy(np.concatenate([one.prefix, np.arange(one.start, one.end)])).to(self._device)
-            if len(one.prefix)
+            torch.from_numpy(np.concatenate([segment.prefix, np.arange(segment.start, segment.end)])).to(self._device)
+            if len(segment.prefix)
             else None
-            for one in self.segments
+            for segment in self.segments
         ]
 
     @cached_property
     def key_lengths(self) -> list[int]:
-        return [len(one.prefix) + one.end - one.start for one in self.segments]
+        return [len(segment.prefix) + segment.end - segment.start for segment in self.segments]
 
     @property
     def longest(self) -> int:
@@ -80,7 +80,7 @@ class Rows:
     @cached_property
     def flash(self) -> _Lengths:
         """The same for FlashAttention, which aligns a segment's last query with its last key."""
-        lengths = [one.end - one.start for one in self.segments]
+        lengths = [segment.end - segment.start for segment in self.segments]
         return _Lengths(
             places=torch.cat(
                 [

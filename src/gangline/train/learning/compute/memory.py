@@ -149,10 +149,12 @@ def read_shape(config: Path) -> Shape:
     linears = [(name, one) for name, one in layers[0].named_modules() if isinstance(one, torch.nn.Linear)]
     width = getattr(read, "head_dim", None) or read.hidden_size // read.num_attention_heads
     return Shape(
-        num_parameters=sum(one.numel() for one in model.parameters()),
-        layer_parameters=sum(one.numel() for one in layers[0].parameters()),
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layer_parameters=sum(parameter.numel() for parameter in layers[0].parameters()),
         linears=tuple((name.rpartition(".")[2], one.in_features, one.out_features) for name, one in linears),
-        matrices=tuple((one.shape[0], one.shape[1]) for one in model.parameters() if one.dim() == 2),
+        matrices=tuple(
+            (parameter.shape[0], parameter.shape[1]) for parameter in model.parameters() if parameter.dim() == 2
+        ),
         num_layers=len(layers),
         hidden=read.hidden_size,
         intermediate=read.intermediate_size,

@@ -33,7 +33,9 @@ def with_optimal_baseline(
         for batch, one in zip(batches, scores, strict=True)
     ]
     tokens = Energies(*(np.concatenate(one) for one in zip(*found, strict=True)))
-    advantages = batch_advantages(optimal_advantages(tokens, [task_of[one] for one in numbers]), algorithm.advantage)
+    advantages = batch_advantages(
+        optimal_advantages(tokens, [task_of[number] for number in numbers]), algorithm.advantage
+    )
     ends = np.cumsum([len(one.returns) for one in found])
     parts = np.split(advantages, ends[:-1])
     return [replace(batch, advantages=mine) for batch, mine in zip(batches, parts, strict=True)]

@@ -13,9 +13,10 @@ session's own reward divided by n, and the comparison is plain GRPO for every pl
 player does not work either: it does not depend on the sampled tokens, so its expected gradient is 0. A factor gives the
 signal to players whose presence changes the reward, for better or worse, and keeps its noise from the others.
 
-Laws: the values sum to the reward of all players minus the reward without players. Interchangeable players have the
-same factor. A player that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and are
-never negative, so they never change the sign of a session's advantage. Weight 0 is the algorithm without coalitions.
+Invariants: the values sum to the reward of all players minus the reward without players. Interchangeable players have
+the same factor. A player that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and
+are never negative, so they never change the sign of a session's advantage. Weight 0 is the algorithm without
+coalitions.
 
 Shapley values: the contribution of each of several roles to a common reward.
 
@@ -35,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gangline.domain.trajectory import Trace
-from gangline.train.collecting.beside.coalitions import Coalition, CoalitionSettings
 from gangline.train.collecting.groups import Group
+from gangline.train.collecting.side_rollouts.coalitions import Coalition, CoalitionSettings
 from gangline.train.learning.advantages import ONE_REWARD
 
 Value = Callable[[frozenset[str]], float]

@@ -49,7 +49,7 @@ def drawn_factors(scores: Mapping[str, float], settings: ResamplingSettings) -> 
         return {}
     ids = sorted(scores)
     seed = int.from_bytes(hashlib.sha256("\n".join(ids).encode()).digest()[:8], "big")
-    weights = draw_weights([scores[one] for one in ids], settings)
+    weights = draw_weights([scores[id_] for id_ in ids], settings)
     drawn = np.random.default_rng(seed).multinomial(len(ids), weights / weights.sum())
     scale = np.count_nonzero(drawn) / len(ids)
     return {one: float(scale * num) for one, num in zip(ids, drawn, strict=True)}

@@ -4,8 +4,8 @@ A turn's advantage is `A + weight * B`: A is its trace's share of the session's 
 with the scores of all turns of the group, as sessions are compared (`AdvantageSettings`): by default `(score - mean) /
 (deviation + epsilon)`, over turns. Only turns with a score and a trained token are compared; others have B = 0.
 
-Laws: the B of a group sum to 0 over its turns, unless they are clipped. Equal scores or a weight of 0 give plain GRPO.
-Adding a constant to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2), which paper 003 names;
+Invariants: the B of a group sum to 0 over its turns, unless they are clipped. Equal scores or a weight of 0 give plain
+GRPO. Adding a constant to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2), which paper 003 names;
 normalised within the group as GRPO's rewards are.
 
 With `returns`, turns are compared instead of sessions: a turn's return is `score + discount * return of the next turn`,

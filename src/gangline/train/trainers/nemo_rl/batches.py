@@ -58,7 +58,7 @@ def _joined(traces: Sequence[TrainerRow]) -> TrainerRow:
     """The traces of a session as one row; each must continue the previous one. Raises: InvalidGroup."""
     if len({trace.reward for trace in traces}) > 1:
         raise InvalidGroup(
-            f"traces of session {traces[0].session_id} have rewards of their own, and NeMo RL takes one a session: "
+            f"traces of session {traces[0].session_id} have their own rewards, and NeMo RL takes one a session: "
             "choose an evaluator that rewards sessions."
         )
     row = traces[0]
@@ -72,7 +72,8 @@ def _continued(row: TrainerRow, trace: TrainerRow) -> TrainerRow:
     known = np.concatenate([row.prompt_ids, row.response_ids])
     if not np.array_equal(trace.prompt_ids[: len(known)], known):
         raise InvalidGroup(
-            f"session {row.session_id} has several traces, and {trace.trace_id} does not go on from the one before it: "
+            f"session {row.session_id} has several traces, and {trace.trace_id} does not continue from the one "
+            f"before it: "
             "NeMo RL takes one sequence a session. Choose the builder prefix_merging, and a harness setting without "
             "sub-agents or compaction."
         )

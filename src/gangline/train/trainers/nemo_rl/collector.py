@@ -1,7 +1,7 @@
 """Implements NeMo RL's collector on one event loop.
 
-Laws: every step gets exactly the groups it trains on, without tokens older than `max_age` versions. Groups already in
-the buffer, from a checkpoint, count. Only tasks needed by steps within that age are started.
+Invariants: every step gets exactly the groups it trains on, without tokens older than `max_age` versions. Groups
+already in the buffer, from a checkpoint, count. Only tasks needed by steps within that age are started.
 """
 
 from __future__ import annotations

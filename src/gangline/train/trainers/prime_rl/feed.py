@@ -3,8 +3,8 @@
 It waits for `broadcasts/step_N/STABLE`, loads these weights into the engines with the gates closed, collects groups,
 and writes `rollouts/step_{N+1}/rank_R.bin` with prime-rl's own sender. Batch N+1 is for the policy of step N.
 
-Laws: files of another run are neither trained on nor loaded, so a folder that contains any is refused. Groups with
-tokens older than the setting allows are left out, logged, and replaced.
+Invariants: files of another run are neither trained on nor loaded, so a folder that contains any is refused. Groups
+with tokens older than the setting allows are left out, logged, and replaced.
 
 Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl at 559b447, `trainer/rl/train.py` (order),
 `transports/rollouts/filesystem.py`, `transports/weights/filesystem.py`.

@@ -257,5 +257,8 @@ def _images(trace: Trace) -> dict[str, Any]:
     if not placed_images(trace):
         return {}
     types = prime_rl("transports.rollouts.types")
-    refs = [types.MMImageRef(url=one.url, offset=one.offset, length=one.length) for one in image_refs(trace)]
+    refs = [
+        types.MMImageRef(url=image_ref.url, offset=image_ref.offset, length=image_ref.length)
+        for image_ref in image_refs(trace)
+    ]
     return {"mm_refs": types.MMRefs(images=refs), "mm_token_type_ids": token_types(trace)}

@@ -57,12 +57,12 @@ class Router:
             found = decode(await self._http.get("/list_workers"), _Urls, self.url).urls
         else:
             workers = decode(await self._http.get("/workers"), _Workers, self.url).workers
-            if apart := [one for one in workers if one.worker_type != "regular"]:
+            if apart := [worker for worker in workers if worker.worker_type != "regular"]:
                 raise EngineIncapable(
                     f"engine {apart[0].url} only does {apart[0].worker_type}: nodes ask engines directly, so prefill "
                     "and decode must be in one (no --prefill-num-servers, no such groups in --sglang-config)."
                 )
-            found = [one.url for one in workers]
+            found = [worker.url for worker in workers]
         if not found:
             raise EngineUnavailable(f"router {self.url} lists no engine: the trainer has started none, or they died.")
         return sorted({url.rstrip("/") for url in found})
@@ -102,9 +102,9 @@ async def weight_version(urls: Sequence[str], *, kind: str = "sglang") -> tuple[
 
     Raises: EngineUnavailable if no engine answers, WeightsNotLoaded if versions differ.
     """
-    said = await asyncio.gather(*(_version(url, kind) for url in urls), return_exceptions=True)
+    answers = await asyncio.gather(*(_version(url, kind) for url in urls), return_exceptions=True)
     versions: dict[str, Version] = {}
-    for url, version in zip(urls, said, strict=True):
+    for url, version in zip(urls, answers, strict=True):
         if isinstance(version, EngineUnavailable):
             _log.warning("engines.silent url=%s error=%s", url, version)
         elif isinstance(version, BaseException):

@@ -154,5 +154,5 @@ def _is_cut_short(row: TrainerRow) -> bool:
 
 def _text(messages: Sequence[Message]) -> str:
     """The model's own text. slime displays it, but trains on tokens."""
-    said = [message for message in messages if message.role == "assistant"]
-    return "\n".join(part.text for message in said for part in message.parts if isinstance(part, Text))
+    replies = [message for message in messages if message.role == "assistant"]
+    return "\n".join(part.text for message in replies for part in message.parts if isinstance(part, Text))

@@ -154,7 +154,7 @@ class AsyncServiceRollouts:
                 continue
             for group in await service.collector.collect(1):
                 version = service.first_version - 1 + self._version
-                if all(is_fresh(trainable_traces(one), version, staleness) for one in group.sessions):
+                if all(is_fresh(trainable_traces(session), version, staleness) for session in group.sessions):
                     self._put(service, group, next(group_ids))
                 else:
                     _log.warning("trl.group_left_out task_id=%s version=%d reason=stale", group.task_id, version)

@@ -3,7 +3,7 @@
 verl creates it in its task runner and only calls it to start prompts. Their rows go through verl's transfer queue.
 Sessions run on the nodes of a Gangline service, whose model calls go back to verl's engines.
 
-Laws: `generate_sequences` returns before any session has ended. verl's engines are called only through verl's own
+Invariants: `generate_sequences` returns before any session has ended. verl's engines are called only through verl's own
 client, so its modes pause, abort and resume calls as they do with its own agent loops.
 
 Source: verl 0.9.1, `trainer/main_ppo.py` (`TaskRunnerV1`), `trainer/ppo/v1/agent_loop_tq.py` (`AgentLoopManagerTQ`).

@@ -103,7 +103,9 @@ class NodeKeeper:
         except GanglineError as error:
             return 0, str(error)
         answers = await asyncio.gather(*(self._give(node) for node in nodes))
-        return sum(problem is None for problem in answers), next((one for one in answers if one is not None), None)
+        return sum(problem is None for problem in answers), next(
+            (answer for answer in answers if answer is not None), None
+        )
 
     async def _give(self, node: NodeView) -> str | None:
         """Returns the problem, if any."""

@@ -27,8 +27,8 @@ Metrics = dict[str, Any]
 
 def _environment(experiment: VerlExperiment, folder: Path, token: str | None) -> dict[str, str]:
     own = {"VERL_FILE_LOGGER_PATH": str(folder / METRICS), "HYDRA_FULL_ERROR": "1"}
-    told = {} if token is None else {"GANGLINE_TOKEN": token}
-    return {**os.environ, **own, **experiment.environment, **told}
+    secret = {} if token is None else {"GANGLINE_TOKEN": token}
+    return {**os.environ, **own, **experiment.environment, **secret}
 
 
 async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> Metrics:
@@ -44,7 +44,7 @@ async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> 
         env=_environment(experiment, folder, None),
     )
     try:
-        said, complaint = await process.communicate()
+        output, complaint = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
@@ -54,9 +54,9 @@ async def checked(experiment: VerlExperiment, folder: Path, server_url: str) -> 
         raise InvalidRequest(
             f"verl cannot check its configuration with {experiment.interpreter}: install gangline[verl] there.\n{why}"
         )
-    found = json.loads(said.splitlines()[-1])
+    found = json.loads(output.splitlines()[-1])
     if errors := cast("list[str]", found["errors"]):
-        raise InvalidRequest("verl refuses the settings:\n" + "\n".join(f"- {one}" for one in errors))
+        raise InvalidRequest("verl refuses the settings:\n" + "\n".join(f"- {error}" for error in errors))
     return found["config"]
 
 
@@ -121,4 +121,4 @@ def read_metrics(path: Path) -> list[Metrics]:
     except OSError:
         return []
     documents = [cast("Mapping[str, Any]", json.loads(line)) for line in lines]
-    return [{"step": one["step"], **one["data"]} for one in documents]
+    return [{"step": document["step"], **document["data"]} for document in documents]

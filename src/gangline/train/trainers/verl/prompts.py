@@ -117,7 +117,7 @@ def _parsed(text: Any, what: str) -> dict[str, Any]:
 
 def _instruction(prompt: Prompt) -> str:
     messages = cast("list[Mapping[str, Any]]", prompt.columns.get("raw_prompt") or [])
-    said = [message["content"] for message in messages if message.get("role") == "user"]
-    if not said or not isinstance(said[-1], str):
+    questions = [message["content"] for message in messages if message.get("role") == "user"]
+    if not questions or not isinstance(questions[-1], str):
         raise InvalidRequest(f"prompt {prompt.uid} has no user message of text to make an instruction of.")
-    return said[-1]
+    return questions[-1]

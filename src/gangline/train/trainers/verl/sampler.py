@@ -99,8 +99,8 @@ class VerlSampler:
             raise EngineIncapable("verl's engine gives no log-probs: set rollout.calculate_log_probs to true.")
         if len(output.log_probs) != len(output.token_ids):
             raise EngineMalformed(f"verl gave {len(output.token_ids)} tokens and {len(output.log_probs)} log-probs.")
-        said = output.extra_fields.get("global_steps")
-        self.weight_version = version = UNKNOWN_VERSION if said is None else int(said)
+        reported = output.extra_fields.get("global_steps")
+        self.weight_version = version = UNKNOWN_VERSION if reported is None else int(reported)
         return [(one, logprob, version) for one, logprob in zip(output.token_ids, output.log_probs, strict=True)]
 
     async def pause(self, mode: PauseMode) -> None:

@@ -74,11 +74,11 @@ def _call(body: bytes, request: Body) -> ModelCall:
     system, system_dropped = system_parts(request.system or "", "system", toolbox)
     messages = _messages(request.messages, toolbox, dropped)
     _refuse_edits(request, messages)
-    wished = request.tool_choice
-    if wished is not None and wished.type in ("any", "tool") and not request.tools and not toolbox.held_by_thread:
+    forced = request.tool_choice
+    if forced is not None and forced.type in ("any", "tool") and not request.tools and not toolbox.held_by_thread:
         dropped.append("tool_choice")  # Claude Code offers no tools while it compacts, and keeps its choice
-        wished = None
-    choice, parallel = tool_choice(wished, toolbox)
+        forced = None
+    choice, parallel = tool_choice(forced, toolbox)
     return ModelCall(
         dialect="anthropic",
         model=request.model,

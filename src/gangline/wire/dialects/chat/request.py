@@ -324,7 +324,7 @@ def _tool_call(call: _ToolCall, where: str) -> ToolCall:
         return ToolCall(call.id, call.function.name, _arguments(call.function.arguments))
     if call.type == "custom" and call.custom is not None:
         return ToolCall(call.id, call.custom.name, shimmed(call.custom.input))
-    raise InvalidRequest(f"{where} of type {call.type!r} is no function call and no custom call.", param=where)
+    raise InvalidRequest(f"{where} of type {call.type!r} is not a function call and no custom call.", param=where)
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> str:
@@ -363,7 +363,7 @@ def _thinking(request: _Body) -> ThinkingWish:
     kind = request.thinking
     kind = THINKING_KINDS.get(kind.type or "") if isinstance(kind, _Thinking) else kind
     switches = (request.enable_thinking, kind, reasoning.enabled, wish.is_on)
-    is_on = next((one for one in switches if one is not None), None)
+    is_on = next((switch for switch in switches if switch is not None), None)
     return ThinkingWish(is_on=is_on, effort=None if is_on is False else wish.effort)
 
 

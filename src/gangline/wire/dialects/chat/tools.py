@@ -50,7 +50,7 @@ def read_tools(tools: list[ChatTool]) -> tuple[tuple[ToolDefinition, ...], list[
 def _tool(tool: ChatTool, where: str) -> ToolDefinition:
     known = {"function": tool.function, "custom": tool.custom}.get(tool.type)
     if known is None:
-        raise InvalidRequest(f"{where} of type {tool.type!r} is no function and no custom tool.", param=where)
+        raise InvalidRequest(f"{where} of type {tool.type!r} is not a function and no custom tool.", param=where)
     if not known.name:
         raise InvalidRequest(f"{where}.{tool.type}.name is empty.", param=f"{where}.{tool.type}.name")
     if isinstance(known, ToolCustom):
@@ -63,8 +63,8 @@ def _shim_schema(grammar: dict[str, Any] | None) -> dict[str, Any]:
     what = "The whole input of the tool, as free text."
     inner: object = (grammar or {}).get("grammar")
     if isinstance(inner, dict):
-        told = cast("dict[str, Any]", inner)
-        what += f" It must match this {told.get('syntax')} grammar:\n{told.get('definition')}"
+        definition = cast("dict[str, Any]", inner)
+        what += f" It must match this {definition.get('syntax')} grammar:\n{definition.get('definition')}"
     properties = {"input": {"type": "string", "description": what}}
     return {"type": "object", "properties": properties, "required": ["input"], "additionalProperties": False}
 

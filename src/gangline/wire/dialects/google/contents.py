@@ -104,8 +104,8 @@ class ContentReader:
                 self.dropped.append(f"{fields.where}: a thought that the client made up")
                 return []
             return [Thinking(fields.text("text") or "", signature)]
-        said = self._data(given[0], fields)
-        return [said] if signature is None else [Thinking("", signature), said]
+        part = self._data(given[0], fields)
+        return [part] if signature is None else [Thinking("", signature), part]
 
     def _data(self, name: str, fields: Fields) -> Part:
         match name:

@@ -90,5 +90,5 @@ def _error_info(error: GanglineError) -> dict[str, Any]:
 
 def _retry_after_s(error: GanglineError) -> int:
     """Whole seconds, at least one."""
-    wished = error.details.get("retry_after_s")
-    return max(1, math.ceil(wished)) if isinstance(wished, int | float) and math.isfinite(wished) else 1
+    seconds = error.details.get("retry_after_s")
+    return max(1, math.ceil(seconds)) if isinstance(seconds, int | float) and math.isfinite(seconds) else 1

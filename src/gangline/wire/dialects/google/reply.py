@@ -157,9 +157,9 @@ class _Streamed:
         self.num_logprobs += len(out_logprobs) if out else 0
         return out, out_logprobs if out else []
 
-    def rest(self, said: list[_Part]) -> list[_Part]:
+    def rest(self, parts: list[_Part]) -> list[_Part]:
         """The held-back parts, and the parts of the finished reply beyond the deltas."""
-        thought, text = said[0]["text"], said[1]["text"]
+        thought, text = parts[0]["text"], parts[1]["text"]
         rest = list(self.held)
         if len(thought) > len(self.thought) and thought.startswith(self.thought):
             rest.append({"text": thought[len(self.thought) :], "thought": True})
@@ -219,11 +219,11 @@ class GoogleEventWriter:
 
     def _last(self, choice: ReplyChoice) -> dict[str, Any]:
         streamed = self._streamed(choice.index)
-        said = _said(choice.message)
+        parts = _said(choice.message)
         if not _shows_thoughts(self._call):
-            said[0]["text"] = ""
+            parts[0]["text"] = ""
         logprobs = (choice.logprobs or ())[streamed.num_logprobs :]
-        return _finished(self._call, choice, streamed.rest(said), self._reply_id, logprobs)
+        return _finished(self._call, choice, streamed.rest(parts), self._reply_id, logprobs)
 
     def _streamed(self, index: int) -> _Streamed:
         return self._choices.setdefault(index, _Streamed())

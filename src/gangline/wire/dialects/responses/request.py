@@ -179,11 +179,11 @@ def _refuse_what_cannot_be_carried(fields: Fields) -> None:
 
 def _messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
     instructions = string(fields, "instructions")
-    said, left_out = read_input(fields.get("input"))
-    if not said and fields.get("previous_response_id") is None:
+    messages, left_out = read_input(fields.get("input"))
+    if not messages and fields.get("previous_response_id") is None:
         raise invalid("input", "must not be empty.")
     first = (Message("system", (Text(instructions),)),) if instructions else ()
-    return (*first, *said), left_out
+    return (*first, *messages), left_out
 
 
 def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:

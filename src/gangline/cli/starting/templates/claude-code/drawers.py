@@ -1,4 +1,4 @@
-"""An MCP server with one tool, in the sandbox beside Claude Code."""
+"""An MCP server with one tool, in the sandbox alongside Claude Code."""
 
 import json
 import sys

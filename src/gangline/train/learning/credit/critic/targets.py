@@ -10,8 +10,8 @@ With r_t the reward after token t, V_t the critic's value before it, and t + 1 t
 After the last trained token of a trace, V and A are 0: nothing is bootstrapped over the end of a trace, nor over tokens
 between turns, which the policy did not choose.
 
-Laws: with values of 0, gamma 1 and lam 1, A is the sum of the rewards to come. With the exact values, the mean of A is
-0. With lam 1 the returns do not depend on the values. Source: GAE (arXiv 1506.02438, 3); equal to verl's function.
+Invariants: with values of 0, gamma 1 and lam 1, A is the sum of the rewards to come. With the exact values, the mean of
+A is 0. With lam 1 the returns do not depend on the values. Source: GAE (arXiv 1506.02438, 3); equal to verl's function.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Estimated(NamedTuple):
 
 def estimate_batches(batches: Sequence[Rewarded], critic: CriticSettings, advantage: AdvantageSettings) -> Estimated:
     """batches: all batches of a step. Under `scale: batch`, advantages are whitened over all of them."""
-    found = [one.values.double().cpu().numpy() for one in batches]
+    found = [batch.values.double().cpu().numpy() for batch in batches]
     estimates = [
         estimate_traces(one.rewards, values, one.traces, critic) for one, values in zip(batches, found, strict=True)
     ]

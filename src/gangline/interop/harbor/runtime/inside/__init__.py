@@ -1,4 +1,0 @@
-"""Programs that run elsewhere: `bridge` in Harbor's Python; `steward`, with `pipes` and `errors`, in a sandbox.
-
-Gangline is not installed there. Start with `steward`.
-"""

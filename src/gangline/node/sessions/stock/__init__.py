@@ -1,4 +1,0 @@
-"""A node's stock beside its sessions.
-
-`checkpoints` has the files of their turns, `warm` the sandboxes that nobody has used yet. Start with `checkpoints`.
-"""
