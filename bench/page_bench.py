@@ -216,7 +216,7 @@ async def cost(browser: Browser, folder: Path) -> Figures:
             for _ in range(PAGES):
                 await (await context.new_page()).goto(server.url)
             await asyncio.sleep(2)
-            beside.append(await _load(client, server, f"alongside{number}"))
+            beside.append(await _load(client, server, f"beside{number}"))
             await context.close()
     value = statistics.median(beside) / statistics.median(alone)
     note = (

@@ -105,7 +105,7 @@ class Leaks:
         (keeper,) = [pid for pid in processes_with("gangline.sandbox.keeper.keeper") if pid in started]
         return keeper
 
-    def _zygotes(self) -> set[int]:
+    def _forkservers(self) -> set[int]:
         """The one process that the keeper has whether there are sandboxes or not; its forks show the same program."""
         return set(children(self.keeper)) & set(processes_with("helpers.forkserver"))
 
@@ -158,7 +158,7 @@ class Leaks:
     def left(self) -> dict[str, list[str]]:
         """Sandboxes, and results that are still to be delivered, while the service lives."""
         there = {
-            "processes": [described(pid) for pid in descendants(self.keeper) if pid not in self._zygotes()],
+            "processes": [described(pid) for pid in descendants(self.keeper) if pid not in self._forkservers()],
             "undelivered": self.service.undelivered(),
             **self.service.sandboxes(),
         }

@@ -158,7 +158,7 @@ class Service:
 
     def keeper_pids(self) -> list[int]:
         keepers = processes_with(str(self.folder / "keeper"))
-        return [pid for pid, line in keepers.items() if "keeping.keeper" in line]
+        return [pid for pid, line in keepers.items() if "keeper.keeper" in line]
 
     def assert_nothing_left(self) -> None:
         assert self.what_is_left() == []

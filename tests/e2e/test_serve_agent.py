@@ -135,7 +135,7 @@ def test_calls_without_a_result_have_outputs_and_the_assistant_has_the_last_word
     ("fields", "message"),
     [
         ({"tools": [{"type": "function", "name": "look", "parameters": {}}]}, "tools: the agent has its own tools"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id: each request begins a session"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: each request begins its own session"),
         ({"input": [{"role": "assistant", "content": "I am done."}]}, "not with an assistant's words"),
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
         ({"input": ""}, "input: there is no text"),

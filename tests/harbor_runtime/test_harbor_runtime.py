@@ -166,4 +166,8 @@ def _bridges(pid: int) -> set[int]:
     """Bridges that a process has started."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
     found = {int(child) for file in children for child in file.read_text().split()}
-    return {child for child in found if b"harbor/inside/bridge.py" in Path(f"/proc/{child}/cmdline").read_bytes()}
+    return {
+        child
+        for child in found
+        if b"harbor/runtime/in_sandbox/bridge.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }

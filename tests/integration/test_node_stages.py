@@ -1,4 +1,4 @@
-"""The stages of sessions on one node: what waits for what, what is started alongside RUN, what is dead before grading."""
+"""The stages of sessions on one node: what waits for what, what is started during RUN, what is dead before grading."""
 
 from __future__ import annotations
 

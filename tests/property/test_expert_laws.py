@@ -75,8 +75,8 @@ def test_a_number_that_no_expert_has_is_refused(number: int) -> None:
     [
         (_file(np.zeros((2, 2), np.uint8)), "its shape is"),
         (_file(np.zeros((1, 1, 1), np.float32)), "of float32, and not"),
-        (b"[1, 2]", "no NumPy file"),
-        (b"", "no NumPy file"),
+        (b"[1, 2]", "not a NumPy file"),
+        (b"", "not a NumPy file"),
     ],
 )
 def test_another_file_is_refused(data: bytes, told: str) -> None:

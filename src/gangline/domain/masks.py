@@ -31,7 +31,7 @@ class SamplingMask(msgspec.Struct, frozen=True, eq=False):
         numbers = np.frombuffer(data, _NUMBER).astype(np.int32)
         counts, ids = numbers[:num_tokens], numbers[num_tokens:]
         if len(counts) != num_tokens or (counts < 0).any() or int(counts.sum()) != len(ids):
-            raise ValueError(f"{len(data)} bytes are not sampling mask of {num_tokens} tokens")
+            raise ValueError(f"{len(data)} bytes are not a sampling mask of {num_tokens} tokens")
         return cls(counts, ids)
 
     def data(self) -> bytes:

@@ -145,7 +145,7 @@ CONTRACTS: Mapping[Kind, Contract] = {
     ),
     "evidence": Contract(
         group="gangline.evidence",
-        page="plugins.md#evidence-alongside-tokens",
+        page="plugins.md#evidence-beside-tokens",
         what="evidence alongside sampled tokens",
         fields=("name", "title", "what"),
         answers={"wire": 2, "without_last": 2, "keep": 2, "column": 2},

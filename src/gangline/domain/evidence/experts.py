@@ -194,7 +194,7 @@ def experts_of_numbers(data: bytes, number: str, num_layers: int, num_chosen: in
     dtype = np.dtype(number).newbyteorder("<")
     token_bytes = dtype.itemsize * num_layers * num_chosen
     if token_bytes == 0 or len(data) % token_bytes:
-        raise ValueError(f"its {len(data)} bytes are not whole number of tokens of {token_bytes} bytes")
+        raise ValueError(f"its {len(data)} bytes are not a whole number of tokens of {token_bytes} bytes")
     return _narrowed(np.frombuffer(data, dtype=dtype).reshape(-1, num_layers, num_chosen))
 
 

@@ -60,7 +60,7 @@ class _Game(_Episode):
 
 
 class _Played:
-    """Base of the kinds served by a program of `inside/`, with `step` for the agent and `finish` for the grader."""
+    """Base of the kinds served by a program of `in_sandbox/`, with `step` for the agent and `finish` for the grader."""
 
     Config: ClassVar[type[BaseModel]]
     hidden_tools: ClassVar[frozenset[str]] = _FINISH

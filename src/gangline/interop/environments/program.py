@@ -1,4 +1,4 @@
-"""Runs a program of `inside/` as a command that reads its modules and configuration from stdin.
+"""Runs a program of `in_sandbox/` as a command that reads its modules and configuration from stdin.
 
 No file of it is written to the sandbox, and nothing of it appears in `/proc/PID/cmdline`, which every process there can
 read: the configuration may contain the answer.
@@ -55,7 +55,7 @@ def command(python: str) -> tuple[str, ...]:
 
 
 def opening(name: str, config: Mapping[str, Any]) -> bytes:
-    """The first bytes to write to the command's stdin. name: a module of `inside/` with `begin(config)`."""
+    """The first bytes to write to the command's stdin. name: a module of `in_sandbox/` with `begin(config)`."""
     modules = {"gangline_world": "", **{f"gangline_world.{one}": _source(one) for one in (*_SHARED, name)}}
     given = json.dumps({"modules": modules, "main": f"gangline_world.{name}", "config": config}).encode()
     return len(given).to_bytes(8, "big") + given

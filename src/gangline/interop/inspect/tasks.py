@@ -5,7 +5,7 @@ formatting choices, are therefore refused if the scorer needs them. A Python wit
 process of it scores each session: in a clean sandbox if the sample has no sandbox, else in the agent's, as a separate
 user.
 
-Also builds the programs of `inside/`, as commands of a Python that has Inspect and as files for a sandbox.
+Also builds the programs of `in_sandbox/`, as commands of a Python that has Inspect and as files for a sandbox.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class InspectSample(msgspec.Struct, frozen=True):
 
 
 class InspectTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of `inside/reading.py`."""
+    """The output of `in_sandbox/reading.py`."""
 
     name: str
     file: str | None

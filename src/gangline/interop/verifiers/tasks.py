@@ -5,7 +5,7 @@ The taskset is a module that the environment with verifiers can import, or a fil
 reads it. Other processes of it run the hooks in the sandbox: in the agent's, as a separate user, if a hook asks for the
 runtime; else in a clean one.
 
-Also builds the programs of `inside/`, as commands of a Python that has verifiers and as files for a sandbox.
+Also builds the programs of `in_sandbox/`, as commands of a Python that has verifiers and as files for a sandbox.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RUN = (
 
 
 def reading(python: str, asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command that prints a taskset as JSON. asked: see `inside/reading.py`."""
+    """The command that prints a taskset as JSON. asked: see `in_sandbox/reading.py`."""
     return (python, "-c", _READ, str(_HERE), json.dumps(asked))
 
 
@@ -93,7 +93,7 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class VerifiersTask(msgspec.Struct, frozen=True, rename={"kind": "class"}):
-    """One task, as printed by `inside/reading.py`."""
+    """One task, as printed by `in_sandbox/reading.py`."""
 
     module: str
     kind: str
@@ -110,7 +110,7 @@ class VerifiersTask(msgspec.Struct, frozen=True, rename={"kind": "class"}):
 
 
 class VerifiersTaskset(msgspec.Struct, frozen=True):
-    """The output of `inside/reading.py`."""
+    """The output of `in_sandbox/reading.py`."""
 
     name: str
     file: str

@@ -82,7 +82,7 @@ def _long_call(body: bytes) -> TokenRequest:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"the body is not valid JSON object: {error}.") from error
+        raise InvalidRequest(f"the body is not a JSON object: {error}.") from error
     names = [name for name in ("prompt_ids", "input_ids") if name in fields]
     rest = sum(len(memoryview(value)) for name, value in fields.items() if name not in names)
     if len(names) != 1 or rest > _LONG_BYTES:

@@ -206,7 +206,7 @@ class Forwarder:
             async with asyncio.timeout(self._head_s):
                 request = await next_event(connection, reader)
         except h11.RemoteProtocolError as error:
-            raise Refused(error.error_status_hint, f"this is not HTTP request: {error}") from error
+            raise Refused(error.error_status_hint, f"this is not an HTTP request: {error}") from error
         except TimeoutError:
             raise Refused(408, f"the request did not come within {self._head_s:g} s") from None
         if not isinstance(request, h11.Request):

@@ -121,7 +121,7 @@ class ViewRoutes:
                   answer=CallDrift, query=(_CALL, _ATTEMPT), errors=errors),
             Route("GET", "/v1/tasks/{task_id}/aligned", self.aligned, "Samples of a task from where they differ.",
                   answer=AlignedSamples, query=(_FIRST_SAMPLE, _SAMPLES), errors=(400, 401, 404)),
-            Route("GET", f"{one}/alongside", self.beside, "Two sessions from where they differ: a fork and its parent.",
+            Route("GET", f"{one}/beside", self.beside, "Two sessions from where they differ: a fork and its parent.",
                   answer=AlignedSamples, query=(_OTHER,), errors=errors),
             Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
                   answer_types=("application/octet-stream",), query=(_FILE, _ATTEMPT), errors=errors),

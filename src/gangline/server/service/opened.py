@@ -87,4 +87,4 @@ def _divided(result: SessionResult) -> OpenedSession:
     try:
         return open_session(result)
     except ValueError as error:
-        raise BuilderError(f"the calls of session {result.session_id} are not tree: {error}") from error
+        raise BuilderError(f"the calls of session {result.session_id} are not a tree: {error}") from error

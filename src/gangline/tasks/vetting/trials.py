@@ -163,5 +163,5 @@ def _folders(subject: Subject) -> list[str]:
 
 
 def program(name: str) -> str:
-    """Source of a program of `inside`."""
+    """Source of a program of `in_sandbox`."""
     return importlib.resources.files("gangline.tasks.vetting.in_sandbox").joinpath(f"{name}.py").read_text()

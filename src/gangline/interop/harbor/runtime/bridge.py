@@ -1,4 +1,4 @@
-"""Runs Harbor in a separate process: see `inside.bridge`. One process serves all sandboxes of a runtime."""
+"""Runs Harbor in a separate process: see `in_sandbox.bridge`. One process serves all sandboxes of a runtime."""
 
 from __future__ import annotations
 

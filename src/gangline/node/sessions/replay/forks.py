@@ -80,7 +80,7 @@ def _check_engine(role: str, calls: Sequence[RecordedCall], views: Sequence[Back
             if recorded != found:
                 raise InvalidRequest(
                     f"engine {view.url} of role {role!r} has another {name} than the engine of call {call.turn}: the "
-                    "recorded ids are not context of its model. Fork with an engine that has the same."
+                    "recorded ids are not a context of its model. Fork with an engine that has the same."
                 )
 
 
