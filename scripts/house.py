@@ -24,11 +24,11 @@ WINGS = frozenset({"interop", "serving", "tasks", "testing", "train"})
 FEATURES = ("sampling_mask", "routed_experts")
 BOUNDS = {
     "entries": 18,
-    "code lines": 97_500,
-    "code lines of the core": 63_700,
-    "files that name sampling_mask": 28,
-    "files that name routed_experts": 24,
-    "class names used more than once": 144,
+    "code lines": 95_600,
+    "code lines of the core": 62_600,
+    "files that name sampling_mask": 12,
+    "files that name routed_experts": 12,
+    "class names used more than once": 139,
     "words of the documentation without decisions": 90_000,
 }
 _NO_CODE = frozenset(

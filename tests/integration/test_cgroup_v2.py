@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.ids import new_id
+from gangline.domain.sandbox import ExecRequest
 from gangline.domain.task import LimitsSpec
 from gangline.sandbox.commands.execution import Executions, Order
 from gangline.sandbox.commands.spawner import Spawner
@@ -72,7 +73,8 @@ async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_a
         cgroup_procs=groups.procs,
     )
     memory = MemoryWatch([group], None)
-    result = await executions.run(spawner, order, end_all=_end_nothing, memory=memory, max_output_bytes=4096)
+    request = ExecRequest(command=order.argv, max_output_bytes=4096)
+    result = await executions.run(spawner, order, _end_nothing, request, memory=memory)
     assert f"0::/{group.name}" in result.stdout.decode().splitlines()[-2]
     while len(left := (group / "cgroup.procs").read_text().split()) > 1:
         await asyncio.sleep(0.01)  # the shell is on its way out

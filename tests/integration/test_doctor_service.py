@@ -96,14 +96,14 @@ def test_few_files_are_told_before_they_are_gone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_runtime_that_does_not_run_here_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoDocker:
+    class NoHarbor:
         async def check(self) -> None:
-            raise RuntimeUnavailable("dockerd does not run. Start it.")
+            raise RuntimeUnavailable("Harbor has no Docker. Start it.")
 
-    monkeypatch.setattr(checks_service.plugins, "names", lambda _kind: ["docker", "sandbox"])
-    monkeypatch.setattr(checks_service.plugins, "make_runtime", lambda _name: NoDocker())
+    monkeypatch.setattr(checks_service.plugins, "usable", lambda _kind: ["harbor", "sandbox"])
+    monkeypatch.setattr(checks_service.plugins, "make_runtime", lambda _name: NoHarbor())
     check = check_runtimes(settings(tmp_path))
-    assert (check.state, check.found) == ("optional", "docker: no")
+    assert (check.state, check.found) == ("optional", "harbor: no")
     assert "Start it." in check.advice
 
 

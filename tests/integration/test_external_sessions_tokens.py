@@ -126,7 +126,7 @@ async def test_a_wrong_body_is_refused_and_no_turn(node: RunningNode, body: dict
 
 async def test_a_prompt_beyond_the_context_is_told_so(node: RunningNode) -> None:
     opened = await node.client.open_session()
-    status, problem = await generate(node, opened, PROMPT * 10_000)
+    status, problem = await generate(node, opened, PROMPT * 80_000)
     assert (status, problem["code"]) == (400, "context_length_exceeded")
 
 
