@@ -1,4 +1,4 @@
-"""One running node: the proxy that harnesses talk to, the pipeline of sessions, the journal, the reaper."""
+"""A running node: the proxy for harnesses, the pipeline of sessions, the journal, the reaper."""
 
 from __future__ import annotations
 
@@ -91,19 +91,19 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     on_result: Callable[[SessionResult], None] | None = None,
 ) -> None:
-    """Run a node until cancelled, or until it is drained; its state is in `data_dir/nodes/<node_id>`.
+    """Run a node until it is cancelled or drained. Its state is in `data_dir/nodes/<node_id>`.
 
-    Long because it lists the node's parts in the order of their begin, the reverse of the order of their end.
+    Long because it lists the node's parts in their start order, which is the reverse of their stop order.
 
-    settings: its engines are the initial backends. Changes while it runs are remembered over restarts with these.
-    node_id: in place of the one in `settings`.
-    on_result: called with each attempt that ended, on the event loop.
+    settings: its engines are the initial backends. Later changes survive restarts with the same engines.
+    node_id: replaces the one in `settings`.
+    on_result: called with the result of each ended attempt, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
-    InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment, NodeIdTaken
-    when a node of another data folder has the id, also later, where that one took it while this one was not heard;
-    UnknownPlugin when a runtime that tasks may use is not installed.
+    InvalidRequest when anyone could reach the control routes or an engine's key is not in the environment, NodeIdTaken
+    when a node with another data folder has the id, or takes it later while this one is not heard; UnknownPlugin when a
+    runtime that tasks may use is not installed.
     """
     host, public_url = settings.host, settings.public_url
     allowed = settings.allowed()
@@ -121,7 +121,7 @@ async def serve(
     folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
-        # First, for its lock: no other process of this node is at work from here on.
+        # First, for its lock: from here on no other process of this node works.
         journal = await asyncio.to_thread(Journal.open, folder / "journal")
         stack.push_async_callback(journal.close)
         runtimes_folder = folder / "runtimes"
@@ -222,7 +222,7 @@ async def serve(
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
         await _listen(stack, proxy, listener, routes, Door(control_token, names, actions))
-        # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
+        # Sandboxes reach a listener without control routes, so agents cannot use them even if no token is set.
         await _listen(stack, proxy, for_agents)
         stack.push_async_callback(pipeline.close)
         stack.callback(keeper.stopping)
@@ -255,7 +255,7 @@ def _warm(settings: NodeSettings, start: Callable[[RuntimeSpec, str], Awaitable[
 
 
 async def reap(data_dir: Path, node_id: str) -> None:
-    """Remove leftovers of a killed node; a node that ends by itself, or starts, does so too."""
+    """Remove the leftovers of a killed node. A node also does this itself when it starts and ends."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     await asyncio.to_thread(reap_keeper, owner)
@@ -263,7 +263,7 @@ async def reap(data_dir: Path, node_id: str) -> None:
 
 
 async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list[Attempt]:
-    """Attempts from before the restart that this node continues; all other leftovers are removed."""
+    """Returns the attempts from before the restart that this node continues. Removes all other leftovers."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
     found = await adoptable(keeper.kept, unclosed, delivery.leftover())
     lasting = {handle.runtime_id for _, handle in found} | {
@@ -274,7 +274,7 @@ async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list
     for note, handle in found:
         try:
             attempts.append(await Attempt.adopted(note, handle, parts))
-        except (GanglineError, ValueError) as error:  # or of another version, with a task that is none any more
+        except (GanglineError, ValueError) as error:  # or another version wrote it, and its task is no longer valid
             log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
             await handle.stop()
     return attempts
@@ -288,7 +288,7 @@ async def _end_runtimes(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """A node that could not start leaves sandboxes to its next try; one that is shut down leaves none."""
+    """Stop all sandboxes, or keep them for the next try if the node could not start."""
     if keeper.kept and isinstance(error, GanglineError):
         await keeper.leave()
         return
@@ -297,7 +297,7 @@ async def _end_runtimes(
 
 
 def _allow_many_files() -> int:
-    """How many may be open. The usual soft limit of 1024 is for programs that wait by `select`."""
+    """Returns how many files may be open. The usual soft limit of 1024 is meant for programs that use `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
@@ -308,13 +308,13 @@ def _folder_of(data_dir: Path, node_id: str) -> Path:
 
 
 def _hidden(data_dir: Path) -> tuple[Path, ...]:
-    """Absolute paths, for a keeper has another working folder."""
+    """Returns absolute paths, since a keeper has another working folder."""
     settings = Settings.from_environ()
     return tuple(dict.fromkeys(path.resolve() for path in (data_dir, settings.data_dir, *settings.hide)))
 
 
 def _open_folder(data_dir: Path, node_id: str) -> Path:
-    """The node's folder, closed to other users. The part of it that sandboxes see is their own. Raises: StoreError."""
+    """Returns the node's folder, closed to other users except for the part that sandboxes see. Raises: StoreError."""
     folder = _folder_of(data_dir, node_id)
     try:
         open_data_folder(data_dir)
@@ -325,7 +325,7 @@ def _open_folder(data_dir: Path, node_id: str) -> Path:
 
 
 def _owner_of(folder: Path) -> str:
-    """The label of the node's sandboxes: the same over its restarts."""
+    """Returns the label of the node's sandboxes, which stays the same over restarts."""
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
@@ -340,8 +340,10 @@ def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:
 async def _add_all(
     backends: BackendsByRole, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
 ) -> None:
-    """Those that are named must all be there; of the policy's that were in at the end of an earlier life, one must.
-    Where none was named, none must. Calls of a role that has lost its engines fail."""
+    """Add the engines: the `named` ones, which must all answer, or those that were `changed` before a restart.
+
+    Of the changed ones, one of the policy's must answer if any was named. A role without engines fails its calls.
+    """
     for spec in (*named, *(changed or ())):
         if spec.role is not None:
             backends.name_role(spec.role)
@@ -360,7 +362,7 @@ async def _add_all(
 
 
 async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> None:
-    """Take an engine in; one that is still starting gets `wait_s` seconds."""
+    """Add an engine. One that is still starting gets `wait_s` seconds."""
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
@@ -379,11 +381,11 @@ async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> No
 
 
 async def _reap(owner: str, folder: Path, keep: frozenset[str] = frozenset()) -> None:
-    """Remove leftovers from before the restart, except those that this node continues."""
+    """Remove leftovers from before the restart, except sandboxes in `keep`."""
     for name in plugins.usable("runtime"):
         try:
             removed = await plugins.make_runtime(name).reap(owner, folder, keep)
-        except Exception as error:  # a plug-in's: the node starts without it
+        except Exception as error:  # a plug-in's error: the node starts without it
             log.warning("reaper.failed runtime=%s message=%s", name, str(error) or type(error).__name__)
         else:
             if removed:
@@ -398,7 +400,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
-    """Those of an earlier life of this node continue."""
+    """Returns the external sessions, continuing those from before a restart."""
     external = ExternalSessions(
         node_id=parts.node_id,
         store=await asyncio.to_thread(ExternalStore, folder / "sessions"),
@@ -427,7 +429,7 @@ def control_routes(
     keep_backends: Callable[[Sequence[BackendSpec]], Awaitable[None]],
     public_url: str | None = None,
 ) -> list[Route]:
-    """All of the node's own routes, in the order of their description."""
+    """Returns all of the node's own routes, in the order in which they are documented."""
 
     async def model() -> str:
         return parts.model
@@ -463,16 +465,16 @@ def control_routes(
 
 
 def _root(path: str) -> str:
-    """`/v1/sessions` of `/v1/sessions/{session}/reward`."""
+    """Returns `/v1/sessions` for `/v1/sessions/{session}/reward`."""
     return "/".join(path.split("/")[:3])
 
 
 async def _listen(
     stack: AsyncExitStack, proxy: Proxy, listener: socket.socket, routes: Sequence[Route] = (), door: Door | None = None
 ) -> None:
-    """The node's own routes come first, with all below their first two segments; then the proxy's.
+    """Serve the node's own routes first, with everything below their first two segments, then the proxy's.
 
-    Errors outside of a route have the shape of the path's other answers.
+    Errors outside a route have the shape of the path's other answers.
     """
     own_roots = dict.fromkeys(_root(route.path) for route in routes if route.opened_by != "session")
 

@@ -1,10 +1,10 @@
-"""The engines behind a node: those of the policy, and those of each role that an operator gave engines of its own.
+"""The engines behind a node: the policy's, and each role's for which an operator named some.
 
 Laws
-- A role that an operator named is answered by its own engines alone: where none of them is healthy its calls wait, then
-  fail, also after the last one was removed. No call falls back to the policy.
-- Every other role is answered by the policy's engines. A name that a client invents adds nothing here.
-- Each role may have another model, with another tokenizer. A weight update is of the policy's engines alone.
+- A role that an operator named is answered only by its own engines: without a healthy one its calls wait and then
+  fail, even after the last engine was removed. No call falls back to the policy.
+- Every other role is answered by the policy's engines. A role name that a client invents adds nothing here.
+- Each role may have a different model with a different tokenizer. Weight updates apply only to the policy's engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline.node.backends.pool import BackendPool
 
 class BackendsByRole:
     def __init__(self, make: Callable[..., BackendPool] = BackendPool) -> None:
-        """make: `BackendPool`, with the node's own options."""
+        """make: `BackendPool`, with the node's options."""
         self._make = make
         self._numbers = count(1)
         self.policy = make(numbers=self._numbers)
@@ -31,16 +31,17 @@ class BackendsByRole:
         """Places for calls in flight, by role."""
 
     def name_role(self, role: str, max_calls: int | None = None) -> None:
-        """Its calls are answered by engines of its own from now on, also while it has none. max_calls: in flight."""
+        """Answer the role's calls with its own engines from now on, even without any. max_calls: most in
+        flight."""
         if role not in self._of_role:
             self._of_role[role] = self._new_pool(role)
         if max_calls is not None:
             self._slots.setdefault(role, asyncio.Semaphore(max_calls))
 
     async def add(self, spec: BackendSpec) -> BackendView:
-        """See `BackendPool.add`. A role has its own engines once its first one is in.
+        """See `BackendPool.add`. A role has its own engines once its first one was added.
 
-        Raises: its errors; Conflict also when the engine answers for another role, or for the policy.
+        Raises: its errors; Conflict also when the engine already answers for another role or for the policy.
         """
         pool = self.policy if spec.role is None else self._of_role.get(spec.role) or self._new_pool(spec.role)
         if any(other.has(spec.url) for other in self._pools() if other is not pool):
@@ -63,7 +64,7 @@ class BackendsByRole:
         raise NotFound(f"no backend {backend_id!r}. Known: {known}.")
 
     async def clear(self, role: str | None = None, drain: bool = True) -> None:
-        """Remove all engines of the role; None: all of the policy. Raises: NotFound for a role without its own."""
+        """Remove all engines of the role; None: of the policy. Raises: NotFound for a role without its own engines."""
         pool = self.policy if role is None else self._of_role.get(role)
         if pool is None:
             known = ", ".join(self._of_role) or "none"
@@ -74,21 +75,21 @@ class BackendsByRole:
         return [view for pool in self._pools() for view in pool.views()]
 
     def members(self) -> list[BackendSpec]:
-        """Those that are in to stay, as they were named."""
+        """Specs of all engines that are not being removed, as the operator gave them."""
         return [spec for pool in self._pools() for spec in pool.members()]
 
     def engine_for(self, role: str, session_id: str, task_id: str) -> Engine | None:
-        """See `BackendPool.engine_for`. None for a role without engines of its own."""
+        """See `BackendPool.engine_for`. None for a role without its own engines."""
         pool = self._of_role.get(role)
         return None if pool is None else pool.engine_for(session_id, task_id, self._slots.get(role))
 
     def release(self, session_id: str) -> None:
-        """The session is over. Idempotent."""
+        """End the session's assignments. Idempotent."""
         for pool in self._pools():
             pool.release(session_id)
 
     async def close(self) -> None:
-        """Calls that wait, or are in flight, fail. Idempotent."""
+        """Close all pools. Calls that wait or are in flight fail. Idempotent."""
         for pool in self._pools():
             await pool.close()
 

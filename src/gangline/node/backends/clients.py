@@ -1,5 +1,5 @@
-"""Clients of engines, made as an operator names them: with a key, options of the plug-in, and `parsers`, which any
-engine can have."""
+"""Clients of engines, built from an operator's spec: a key, the plug-in's options, and `parsers`, which any engine can
+have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.settings import plugins
 log = logging.getLogger("gangline.backends")
 
 Identity = dict[str, Any]
-"""Model, tokenizer and kind of log-probs: equal for all backends of a node."""
+"""Model, tokenizer and kind of log-probs: the same for all backends of a node."""
 
 _NAMED_ELSEWHERE = frozenset({"url", "api_key", "capture"})
 _TEXT_KINDS = ("auto", "openai_text")
@@ -34,20 +34,20 @@ _SAMPLE = (Message("system", (Text("Be brief."),)), Message("user", (Text("GrÃ¶Ã
 
 
 class EngineClients:
-    """Makes clients of engines, and asks engines who they are."""
+    """Makes clients of engines and probes their identity."""
 
     def __init__(
         self, *, capture: Literal["ids", "text"], read_secret: Callable[[str], str], probe_timeout_s: float
     ) -> None:
-        """capture: of engines whose spec says nothing. read_secret: see `BackendPool`."""
+        """capture: for engines whose spec has none. read_secret: see `BackendPool`."""
         self._capture = capture
         self._read_secret = read_secret
         self._probe_timeout_s = probe_timeout_s
 
     async def make(self, url: str, spec: BackendSpec) -> Engine:
-        """A client of the engine, which is asked of which kind it is where the spec leaves that open.
+        """Returns a client of the engine. Asks the engine for its kind if the spec leaves that open.
 
-        Raises: UnknownPlugin; InvalidRequest when there is no key, or no such option; and as `probe`.
+        Raises: UnknownPlugin; InvalidRequest when the key is missing or the option is unknown; the errors of `probe`.
         """
         given: dict[str, str] = {}
         if (spec.capture or self._capture) == "text" and spec.kind in _TEXT_KINDS:
@@ -58,7 +58,7 @@ class EngineClients:
             return await make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
 
     async def probe(self, engine: Engine, url: str, *, anew: bool = True) -> tuple[EngineCapabilities, Identity]:
-        """anew: also an engine that was probed before. Raises: EngineUnavailable, EngineIncapable."""
+        """anew: probe again an engine that was probed before. Raises: EngineUnavailable, EngineIncapable."""
         async with self._in_time(url):
             found = await (engine.probe() if anew else engine.capabilities())
             ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
@@ -80,7 +80,7 @@ class EngineClients:
         try:
             weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
         except GanglineError:
-            return  # nothing can be loaded into it, so nobody held it
+            return  # # no weights can be loaded into it, so it was never paused
         try:
             async with asyncio.timeout(timeout_s):
                 await weights.let_go()
@@ -107,11 +107,13 @@ async def make_engine(
     given: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Engine:
-    """
-    given: the node's own options, such as a key.
-    options: the operator's. `parsers` goes to a plug-in that takes it; the text of any other is parsed in front of it.
+    """Returns the engine that the plug-in makes.
 
-    Raises: InvalidRequest when the plug-in has no such option, and what `make` raises.
+    given: the node's own options, such as a key.
+    options: the operator's. `parsers` is passed to a plug-in that accepts it; for any other plug-in, the engine is
+    wrapped and its text parsed here.
+
+    Raises: InvalidRequest when the plug-in has no such option; errors of `make`.
     """
     known = [name for name in inspect.signature(make).parameters if name not in _NAMED_ELSEWHERE]
     wrapped = "parsers" in options and "parsers" not in known

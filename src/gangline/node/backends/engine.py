@@ -1,5 +1,5 @@
-"""The engine that a session sees: its backend in the pool, and the next one when that dies. And the pool's records of
-engines and sessions, of which it is made."""
+"""The engine as a session sees it: its backend in the pool, or the next one when that dies. Also the pool's records of
+engines and sessions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gangline.models.engines.fields import has_media
 from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 
 Slots = AbstractAsyncContextManager[None]
-"""Places for calls in flight; a call that gets none waits."""
+"""Slots for calls in flight; a call waits until it gets one."""
 
 FITTED = "fitted"
-"""Name in a reply's metadata, and so in a record's, of the changes to its messages that the template asked for."""
+"""Name in the metadata of replies and records: the changes to the messages that the chat template required."""
 
 ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT", EngineChoice, EngineDelta)
@@ -39,33 +39,33 @@ PartT = TypeVar("PartT", EngineChoice, EngineDelta)
 _MAX_BACKENDS_PER_CALL = 3
 
 _OF_TEMPLATES = (400, 422, 500)
-"""Statuses that engines answer where a chat template refuses."""
+"""Statuses with which engines report a chat template's error."""
 _PLAIN = (Message("user", (Text("x"),)),)
 
 Rank = tuple[int, int, int]
-"""(sessions now, sessions ever, order of arrival): the least goes first."""
+"""(sessions now, sessions ever, order of arrival); the lowest is chosen first."""
 
 
 class BackendSpec(msgspec.Struct, frozen=True):
-    """How an operator names an engine."""
+    """An engine as an operator specifies it."""
 
     url: str
     kind: str = "auto"
     """Kind of the engine plug-in; `auto` detects it."""
     label: str | None = None
     api_key_env: str | None = None
-    """Name of the environment variable that holds its key."""
+    """Name of the environment variable that contains its key."""
     options: dict[str, Any] = {}
     """Options of the plug-in, and `parsers`."""
     role: str | None = None
-    """The role whose calls it answers; None: it serves the policy."""
+    """The role whose calls it answers; None: the policy's."""
     capture: Literal["ids", "text"] | None = None
-    """`text` takes a server that reports no token ids; None: as the pool does."""
+    """`text` accepts a server that reports no token ids; None: the pool's setting."""
 
 
 @dataclass(eq=False, slots=True)
 class Backend:
-    """One running engine, as the pool knows it."""
+    """A running engine and its state in the pool."""
 
     backend_id: str
     number: int
@@ -81,7 +81,7 @@ class Backend:
     num_calls: int = 0
     num_failures: int = 0
     failed_at: float = 0.0
-    """When its last failed health check ended. Unix time, UTC, seconds; 0.0: none failed."""
+    """When its last failed health check ended (Unix time, UTC, seconds); 0.0: no check failed."""
     error: str | None = None
     weights_known: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,7 +101,7 @@ class Backend:
 
     @contextmanager
     def in_use(self) -> Generator[Engine]:
-        """Counts a call in flight while the block lasts."""
+        """Count a call in flight for the duration of the block."""
         self.num_calls += 1
         self.idle.clear()
         try:
@@ -141,7 +141,7 @@ class Backend:
 
 @dataclass(eq=False, slots=True)
 class Assignment:
-    """A session's backend, and the moves that no completion has recorded yet."""
+    """A session's backend, and its moves that no completion has recorded yet."""
 
     session_id: str
     task_id: str
@@ -151,7 +151,7 @@ class Assignment:
 
 
 class Backends(Protocol):
-    """The pool, as one session sees it."""
+    """The pool as one session sees it."""
 
     async def backend_of(self, assignment: Assignment) -> Backend: ...
 
@@ -159,19 +159,19 @@ class Backends(Protocol):
 
 
 class PooledEngine:
-    """Implements `Engine`. A call whose backend dies goes to another one, unless part of its stream is out already.
+    """Implements `Engine`. Retries a call on another backend when its backend dies, unless part of the stream was sent.
 
-    The first reply of a session's new backend carries `backend_replaced` in its metadata: a list of moves. A reply to
-    messages that were fitted to the backend's template carries `fitted`: kind of change -> how often.
+    The first reply from a session's new backend has `backend_replaced` in its metadata: a list of moves. A reply to
+    messages that were fitted to the backend's template has `fitted`: kind of change -> count.
     """
 
     def __init__(self, pool: Backends, assignment: Assignment, slots: Slots | None = None) -> None:
-        """slots: held by each call while it is in flight; None: calls wait for none."""
+        """slots: each call holds one while in flight; None: no limit."""
         self._pool = pool
         self._assignment = assignment
         self._slots = slots or nullcontext()
         self.engine_ids: dict[str, str] = {}
-        """Id of a call as the client knows it -> as the engine or the model named it."""
+        """Call id as the client knows it -> call id from the engine or the model."""
 
     async def probe(self) -> EngineCapabilities:
         return await self._ask(lambda backend: backend.engine.probe())
@@ -222,7 +222,7 @@ class PooledEngine:
         async def rendered(backend: Backend) -> TokenIds:
             fitted, changes = fit(tuple(messages), backend.capabilities.template, self.engine_ids)
             if RESULTS_AS_USER in changes or SPLIT_CALLS in changes:
-                # The stitcher asks with a reply that stands for another one: to it, the template refuses this.
+                # # The stitcher asks with a stand-in reply, for which the template counts as refusing.
                 raise EngineRefused("the template takes each result only after its own call", status=400)
             return await backend.engine.render(fitted, tools, template_kwargs, add_generation_prompt)
 
@@ -236,7 +236,8 @@ class PooledEngine:
         await backend.engine.check_health(timeout_s)
 
     async def failed_since(self, at: float) -> EngineUnavailable | None:
-        """Why a call that began at `at` (Unix time, UTC, seconds) had no answer, where its backend failed meanwhile."""
+        """Returns the error of a call that began at `at` (Unix time, UTC, seconds) and was not answered, if its backend
+        has failed since; else None."""
         backend = self._assignment.backend
         if backend is None:
             return EngineUnavailable("the agent gave up on a call for which no engine was healthy")
@@ -248,7 +249,7 @@ class PooledEngine:
         )
 
     async def close(self) -> None:
-        """Nothing: the pool owns the backends, and `BackendPool.release` ends the session's part."""
+        """Does nothing: the pool owns the backends, and `BackendPool.release` ends the session's assignment."""
 
     async def _ask(self, call: Callable[[Backend], Awaitable[ResultT]]) -> ResultT:
         attempt = 1
@@ -277,7 +278,7 @@ class PooledEngine:
         return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
 
     def _fitted(self, backend: Backend, request: EngineRequest) -> tuple[EngineRequest, dict[str, Any]]:
-        """With messages that the backend's template takes; and the metadata of the reply."""
+        """Returns the request with messages that the backend's template accepts, and metadata for the reply."""
         call = request.call
         messages, changes = fit(call.messages, backend.capabilities.template, self.engine_ids)
         if messages is call.messages:
@@ -291,8 +292,8 @@ class PooledEngine:
 
 
 async def _raise_if_of_template(backend: Backend, call: ModelCall, error: EngineError) -> None:
-    """Raises: MessagesRefused for a refusal of the chat template's: the engine renders a plain conversation, and not
-    this one. vLLM and SGLang answer 400 or 500 to a template's error, and 400 to a mistake of the client's."""
+    """Raises: MessagesRefused when the chat template refused the messages: the engine renders a plain conversation but
+    not this one. vLLM and SGLang answer a template's error with 400 or 500, and a client's mistake with 400."""
     if error.details.get("status") not in _OF_TEMPLATES or not backend.capabilities.renders or has_media(call.messages):
         return
     try:

@@ -1,10 +1,10 @@
-"""The gate before the engines: closed while a trainer pushes new weights, and never for longer than its lease.
+"""The gate in front of the engines: closed while a trainer pushes new weights, and never for longer than its lease.
 
-While it is closed, new calls wait; those in flight end first (`drain`) or stay as they are (`keep`: the engine holds
-them and goes on under the new weights). Who waits loses nothing: streams are kept alive by the proxy, and a session's
-budget stands still for as long as one of its calls is held (`GateMeter`). A trainer that died with the gate closed
-cannot freeze the service: the lease runs out and the gate opens by itself. Who closes it and vanishes before the drain
-is done has `ABANDONED_S` to ask again.
+While it is closed, new calls wait. Calls in flight either end first (`drain`) or are kept (`keep`: the engine holds
+them and continues under the new weights). Waiting calls lose nothing: the proxy keeps their streams alive, and a
+session's budget is paused while one of its calls is held (`GateMeter`). A trainer that dies while the gate is closed
+cannot freeze the service: the lease expires and the gate opens. A trainer that disconnects before the drain is done has
+`ABANDONED_S` to ask again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gangline.node.backends.gate_updates import GateUpdates
 _log = logging.getLogger("gangline.gate")
 
 ABANDONED_S = 30.0
-"""Left of the lease of a gate whose drain nobody waits for any more."""
+"""Longest remaining lease of a gate after its drain was abandoned."""
 
 
 class GateMeter:
-    """How long one session was held by the gate. Calls of one session that are held together count once."""
+    """Measures how long the gate held one session. Calls of one session that are held at the same time count once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,11 +40,11 @@ class GateMeter:
 
     @property
     def held_s(self) -> float:
-        """Total so far, the hold that lasts still included."""
+        """Total so far, including a hold that is still in progress."""
         return self._held_before_s + (0.0 if self._held_since is None else self._clock() - self._held_since)
 
     async def elapse(self, budget_s: float) -> None:
-        """Returns when `budget_s` have passed, without the time that the session was held."""
+        """Return after `budget_s`, not counting the time during which the session was held."""
         began, held_before_s = self._clock(), self.held_s
         while (left_s := budget_s + self.held_s - held_before_s - (self._clock() - began)) > 0:
             await self._runs.wait()
@@ -60,7 +60,7 @@ class GateMeter:
         self.freeze(is_frozen)
 
     def freeze(self, is_frozen: bool) -> None:
-        """While frozen, calls that passed are held too: the engine keeps them as they are."""
+        """While frozen, calls that passed the gate count as held too: the engine keeps them as they are."""
         self._is_frozen = is_frozen
         self._judge()
 
@@ -79,7 +79,7 @@ class GateMeter:
 
 
 class Gate:
-    """One per node. All methods belong to the node's event loop."""
+    """One per node. Call all methods on the node's event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -93,10 +93,10 @@ class Gate:
         self._num_pauses = 0
         self._opened: asyncio.Event | None = None
         self._settled: asyncio.Event = asyncio.Event()
-        """Set while nothing is in flight, or the gate is open: a drain waits for it."""
+        """Set while no call is in flight or the gate is open; a drain waits for it."""
         self._passing: set[GateMeter] = set()
         self.on_expired: Callable[[], None] | None = None
-        """Called when a lease ran out, before the gate opens."""
+        """Called when a lease expires, before the gate opens."""
         self.updates = GateUpdates(clock)
         self._waited_s = 0.0
 
@@ -116,12 +116,12 @@ class Gate:
 
     @property
     def closed_s(self) -> float:
-        """How long it was closed in all, until now."""
+        """Total time that it was closed, in seconds, until now."""
         return sum(self.updates.measured_s.values())
 
     @property
     def waited_s(self) -> float:
-        """How long calls waited in all; those that wait still are not in it."""
+        """Total time that calls waited, in seconds, without calls that are still waiting."""
         return self._waited_s
 
     @property
@@ -129,10 +129,11 @@ class Gate:
         return self._version
 
     async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0, wait_s: float | None = None) -> GateState:
-        """Close the gate, or renew the lease of a closed one. `drain` returns when no call is in flight any more, or
-        when the gate was opened meanwhile (resumed, or its lease expired), or after `wait_s` seconds: see `is_drained`
-        and `is_paused` of the returned state. One that is cancelled leaves at most `ABANDONED_S` of the lease, unless
-        another pause came after it.
+        """Close the gate, or renew the lease of a closed one.
+
+        `drain` returns when no call is in flight, when the gate was opened meanwhile (resumed, or its lease expired),
+        or after `wait_s` seconds: see `is_drained` and `is_paused` of the returned state. A cancelled drain leaves at
+        most `ABANDONED_S` of the lease, unless another pause followed it.
 
         Raises: InvalidRequest.
         """
@@ -158,7 +159,7 @@ class Gate:
             raise
 
     def resume(self) -> GateState:
-        """Open the gate. One that is open stays so."""
+        """Open the gate. Does nothing if it is open."""
         return self._open()
 
     def _open(self, *, has_expired: bool = False) -> GateState:
@@ -176,7 +177,7 @@ class Gate:
         return self.state
 
     def set_version(self, version: int) -> GateState:
-        """Set the policy version of tokens sampled from now on. Raises: InvalidRequest when it would go back."""
+        """Set the policy version of tokens sampled from now on. Raises: InvalidRequest when it would decrease."""
         if version < 0 or (self._version is not None and version < self._version):
             raise InvalidRequest(f"version must not go back: it is {self._version}, got {version}.", param="version")
         self._version = version
@@ -185,7 +186,7 @@ class Gate:
 
     @asynccontextmanager
     async def pass_through(self, meter: GateMeter | None = None) -> AsyncGenerator[None, None]:
-        """Wait while the gate is closed; in flight until left."""
+        """Wait while the gate is closed, then count as in flight until the block ends."""
         if self._opened is not None:
             await self._wait(meter)
         self._enter(meter, 1)

@@ -1,4 +1,4 @@
-"""The weight updates that a gate saw, by phase: the last ones, and the totals of all."""
+"""The weight updates that a gate saw, by phase: the most recent ones, and totals of all."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from gangline.domain.weight_updates import GATE_PHASES, GateUpdate
 
 _NUM_KEPT = 32
 _MAX_NAMES = 32
-"""Reported phases with a total of their own: each is a label of a metric for as long as the node lives."""
+"""Most reported phases with a separate total: each becomes a metric label for the node's lifetime."""
 _OTHERS = "others"
 
 
 class GateUpdates:
-    """Fed by the gate: an update begins when it closes, is drained, and ends when it opens."""
+    """Fed by the gate: an update begins when the gate closes, is drained, and ends when the gate opens."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began_at: float | None = None
         self._drained_at: float | None = None
         self._reported: dict[str, float] = {}
-        """For the update under way."""
+        """For the update in progress."""
         self._last: deque[GateUpdate] = deque(maxlen=_NUM_KEPT)
         self._ended = {"drain": 0.0, "held": 0.0}
-        """Phase that the gate measures -> seconds of all updates that have ended."""
+        """Phase measured by the gate -> seconds over all ended updates."""
         self.num_ended = 0
         self.reported_s: dict[str, float] = {}
-        """Phase -> seconds that trainers reported, in all."""
+        """Phase -> total seconds that trainers reported."""
 
     @property
     def last(self) -> tuple[GateUpdate, ...]:
-        """The last ones that have ended, the newest last."""
+        """The most recent ended updates, newest last."""
         return tuple(self._last)
 
     @property
     def measured_s(self) -> dict[str, float]:
-        """Phase that the gate measures -> seconds in all, the update under way included."""
+        """Phase measured by the gate -> total seconds, including the update in progress."""
         drain_s, held_s = self._so_far()
         return {"drain": self._ended["drain"] + drain_s, "held": self._ended["held"] + held_s}
 
     def _so_far(self) -> tuple[float, float]:
-        """Seconds of drain and of hold of the update under way."""
+        """Seconds of drain and of hold in the update in progress."""
         if self._began_at is None:
             return 0.0, 0.0
         now = self._clock()
@@ -54,14 +54,17 @@ class GateUpdates:
         return drained_at - self._began_at, now - drained_at
 
     def begin(self, *, is_drained: bool) -> None:
-        """A pause that renews a lease belongs to the same update. is_drained: no call in flight is waited for."""
+        """Begin an update, or continue it: a pause that renews a lease belongs to the same update.
+
+        is_drained: no call in flight needs to end first.
+        """
         now = self._clock()
         self._began_at = now if self._began_at is None else self._began_at
         if is_drained and self._drained_at is None:
             self._drained_at = now
 
     def drained(self) -> None:
-        """No call is in flight any more. Idempotent."""
+        """Record that no call is in flight. Idempotent."""
         self.begin(is_drained=True)
 
     def end(self, mode: GateMode, version: int | None, *, has_expired: bool) -> GateUpdate:
@@ -82,8 +85,8 @@ class GateUpdates:
         return update
 
     def report(self, phases: Mapping[str, float]) -> None:
-        """Seconds of the trainer's own phases, for the update under way, or the last one. A name that is reported
-        again replaces its seconds; names of the gate's own phases are left out.
+        """Add seconds of the trainer's own phases to the update in progress, or to the last one. A phase that is
+        reported again replaces its earlier seconds. Names of the gate's own phases are ignored.
 
         Raises: Conflict when there was no update.
         """

@@ -1,4 +1,4 @@
-"""Health checks: whether backends answer, and whether those that come back are still what they were."""
+"""Health checks: whether backends answer, and whether a backend that recovers still serves the same model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("gangline.backends")
 
 
 class HealthChecks:
-    """Periodic checks of a pool's backends. The pool sets their states."""
+    """Checks a pool's backends periodically. The pool sets their states."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class HealthChecks:
         max_failures: int,
         clock: Callable[[], float],
     ) -> None:
-        """backends: the pool's own, by id. set_state: of a backend, with its error.
+        """backends: the pool's, by id. set_state: sets a backend's state and error.
 
-        max_failures: failed in a row, they make a backend unhealthy; one is enough when a call failed too.
+        max_failures: consecutive failed checks that make a backend unhealthy; one is enough when a call failed too.
         """
         self._backends = backends
         self._clients = clients
@@ -47,13 +47,13 @@ class HealthChecks:
             self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop the periodic checks. Idempotent."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
 
     async def _run(self) -> None:
-        """A round every `every_s`, until cancelled."""
+        """Run a round every `every_s` until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             try:
@@ -62,13 +62,13 @@ class HealthChecks:
                 log.exception("backend.check_broken")
 
     async def round(self) -> None:
-        """Check all of them once."""
+        """Check all backends once."""
         async with asyncio.TaskGroup() as group:
             for backend in list(self._backends.values()):
                 group.create_task(self._check(backend))
 
     async def check_now(self, backend: Backend) -> None:
-        """Check one whose call failed: it is unhealthy when this fails too."""
+        """Check a backend whose call failed: it becomes unhealthy if this check fails too."""
         try:
             await backend.engine.check_health(self._timeout_s)
         except EngineError as error:
@@ -83,7 +83,7 @@ class HealthChecks:
             if backend.state == "unhealthy":
                 await self._welcome_back(backend)
         except TooManyFiles:
-            return  # this node's fault: the backend may be as it was
+            return  # # this node's fault: says nothing about the backend
         except GanglineError as error:
             backend.num_failures += 1
             backend.failed_at = self._clock()
@@ -93,7 +93,7 @@ class HealthChecks:
             backend.num_failures = 0
 
     async def _welcome_back(self, backend: Backend) -> None:
-        """Raises: Conflict when it serves something else now; EngineError."""
+        """Raises: Conflict when the backend serves something else now; EngineError."""
         capabilities, identity = await self._clients.probe(backend.engine, backend.url)
         refuse_difference(backend.url, identity, backend.identity, "before it failed")
         backend.capabilities = capabilities

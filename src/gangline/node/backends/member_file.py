@@ -1,6 +1,6 @@
-"""The engines of a node, remembered over its restarts: the operator's additions and removals while it ran.
+"""Persists a node's engines over restarts: the operator's additions and removals while it ran.
 
-The changes belong to the engines that the node was started with. Started with others, it begins with those.
+The changes apply to the engines that the node was started with. A node that is started with other engines ignores them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ log = logging.getLogger("gangline.backends")
 
 class _Kept(msgspec.Struct, frozen=True):
     named: tuple[BackendSpec, ...]
-    """Those that the node was started with."""
+    """Engines that the node was started with."""
     members: tuple[BackendSpec, ...]
-    """Those that it had in the end."""
+    """Engines that it had last."""
 
 
 class MemberFile:
-    """The file `path`; it holds names of secrets, never secrets."""
+    """The file `path`. Contains names of secrets, never secrets."""
 
     def __init__(self, path: Path, named: Sequence[BackendSpec]) -> None:
         self._path = path
         self._named = tuple(named)
 
     def changed(self) -> list[BackendSpec] | None:
-        """The engines that an earlier life of the node had in the end; None where nobody changed those named now.
+        """Returns the engines that the node had last, or None if they were not changed or it is now started with
+        others.
 
-        Blocking. A file that cannot be read is logged and means None.
+        Blocking. A file that cannot be read is logged and counts as None.
         """
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
@@ -47,7 +48,8 @@ class MemberFile:
         return list(kept.members) if kept.named == self._named else None
 
     async def keep(self, members: Sequence[BackendSpec]) -> None:
-        """Whole or not at all. A disk that is full is logged: the change holds for this life of the node."""
+        """Write atomically. A failed write, such as on a full disk, is logged: the change then lasts until the node
+        ends."""
         data = msgspec.json.encode(_Kept(self._named, tuple(members)))
         try:
             await asyncio.to_thread(write_whole, self._path, data)

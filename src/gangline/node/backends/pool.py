@@ -1,19 +1,17 @@
-"""The engines of the policy, or of one role: added, removed and cleared while sessions run; each session sticks to one
-of them.
+"""The engines of the policy or of one role, added, removed and cleared while sessions run. Each session sticks to one.
 
 Laws
-- A session is assigned once, to the backend with the fewest sessions, one on this machine first, and keeps it, so that
-  its prefix stays cached; it moves only when its backend dies or is removed, and the move is recorded.
-- All backends serve one model with one tokenizer: another is refused when it is added, and one that comes back as
-  another stays out.
+- A session is assigned once, to the backend with the fewest sessions, backends on this machine first. It keeps that
+  backend so that its prefix stays cached. It moves only when the backend dies or is removed, and the move is recorded.
+- All backends serve one model with one tokenizer: a different one is refused when added, and a backend that recovers
+  with a different one stays out.
 - A backend is dead when a health check says so, not when a call fails: one bad request must not empty the pool.
-- A policy version that was set is that of the backends that were healthy then. One that comes or comes back later has
-  the weights that it was started with: its replies say so (`weights_known`) until a version is set again.
-- With no healthy backend calls wait, for a bounded time, so that an engine may be restarted under a running session.
+- Setting a policy version applies it to the backends that are healthy then. A backend that is added or recovers later
+  has the weights it was started with: its replies say so (`weights_known`) until a version is set again.
+- Without a healthy backend calls wait for a bounded time, so that an engine can be restarted under a running session.
 
-Whether an engine runs on this machine, by the addresses behind its URL. Source: 000, section 3.4.
-
-Which backend a session gets, and keeps: least assigned first, on this machine first. Source: 000, section 3.3.2.
+Sources: 000, section 3.4 (an engine runs on this machine if all addresses behind its URL do); 000, section 3.3.2 (least
+assigned first, on this machine first).
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ log = logging.getLogger("gangline.backends")
 
 
 class LeastAssigned:
-    """Keys by their number of assignments, in a min-heap whose entries are renewed, not moved.
+    """Keys ordered by number of assignments, in a min-heap whose entries are renewed, not moved.
 
-    An update costs O(log n); outdated entries are dropped when they surface.
+    An update costs O(log n). Outdated entries are dropped when they reach the top.
     """
 
     def __init__(self) -> None:
@@ -73,10 +71,10 @@ class LeastAssigned:
 
 
 class Placement:
-    """Chooses among the backends that were `offered`, and counts who has whom."""
+    """Chooses among the backends that were `offered`, and counts the sessions of each."""
 
     def __init__(self, backends: Mapping[str, Backend], *, affinity_slack: int) -> None:
-        """`backends`: the pool's own, by id. See `BackendPool` for the others."""
+        """`backends`: the pool's, by id. For the other arguments see `BackendPool`."""
         self._backends = backends
         self._affinity_slack = affinity_slack
         self._near, self._far = LeastAssigned(), LeastAssigned()
@@ -84,14 +82,14 @@ class Placement:
         """task id -> backend id -> sessions"""
 
     def offer(self, backend: Backend) -> None:
-        """It may be chosen from now on. Idempotent, as is `withdraw`."""
+        """Make the backend available. Idempotent, like `withdraw`."""
         self._heap(backend).put(backend.backend_id, backend.rank)
 
     def withdraw(self, backend: Backend) -> None:
         self._heap(backend).drop(backend.backend_id)
 
     def settle(self, assignment: Assignment) -> Backend | None:
-        """The session's backend, or another where that is not healthy; None when there is none."""
+        """Returns the session's backend, or another one if that is not healthy; None when there is none."""
         held = assignment.backend
         if held is not None and held.state == "healthy":
             return held
@@ -143,7 +141,8 @@ def _note_move(assignment: Assignment, old: Backend, new: Backend) -> None:
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Whether every address of the URL's host is one of this machine's. Blocking; a name that nobody knows is not."""
+    """Whether all addresses of the URL's host belong to this machine. Blocking; False for a name that does not
+    resolve."""
     host = urlsplit(url).hostname
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM) if host else []
@@ -160,7 +159,7 @@ def _is_own(family: int, address: str) -> bool:
             probe.connect((address, 9))
         except OSError:
             return False
-        # The kernel talks to its own address from that address, and to any other from another.
+        # # Packets to the kernel's own address have that address as source; packets to any other have a different one.
         return probe.getsockname()[0] == address
 
 
@@ -181,16 +180,15 @@ class BackendPool:
         capture: Literal["ids", "text"] = "ids",
         read_secret: Callable[[str], str] = read_secret,
     ) -> None:
-        """
-        role: the role whose calls it answers; None: the policy's.
-        numbers: of the backends, in order of their arrival; None counts from 1.
-        node: backends with this label, and those without one on this machine, are chosen before all others.
-        affinity_slack: sessions of one task prefer a backend that already has one of them while it has fewer than this
-        many sessions more than the least loaded; 0: never.
+        """role: the role whose calls it answers; None: the policy's.
+        numbers: numbers for backends, in order of arrival; None counts from 1.
+        node: backends with this label, and unlabelled ones on this machine, are chosen before all others.
+        affinity_slack: a session prefers a backend that already has a session of its task, as long as that has fewer
+        than this many sessions more than the least loaded one; 0: never.
         wait_s: how long a call waits for a healthy backend.
-        max_failures: health checks failed in a row that make a backend unhealthy; one is enough when a call failed too.
+        max_failures: consecutive failed checks that make a backend unhealthy; one is enough when a call failed too.
         capture: `text` accepts servers that report no token ids.
-        read_secret: the key behind the name of an environment variable; raises InvalidRequest.
+        read_secret: reads a key by the name of its environment variable; raises InvalidRequest.
         """
         self._clock = clock
         self._wait_s = wait_s
@@ -228,13 +226,13 @@ class BackendPool:
         options: Mapping[str, Any] | None = None,
         capture: Literal["ids", "text"] | None = None,
     ) -> BackendView:
-        """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
+        """Probe the engine at `url` and add it. An engine that was added before is left as it is.
 
-        `api_key_env`: names the environment variable with the key that the engine asks for.
+        `api_key_env`: the environment variable with the engine's key.
         `options`: see `make_engine`. `capture`: see `BackendSpec`.
 
-        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key, or no such
-        option; Conflict when it serves another model, tokenizer or kind of log-probs than the others.
+        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when the key is missing or the option
+        is unknown; Conflict when it differs from the others in model, tokenizer or kind of log-probs.
         """
         if self._closed:
             raise EngineUnavailable("the node is stopping")
@@ -255,7 +253,8 @@ class BackendPool:
         return known.view()
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
-        """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.
+        """Remove the backend. Its sessions move at their next call. `drain` waits for calls in flight; otherwise they
+        fail over.
 
         Raises: NotFound.
         """
@@ -265,7 +264,7 @@ class BackendPool:
         await self._take_out(backend, drain)
 
     async def _take_out(self, backend: Backend, drain: bool) -> None:
-        """Idempotent: two may take the same one out."""
+        """Idempotent: two callers may remove the same backend."""
         self._set_state(backend, "draining", None)
         if drain and backend.num_calls:
             await backend.idle.wait()
@@ -274,34 +273,35 @@ class BackendPool:
             log.info("backend.removed backend=%s url=%s", backend.backend_id, backend.url)
 
     async def clear(self, drain: bool = True) -> None:
-        """Remove all, as before other weights are served elsewhere. Engines added next may serve another model."""
+        """Remove all backends, for instance to serve other weights elsewhere. Engines added next may serve another
+        model."""
         async with asyncio.TaskGroup() as group:
             for backend in list(self._backends.values()):
                 group.create_task(self._take_out(backend, drain))
 
     def has(self, url: str) -> bool:
-        """Whether the engine at `url` is in to stay."""
+        """Whether the engine at `url` is in the pool and not draining."""
         return self._known(url) is not None
 
     def views(self) -> list[BackendView]:
         return [backend.view() for backend in self._backends.values()]
 
     def members(self) -> list[BackendSpec]:
-        """Those that are in to stay, as they were named."""
+        """Specs of all backends that are not draining, as the operator gave them."""
         return [backend.spec for backend in self._staying()]
 
     # -- the trainer's side --------------------------------------------------------------------------------------
 
     def version_set(self, unknown: Collection[str] = ()) -> None:
-        """The gate's policy version is the weights' of all healthy backends from now on; of those at the URLs `unknown`
-        nobody knows."""
+        """Record that all healthy backends now have the gate's policy version, except those at the URLs `unknown`,
+        whose weights are unknown."""
         self._is_version_set = True
         urls = {_base(url) for url in unknown}
         for backend in self._backends.values():
             backend.weights_known = backend.state == "healthy" and backend.url not in urls
 
     def lease_expired(self) -> None:
-        """A trainer died, or was cut off, with the gate closed: its paused engines resume, with unknown weights."""
+        """Resume the engines that a trainer had paused before it died or was cut off. Their weights are unknown."""
         self.version_set(unknown=[backend.url for backend in self._backends.values()])
         self._letting_go = asyncio.create_task(self._let_all_go())
 
@@ -310,11 +310,11 @@ class BackendPool:
         await asyncio.gather(*(self._clients.let_go(backend, self._check_timeout_s) for backend in backends))
 
     async def check(self) -> None:
-        """One round of health checks; the pool makes one every `probe_interval_s`."""
+        """Run one round of health checks; the pool runs one every `probe_interval_s`."""
         await self._health.round()
 
     async def close(self) -> None:
-        """Calls that wait, or are in flight, fail. Idempotent."""
+        """Close the pool. Calls that wait or are in flight fail. Idempotent."""
         self._closed = True
         self._usable.set()
         await self._health.stop()
@@ -326,20 +326,22 @@ class BackendPool:
     # -- the sessions' side --------------------------------------------------------------------------------------
 
     def engine_for(self, session_id: str, task_id: str, slots: Slots | None = None) -> Engine:
-        """An engine that is the session's backend, whichever that is at the time. It is assigned at the first call.
+        """Returns an engine that follows the session's backend through moves. The backend is assigned at the first
+        call.
 
-        slots: held by each call while it is in flight."""
+        slots: each call holds one while in flight.
+        """
         return PooledEngine(self, self._assignments.setdefault(session_id, Assignment(session_id, task_id)), slots)
 
     def release(self, session_id: str) -> None:
-        """The session is over. Idempotent."""
+        """End the session's assignment. Idempotent."""
         assignment = self._assignments.pop(session_id, None)
         if assignment is not None:
             assignment.is_over = True
             self._placement.leave(assignment)
 
     async def backend_of(self, assignment: Assignment) -> Backend:
-        """The session's backend; another one when that is dead or gone.
+        """Returns the session's backend, or another one when that is dead or removed.
 
         Raises: EngineUnavailable, naming the backends, when none is healthy within `wait_s`.
         """
@@ -357,7 +359,7 @@ class BackendPool:
         return self._placement.settle(assignment)
 
     async def is_lost(self, backend: Backend) -> bool:
-        """Whether a call failed because its backend is dead or gone, rather than by itself."""
+        """Whether the backend of a failed call is dead or removed. If not, the fault is the call's."""
         if backend.state == "healthy":
             await self._health.check_now(backend)
         return backend.state != "healthy"
@@ -379,7 +381,7 @@ class BackendPool:
             if not self._closed and not any(other.state == "healthy" for other in self._backends.values()):
                 self._usable.clear()
 
-    # -- who is in -----------------------------------------------------------------------------------------------
+    # # -- membership ----------------------------------------------------------------------------------------------
 
     def _known(self, url: str) -> Backend | None:
         return next((other for other in self._staying() if other.url == _base(url)), None)

@@ -1,5 +1,5 @@
 """Model calls of agents.
 
-`proxy` takes a request, `reading` makes it a canonical call, `session` admits it as a `flight`, and `chat_call` (or
-`token_call`, for prompts in ids) samples and commits it. Start with `proxy`, then `flight`.
+`proxy` receives a request, `reading` turns it into a canonical call, `session` admits it as a `flight`, and `chat_call`
+(or `token_call`, for prompts in ids) samples and commits it. Start with `proxy`, then `flight`.
 """

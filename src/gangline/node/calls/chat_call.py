@@ -1,11 +1,13 @@
-"""One model call's way: place, decide the prompt, sample, capture, commit. Its life is a `Flight`.
+"""The steps of one model call: place, decide the prompt, sample, capture, commit. A `Flight` runs it.
 
-Empty generations: replies that end by themselves without text, thinking or a tool call.
+An empty generation is a reply that ends by itself without text, thinking or a tool call. The task sets how often such a
+reply is sampled again (`capture.empty_generation_retries`).
 
-The task says how often such a reply is sampled again (`capture.empty_generation_retries`). Laws
-- A reply that was given up is recorded as aborted, so that it is never trained on, and shows the client nothing.
-- The call stays one call: one turn, one number, one id. Only its seed changes: the same one samples the same reply.
-- The last reply is delivered as it is, and its record says `empty_generation`.
+Laws
+- A reply that was given up is recorded as aborted, so it is never trained on, and the client sees nothing of it.
+- The call stays one call: one turn, one number, one id. Only its seed changes, since the same seed samples the same
+  reply.
+- The last reply is delivered as it is, and its record has `empty_generation`.
 """
 
 from __future__ import annotations
@@ -41,24 +43,24 @@ from gangline.node.capture.references import INSTRUCTIONS
 from gangline.rows.forks.calls import REQUEST, USAGE, request_fields
 
 RETRY_KEY = "retry_key"
-"""Name in a record's metadata, of what a retry is known by."""
+"""Name in a record's metadata: the key that identifies a retry."""
 
 CHECKPOINT = "checkpoint"
-"""Name in a record's metadata, of the id of the checkpoint of the files as they were when the call came."""
+"""Name in a record's metadata: id of the checkpoint of the files at the time of the call."""
 
 CallInFlight: TypeAlias = Flight[Reply, ReplyDelta]
 
 GIVEN_UP = "empty_generation: sampled again"
-"""Why the record of a reply that was given up is aborted."""
+"""Abort message in the record of a reply that was given up."""
 
 _CUT_SHORT = ("length", "abort", None)
 """Finish reasons of replies that did not end by themselves."""
 
 
 def is_empty(choices: Sequence[EngineChoice], stop: Sequence[str]) -> bool:
-    """Whether no choice of a reply has any content, and nothing but the model ended them.
+    """Whether no choice of a reply has any content and the model itself ended all of them.
 
-    stop: the client's own stop strings. One that comes first leaves nothing, as the client asked.
+    stop: the client's stop strings. A stop string at the very start leaves nothing, as the client asked.
     """
     for choice in choices:
         if choice.finish_reason in _CUT_SHORT or choice.parse not in (None, "ok") or choice.stop_reason in stop:
@@ -70,7 +72,7 @@ def is_empty(choices: Sequence[EngineChoice], stop: Sequence[str]) -> bool:
 
 
 class Tries:
-    """The tries of one call. While one may be given up, its deltas are held back until one has content."""
+    """The tries of one call. While a try may still be given up, its deltas are held back until one has content."""
 
     def __init__(self, num_retries: int, show: Callable[[ReplyDelta], None]) -> None:
         self.num_given_up = 0
@@ -85,14 +87,14 @@ class Tries:
             self.deliver()
 
     def deliver(self) -> None:
-        """Show all that was held back; the rest is shown as it comes."""
+        """Show all deltas that were held back. Later ones are shown at once."""
         self._is_holding = False
         for delta in self._held:
             self._show(delta)
         self._held.clear()
 
     def give_up(self) -> bool:
-        """Forget an empty reply, if it may be sampled again. Returns whether it may."""
+        """Drop an empty reply if it may be sampled again. Returns whether it may."""
         if self.num_given_up >= self._num_retries:
             return False
         self.num_given_up += 1
@@ -100,12 +102,12 @@ class Tries:
         return True
 
     def metadata(self, choices: Sequence[EngineChoice], stop: Sequence[str]) -> dict[str, Any]:
-        """For the record of the reply that is delivered."""
+        """Returns metadata for the record of the delivered reply."""
         metadata: dict[str, Any] = {EMPTY_GENERATION: "delivered"} if is_empty(choices, stop) else {}
         return metadata | ({"empty_retries": self.num_given_up} if self.num_given_up else {})
 
     def sampling(self, first: SamplingParams) -> SamplingParams:
-        """Parameters of the next try. `first`: those of the first one."""
+        """Returns the parameters of the next try. `first`: the first try's."""
         if first.seed is None:
             return first
         return msgspec.structs.replace(first, seed=derived_seed(first.seed, self.num_given_up) % NUM_SEEDS)
@@ -119,9 +121,10 @@ def call_in_flight(
     retry_key: str | None = None,
     known: Digests = unknown,
 ) -> CallInFlight:
-    """
-    wished: the harness's own parameters, where a seed or a sampling policy changed them.
-    retry_key: identifies a retry in another life of the node; None where nothing does.
+    """Returns a call that is ready to start.
+
+    requested: the harness's own parameters, if a seed or a sampling policy changed them.
+    retry_key: identifies a retry after a restart of the node; None: nothing does.
     known: see `PlaceIndex.place`.
     """
     progress = Progress[ReplyDelta](parts.clock())
@@ -153,11 +156,11 @@ class _ChatSampler:
         self._gathered = ReplyAccumulator()
         self._tries = Tries(parts.empty_retries, progress.show)
         self._sent = EngineRequest(call=call)
-        """Exact ids and evidence that the engine is asked for."""
+        """The request without changes for one try: exact ids and the evidence asked for."""
         self._place: Place | None = None
         self._checkpoint: str | None = None
         self._volatile: dict[str, Sequence[str]] = {}
-        """Index of a system message -> its volatile text, where the engine was sent other text."""
+        """Index of a system message -> its volatile text, if the engine was sent other text."""
         self._capabilities: EngineCapabilities | None = None
         """Set once the engine is asked to sample."""
 
@@ -166,7 +169,7 @@ class _ChatSampler:
         parts.share.join()
         self._place = place = await parts.index.place_in_turns(self._call, self._known)
         self._pin(place)
-        if parts.checkpoint is not None:  # now, while the agent waits: it acts as soon as it sees a part of the answer
+        if parts.checkpoint is not None:  # # before the answer: the agent acts as soon as it sees part of it
             self._checkpoint = await parts.checkpoint()
         capabilities = await parts.engine.capabilities()
         self._call = in_template_words(self._call, capabilities.template)
@@ -197,7 +200,7 @@ class _ChatSampler:
         await self._recorder.commit_aborted(sampled, message)
 
     def _pin(self, place: Place) -> None:
-        """The engine is sent the system text that the conversation first had; the record keeps what the client sent."""
+        """Send the engine the conversation's first system text. The record keeps the text that the client sent."""
         if place.pinned:
             messages = list(self._call.messages)
             for position, first in place.pinned:
@@ -208,7 +211,7 @@ class _ChatSampler:
     # -- sampling ------------------------------------------------------------------------------------------------
 
     async def _final(self, capabilities: EngineCapabilities, report: PromptReport, decision: Decision) -> EngineReply:
-        """The reply that is delivered. Raises: EngineError."""
+        """Returns the reply to deliver. Raises: EngineError."""
         first = self._call.sampling
         while True:
             answer = self._checked(await self._sample(capabilities), capabilities)
@@ -225,7 +228,7 @@ class _ChatSampler:
             self._sample_by(self._tries.sampling(first))
 
     def _sample_by(self, sampling: SamplingParams) -> None:
-        """Replace the parameters of the next try; the record keeps the harness's own."""
+        """Set the parameters of the next try. The record keeps the harness's own."""
         if sampling != self._call.sampling:
             self._wished = self._call.sampling if self._wished is None else self._wished
             self._call = msgspec.structs.replace(self._call, sampling=sampling)
@@ -262,7 +265,7 @@ class _ChatSampler:
             self._progress.num_prompt_tokens = answer.usage.num_prompt_tokens
 
     def _show(self, delta: ReplyDelta) -> None:
-        if delta.logprobs and self._call.num_top_logprobs is None:  # the record alone wants them
+        if delta.logprobs and self._call.num_top_logprobs is None:  # # only the record asked for them
             delta = msgspec.structs.replace(delta, logprobs=())
         if delta.tool_calls:
             pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
@@ -281,7 +284,7 @@ class _ChatSampler:
             raise EngineMalformed(f"the engine answered {len(answer.choices)} of {self._call.num_choices} choices")
         if any(choice.finish_reason is None for choice in answer.choices):
             raise EngineMalformed("the engine ended its reply without a finish reason")
-        # An engine that never reports ids was let in by the operator, who wants the text alone.
+        # # The operator accepted an engine that never reports ids for its text alone.
         has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
         if capabilities.reports_ids and not has_ids:
             raise _no_ids()
@@ -291,7 +294,7 @@ class _ChatSampler:
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def _metadata(self) -> dict[str, Any]:
-        """The reply's id, and the harness's wishes that were not met."""
+        """Returns the reply's id, and the harness's requests that were changed."""
         requested = self._call.sampling if self._wished is None else self._wished
         asked = request_fields(msgspec.structs.replace(self._call, sampling=requested))
         metadata: dict[str, Any] = {"reply_id": self._progress.record_key, REQUEST: asked}
@@ -342,7 +345,7 @@ class _ChatSampler:
 
 
 def shown_again(reply: Reply) -> list[ReplyDelta]:
-    """The news of a reply that is given again."""
+    """Returns the deltas that replay a reply."""
     return [whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in reply.choices]
 
 

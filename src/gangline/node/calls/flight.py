@@ -1,9 +1,9 @@
-"""The life of one model call: it runs, is listened to, is aborted, ends.
+"""The lifecycle of one model call: it starts, has listeners, may be aborted, and ends.
 
 Laws
-- A call ends complete, as an aborted record, or, when the engine failed it, without a record. Never half.
-- The call runs in its own task: a slow or vanished client holds up neither the engine nor the session's end.
-- A call that has ended holds its reply and what a replay of it shows, and nothing else.
+- A call ends complete, as an aborted record, or, when the engine failed, without a record. Never half.
+- The call runs in its own task: a slow or disconnected client delays neither the engine nor the session's end.
+- A call that has ended keeps only its reply and the deltas of a replay.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SampledT = TypeVar("_SampledT", covariant=True)
 
 
 class Progress(Generic[NewsT]):
-    """The visible part of one call: written by its sampler, read by whoever listens."""
+    """The visible part of one call: written by its sampler, read by its listeners."""
 
     def __init__(self, created_at: float) -> None:
         self.record_key = secrets.token_hex(8)
         self.created_at = created_at
         """Unix time, UTC, seconds."""
         self.num_prompt_tokens: int | None = None
-        """As the engine reported it; None until it did."""
+        """As the engine reported it; None until then."""
         self.num_replays = 0
-        """Retries that were given this call's answer."""
+        """Number of retries that were answered with this call's answer."""
         self.shown: list[NewsT] = []
-        """All news of the call so far."""
+        """All deltas of the call so far."""
         self.listeners: set[_Listener] = set()
         self.abort_message: str | None = None
         """Why the call is being aborted; None: it is not."""
@@ -54,7 +54,7 @@ class Sampler(Protocol[_SampledT]):
 
     @property
     def is_committing(self) -> bool:
-        """Whether all is sampled: from then on the call is not aborted any more."""
+        """Whether sampling is done: from then on the call can no longer be aborted."""
         ...
 
     async def answer(self) -> _SampledT:
@@ -62,12 +62,12 @@ class Sampler(Protocol[_SampledT]):
         ...
 
     async def record_aborted(self, message: str) -> None:
-        """Record what was sampled until now. Raises nothing: its loss must not hide why the call ended."""
+        """Record the tokens sampled so far. Raises nothing: a failure here must not hide why the call ended."""
         ...
 
 
 class Flight(Generic[ReplyT, NewsT]):
-    """One admitted call. `start` it; then read `news()`, wait for `reply()`, or `abort` it. Any number may listen."""
+    """One admitted call. `start` it, then read `news()`, await `reply()`, or `abort` it. Any number of listeners."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Flight(Generic[ReplyT, NewsT]):
         parts: CallParts,
         replay: Callable[[ReplyT], list[NewsT]],
     ) -> None:
-        """`replay`: the news of a reply that is given again."""
+        """`replay`: returns the deltas of a reply that is delivered again."""
         self.progress = progress
         self._sampler: Sampler[ReplyT] | None = sampler
         """None once the call has ended."""
@@ -87,7 +87,7 @@ class Flight(Generic[ReplyT, NewsT]):
         self._task: asyncio.Task[ReplyT] | None = None
 
     def start(self, on_end: Callable[[Flight[ReplyT, NewsT]], None]) -> None:
-        """`on_end` is called once, when the call has ended in any way."""
+        """`on_end` is called once when the call has ended for any reason."""
         assert self._sampler is not None
         self._task = asyncio.create_task(_run(self._sampler, self.progress, self._parts))
         self._task.add_done_callback(lambda _: self._end(on_end))
@@ -121,12 +121,12 @@ class Flight(Generic[ReplyT, NewsT]):
         return self.progress.num_replays
 
     def replayed(self) -> None:
-        """Count a retry that is given this call's answer."""
+        """Count a retry that is answered with this call's answer."""
         self.progress.num_replays += 1
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the call early; None while it runs, when it was answered and when it was aborted."""
+        """The error that ended the call early; None while it runs, and when it was answered or aborted."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()
@@ -142,18 +142,19 @@ class Flight(Generic[ReplyT, NewsT]):
 
     @property
     def failed(self) -> bool:
-        """Ended without an answer."""
+        """Whether it ended without an answer."""
         task = self._task
         return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     def compact(self) -> None:
-        """Keep of an answered stream what a replay needs, not one piece of news for each token."""
+        """Replace an answered stream's deltas, one per token, by the few that a replay needs."""
         progress = self.progress
         if self._task is not None and progress.shown and not progress.listeners and self.answered:
             progress.shown = self._replay(self._task.result())
 
     def abort(self, message: str) -> None:
-        """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""
+        """Cancel the call in the engine and keep an aborted record. A call that is fully sampled is committed
+        instead."""
         if self._sampler is None or self._task is None:
             return
         if self.progress.abort_message is None and not self._sampler.is_committing:
@@ -161,25 +162,26 @@ class Flight(Generic[ReplyT, NewsT]):
             self._task.cancel()
 
     async def ended(self) -> None:
-        """Wait until the call has ended in any way. Raises nothing of the call's."""
+        """Wait until the call has ended for any reason. Raises none of its errors."""
         assert self._task is not None
         if not self._task.done():
             self._waiting.append(asyncio.get_running_loop().create_future())
             await self._waiting[-1]
 
     async def reply(self) -> ReplyT:
-        """The whole reply, recorded. Raises: EngineError, StoreError; SessionOver when the call was aborted."""
+        """Returns the whole reply once it is recorded. Raises: EngineError, StoreError; SessionOver when the call was
+        aborted."""
         assert self._task is not None
         await self.ended()
         if self._task.cancelled():
             raise SessionOver(self.progress.abort_message or "the node is stopping")
         if (error := self.error) is not None:
-            raise copy(error) from error  # a copy, for it collects the frames that it passes, and they hold this call
+            raise copy(error) from error  # a copy: it collects frames that hold this call
         return self._task.result()
 
     async def news(self, idle_s: float) -> AsyncGenerator[Sequence[NewsT], None]:
-        """All news from the beginning, as it comes: each time all that is new; ends with the call, however that ends.
-        Empty: nothing came for `idle_s` seconds."""
+        """Yields batches of new deltas from the start until the call ends for any reason. An empty batch means that
+        nothing came for `idle_s` seconds."""
         assert self._task is not None
         progress = self.progress
         num_read, listener = 0, _Listener(idle_s)
@@ -200,7 +202,7 @@ class Flight(Generic[ReplyT, NewsT]):
 
 
 async def _run(sampler: Sampler[ReplyT], progress: Progress[Any], parts: CallParts) -> ReplyT:
-    """The call's work. Its error's traceback holds what is here: so not the flight, which holds the error."""
+    """Do the call's work. Takes no flight: the error's traceback holds this frame, and the flight holds the error."""
     try:
         async with parts.gate.pass_through(parts.meter):
             return await sampler.answer()
@@ -212,7 +214,7 @@ async def _run(sampler: Sampler[ReplyT], progress: Progress[Any], parts: CallPar
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Let go of what the functions held that an error came from: its task among it, which holds the error."""
+    """Clear the frames of an error's traceback: they hold the task, which holds the error."""
     seen: set[int] = set()
     errors = [error]
     while errors:
@@ -224,7 +226,7 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class _Listener:
-    """Waits for something new, or for `idle_s` seconds without. One timer for all waits: a stream has hundreds."""
+    """Waits for something new, at most `idle_s` seconds. Uses one timer for all waits, since a stream has hundreds."""
 
     def __init__(self, idle_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -237,7 +239,7 @@ class _Listener:
         self._tell(has_news=True)
 
     async def heard(self) -> bool:
-        """True: there is something new. False: nothing came for `idle_s` seconds."""
+        """Returns True when something new came, False when nothing came for `idle_s` seconds."""
         self._waiting_since = self._loop.time()
         self._waiting = self._loop.create_future()
         return await self._waiting

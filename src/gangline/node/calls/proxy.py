@@ -1,7 +1,7 @@
-"""The routes that harnesses call: a session's own path, or the key alone. Answers in the provider's shapes, always.
+"""The routes that harnesses call, by a session's own path or by the key alone. All answers have the provider's shape.
 
-The key of a session opens that session's model calls and nothing else. A request's dialect follows from its path, then
-from its headers. An unknown route is answered in the client's format, with the list of known ones.
+A session's key opens only that session's model calls. A request's dialect follows from its path, then from its headers.
+An unknown route is answered in the client's format, with a list of the known ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from gangline.wire.dialects.contract import Dialect, DialectRoute, EventWriter, 
 from gangline.wire.http.listening import LIMITS, read_pieces
 
 _APART_S = 0.1
-"""Time for a client to read the bytes sent before."""
+"""Pause that lets a client read the bytes sent before as a separate chunk."""
 
 _log = logging.getLogger("gangline.proxy")
 _log.addFilter(FewRefusals("call.refused"))
@@ -62,53 +62,53 @@ _SESSION_ROOTS = ("s", "sessions")
 """A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
 
 _IN_FRONT = ("anthropic", "api", "gemini", "google", "openai")
-"""First segments that clients put in front of a provider's paths, by the base URLs of routers and gateways."""
+"""First segments that clients put before a provider's paths, from the base URLs of routers and gateways."""
 _UNVERSIONED = ("chat", "complete", "completions", "embeddings", "messages", "models", "responses", "tokenize")
-"""Beginnings of paths of clients whose base URL should have ended in `/v1`."""
+"""First segments of paths of clients whose base URL should end in `/v1`."""
 _ALIAS = re.compile(rf"/(?:(?:{'|'.join(_IN_FRONT)}|v1(?=/v1/)|v1beta(?=/openai/))/)*(?P<rest>.*)")
 _INSTEAD = {
     "/v1/complete": "Use /v1/messages",
     "/v1/completions": "Use /v1/chat/completions: a completion of bare text belongs to no conversation",
     "/v1/embeddings": "A session's model samples text; it has no embeddings",
 }
-"""Paths of providers that are not served -> why, or what to use."""
+"""Provider paths that are not served -> the reason or the replacement."""
 _VARIABLE = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 
 
 class Match(msgspec.Struct, frozen=True):
     dialect: Dialect
     route: DialectRoute | None
-    """None: not served; the dialect is the one to say so."""
+    """None: not served; the dialect shapes the error."""
     request: RawRequest
 
 
 class DialectRoutes:
-    """Which dialect a request speaks, and which of its routes: by path, then, where several share it, by headers."""
+    """Finds a request's dialect and route: by path, then, where several dialects share it, by headers."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
-        """`dialects`: not empty; of those that a request could be, the first wins."""
+        """`dialects`: not empty; the first match wins."""
         self._dialects = sorted(dialects, key=lambda dialect: dialect.name != "openai_chat")
         self._table = [(_pattern(route.path), route, dialect) for dialect in self._dialects for route in dialect.routes]
         self.roots = sorted({route.path.split("/")[1] for _, route, _ in self._table} | {*_IN_FRONT, *_UNVERSIONED})
-        """First segments of all paths: `v1`, and those of aliases."""
-        # Clients ask for a few paths, again and again.
+        """First segments of all paths: `v1` and the aliases'."""
+        # # Clients use a few paths over and over.
         self._served = lru_cache(maxsize=256)(self._find_served)
 
     @property
     def served(self) -> str:
-        """For people."""
+        """The served dialects and routes, as readable text."""
         return "; ".join(
             f"{dialect.title} ({', '.join(f'`{route.path}`' for route in dialect.routes)})"
             for dialect in self._dialects
         )
 
     def why_not(self, path: str) -> str:
-        """What to say of a path that is not served."""
+        """Returns the message for a path that is not served."""
         instead = _INSTEAD.get(_usual(path))
         return f"{instead}. Served" if instead else "Served"
 
     def find(self, method: str, path: str, request: RawRequest) -> Match:
-        """`path`: behind the session's prefix, or an alias of it."""
+        """`path`: after the session's prefix, or an alias."""
         path = _usual(path)
         found = self._served(method, path)
         if not found:
@@ -119,7 +119,7 @@ class DialectRoutes:
         return Match(dialect, route, msgspec.structs.replace(request, params=params))
 
     def _find_served(self, method: str, path: str) -> list[tuple[DialectRoute, Dialect, dict[str, str]]]:
-        """Every route that it could be, and the path's variables."""
+        """Returns every matching route with the path's variables."""
         return [
             (route, dialect, hit.groupdict())
             for pattern, route, dialect in self._table
@@ -127,22 +127,23 @@ class DialectRoutes:
         ]
 
     def _nearest(self, path: str, request: RawRequest) -> Dialect:
-        """The dialect of the path's route with another method, else the one that the headers speak, else the first."""
+        """Returns the dialect that has the path with another method, else the match by headers, else the
+        first."""
         of_path = [dialect for pattern, _, dialect in self._table if pattern.fullmatch(path)]
         among = of_path or self._dialects
         return next((dialect for dialect in among if dialect.speaks(request)), among[0])
 
 
 def _usual(path: str) -> str:
-    """The provider's own path: `/chat/completions`, `/openai/v1/chat/completions` and `/v1/v1/chat/completions` are
-    `/v1/chat/completions`."""
+    """Returns the provider's own path: `/chat/completions`, `/openai/v1/chat/completions` and `/v1/v1/chat/completions`
+    become `/v1/chat/completions`."""
     found = _ALIAS.fullmatch(path)
     rest = found["rest"] if found else path.lstrip("/")
     return f"/v1/{rest}" if rest.split("/")[0] in _UNVERSIONED else f"/{rest}"
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """aiohttp's way of writing paths -> a regular expression."""
+    """Returns a regular expression for an aiohttp path."""
     pieces: list[str] = []
     at = 0
     for variable in _VARIABLE.finditer(path):
@@ -152,8 +153,8 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 class Proxy:
-    """The model routes of one node. Mount `routes()` on an application whose runner has `handler_cancellation`, behind
-    the node's own routes."""
+    """The model routes of one node. Mount `routes()` after the node's own routes, on an application whose runner has
+    `handler_cancellation`."""
 
     def __init__(
         self,
@@ -165,11 +166,10 @@ class Proxy:
         body_idle_s: float = LIMITS.body_idle_s,
         on_error: Callable[[GanglineError], None] | None = None,
     ) -> None:
-        """
-        dialects: None is all that are installed.
-        limits: None is the usual ones.
-        readers: where large requests are read; None reads them on the event loop.
-        keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
+        """dialects: None: all that are installed.
+        limits: None: the defaults.
+        readers: read large requests; None: they are read on the event loop.
+        keep_alive_s: seconds of silence before a stream sends a keep-alive.
         body_idle_s: longest pause in a request's body before the client gets an error.
         on_error: called with every error sent to a client.
         """
@@ -184,7 +184,8 @@ class Proxy:
         self._in_flight: dict[str, BytesInFlight] = {}
 
     def add(self, session: ModelSession) -> None:
-        """Raises: Conflict when another session of this id is served: its key must go on opening that one alone."""
+        """Raises: Conflict when another session with this id is served: its key must keep opening that session
+        alone."""
         if self.serves(session.session_id):
             raise Conflict(f"session {session.session_id!r} is open on this node already.")
         self._sessions[session.session_id] = session
@@ -202,7 +203,7 @@ class Proxy:
         return session
 
     def remove(self, session_id: str) -> None:
-        """Its key is dead from now on. Unknown ids are not error."""
+        """Stop serving the session; its key is no longer accepted. Unknown ids are ignored."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             for digest in session.key_digests:
@@ -221,12 +222,12 @@ class Proxy:
         ]
 
     def owns(self, path: str) -> bool:
-        """Whether the path is below a session or a root of a provider's API, or could not be read: most are calls."""
+        """Whether the path is below a session or a provider API's root, or is empty because it could not be parsed."""
         root = path.lstrip("/").partition("/")[0]
         return not path or root in _SESSION_ROOTS or root in self._routes.roots
 
     def shaped_error(self, method: str, path: str, error: GanglineError) -> web.Response:
-        """An error of a request that no handler saw, in the shape of the dialect of its path."""
+        """Returns an error for a request that reached no handler, in the shape of its path's dialect."""
         self._on_error(error)
         below = re.sub(rf"^/({'|'.join(_SESSION_ROOTS)})/[^/]*", "", path)
         return _shaped(self._routes.find(method, below, RawRequest()).dialect, error)
@@ -234,7 +235,7 @@ class Proxy:
     # -- any request ---------------------------------------------------------------------------------------------
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        """Finds the dialect, and answers every error in its shape."""
+        """Find the dialect, and answer every error in its shape."""
         raw = RawRequest(
             query=dict(request.query) if request.query_string else {},
             headers={name.lower(): value for name, value in request.headers.items()},
@@ -247,15 +248,15 @@ class Proxy:
             return self._refused(request, match, out_of_files(error) or error)
         except (web.HTTPException, ClientConnectionResetError):
             raise
-        except Exception as error:  # the boundary: a client must be told in a shape that it understands
+        except Exception as error:  # # the boundary: the client needs an error in a shape that it understands
             no_files = out_of_files(error)
             if no_files is None:
                 _log.exception("proxy.internal_error path=%s", request.path)
             return self._refused(request, match, no_files or NodeError(f"{type(error).__name__}: {error}"))
 
     def _refused(self, request: web.Request, match: Match, error: GanglineError) -> web.Response:
-        """In its own frame: one that the error's traceback names would keep the error and with it all that its
-        other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
+        """Kept in its own frame: a frame in the error's traceback would keep the error alive, and with it the other
+        frames' contents, such as a body of megabytes, until the garbage collector frees many of them at once."""
         self._on_error(error)
         _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, str(error))
         with suppress(Unauthorized):
@@ -289,9 +290,9 @@ class Proxy:
             return await self._call(request, session, match.dialect, read)
 
     def _authorised(self, request: web.Request, match: Match) -> tuple[ModelSession, bool]:
-        """The session, and whether the key is that of its environments.
+        """Returns the session, and whether the key is that of its environments.
 
-        Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session.
+        Raises: Unauthorized, with the same message for a wrong key, another session's key and an unknown session.
         """
         given = match.dialect.key_of(match.request)
         if given is None:
@@ -305,7 +306,7 @@ class Proxy:
         return session, not fits[0]
 
     async def _body(self, request: web.Request, taken: TakenBytes) -> Sequence[bytes | bytearray]:
-        """In pieces. Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
+        """Returns the body in pieces. Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
         limit = self._limits.max_body_bytes
         try:
             return await read_pieces(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
@@ -355,7 +356,7 @@ class Proxy:
         call: ModelCall,
         subscription: Subscription,
     ) -> web.StreamResponse:
-        """Until the first byte, an error is a plain answer with its status; after it, an event of the stream."""
+        """Before the first byte an error is a plain answer with its status; after it, an event of the stream."""
         flight = subscription.flight
         writer = dialect.event_writer(
             call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
@@ -386,7 +387,8 @@ class Proxy:
         return response
 
     async def _events(self, writer: EventWriter, flight: Answering) -> AsyncGenerator[tuple[bytes, bool], None]:
-        """Bytes to send, and whether they are of the answer, not a mere sign of life. Raises: GanglineError."""
+        """Yields bytes to send, and whether they belong to the answer rather than being a keep-alive. Raises:
+        GanglineError."""
         has_begun = False
         async with aclosing(flight.news(self._keep_alive_s)) as news:
             async for deltas in news:
@@ -419,7 +421,7 @@ def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities)
 
 
 async def _tokenized(session: ModelSession, call: ModelCall) -> bytes:
-    """As vLLM answers `/tokenize`. Raises: GanglineError."""
+    """Returns tokens in the format of vLLM's `/tokenize`. Raises: GanglineError."""
     ids = (await session.render(call)).tolist()
     max_context = (await session.engine_of(call.agent_role).capabilities()).max_context
     return msgspec.json.encode({"count": len(ids), "max_model_len": max_context, "tokens": ids, "token_strs": None})
@@ -436,17 +438,17 @@ def _note_refusal(session: ModelSession, of_environment: bool, dialect: Dialect,
 
 def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
     shaped = dialect.error_answer(error)
-    # Statuses of HTTP itself, that a provider's own table does not have.
+    # # HTTP's own statuses, which a provider's table lacks.
     status = error.status if isinstance(error, (RequestTimeout, UpgradeRefused)) else shaped.status
     headers = dict(shaped.headers) | ({"Upgrade": "HTTP/1.1"} if isinstance(error, UpgradeRefused) else {})
     response = web.Response(body=shaped.body, status=status, headers=headers, content_type="application/json")
     if isinstance(error, (LimitExceeded, RequestTimeout, UnsupportedMediaType, UpgradeRefused)):
-        response.force_close()  # the rest of what the client sends is not read
+        response.force_close()  # # the rest of the client's body is not read
     return response
 
 
 def _ignored(_error: GanglineError) -> None:
-    """Nobody wants to hear of errors."""
+    """Default for `on_error`."""
 
 
 async def _alive(request: web.Request) -> web.StreamResponse:

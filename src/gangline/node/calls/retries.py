@@ -1,23 +1,21 @@
-"""Which call is a retry of which: a client that asks again for an answer it did not get must not sample twice.
+"""Decides which call is a retry of which: a client that asks again for an answer it did not get must not sample twice.
 
 The rule
-- Two requests can be one call only when their dialect, path and body are the same, in one session, within the window.
+- Two requests can be one call only if dialect, path and body are the same, in one session, within the window.
 - Of those, the later one *is* the earlier one when
   - both carry the same idempotency key (the official SDKs keep theirs over all tries of one call); or
-  - it says that it is a retry (`x-stainless-retry-count` above 0), and no two different idempotency keys say otherwise;
-    or
-  - nobody listens to the earlier one any more, and its answer was never delivered in full: whoever asked has gone, and
-    the same question again is the same wish.
-- After a restart the node knows the idempotency keys in its journal, and nothing else of earlier calls.
+  - it says that it is a retry (`x-stainless-retry-count` above 0), and the idempotency keys do not differ; or
+  - the earlier one has no listener left and was never delivered in full: its client has gone, and the same question
+    again is the same request.
+- After a restart the node knows only the idempotency keys in its journal.
 - Never when the earlier one failed or was aborted: there is no answer to give.
-- Never when the session went on from the earlier answer: its client had it, so asking again is a wish for another
-  sample.
-- All else is a new call: an unmarked repetition after a full delivery (a deliberate resample), the same body sent
-  several times at once (best of n), a compaction (another body).
+- Never when the session continued from the earlier answer: its client had it, so asking again requests another sample.
+- Everything else is a new call: an unmarked repetition after a full delivery (a deliberate resample), the same body
+  sent several times at once (best of n), a compaction (another body).
 
-A retry of a call in flight listens to it; one of a finished call is given the same answer under the same ids, and is no
-turn. A client that leaves before anything was sent to it leaves its call alive for a short grace, so that a retry finds
-it; a stream that had begun is cancelled at once, since its client has shown its content and keeps it.
+A retry of a call in flight listens to it. A retry of a finished call gets the same answer under the same ids, and is
+not a turn. If a client leaves before it was sent anything, its call stays alive for a short grace period so that a
+retry finds it. A stream that had begun is cancelled at once, since its client has shown the content and keeps it.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ _log = logging.getLogger("gangline.calls")
 _GONE = "client disconnected"
 
 AGENT_ROLE = "x-gangline-role"
-"""Header by which a client names the role that it plays among several."""
+"""Header in which a client names its role among several."""
 
 MAX_FINISHED = 16
 """Answers kept for retries, per session."""
 
 _MAX_SURPLUS = 8
-"""Answers that may be kept alongside them for a while."""
+"""Extra answers that may be kept for a while."""
 
 
 class CallMark(msgspec.Struct, frozen=True):
@@ -59,8 +57,7 @@ class CallMark(msgspec.Struct, frozen=True):
 
     @property
     def retry_key(self) -> str | None:
-        """The key that distinguishes a retry from all other requests, also after a restart of the node; None without an
-        idempotency key."""
+        """Identifies a retry, also after a restart of the node; None without an idempotency key."""
         if self.key is None:
             return None
         return hashlib.sha256(self.digest + self.key.encode(errors="replace")).hexdigest()[:32]
@@ -69,14 +66,14 @@ class CallMark(msgspec.Struct, frozen=True):
 def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
     digest = hashlib.sha256(request.body)
     digest.update(f"\0{dialect}\0{path}".encode(errors="replace"))
-    if (role := request.headers.get(AGENT_ROLE)) is not None:  # the same words of another role are another call
+    if (role := request.headers.get(AGENT_ROLE)) is not None:  # # the same request from another role is another call
         digest.update(f"\0{role}".encode(errors="replace"))
     count = request.headers.get("x-stainless-retry-count", "0")
     return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)
 
 
 class Answering(Protocol):
-    """A model call that may be listened to: in flight, or answered, by this life of the node or an earlier one."""
+    """A model call with listeners: in flight or answered, before or after a restart of the node."""
 
     @property
     def record_key(self) -> str: ...
@@ -120,7 +117,7 @@ class _Entry:
         self.is_delivered = False
 
     def is_meant_by(self, mark: CallMark) -> bool:
-        """`mark`: of the same digest."""
+        """Whether a request with this mark is a retry of the call. `mark`: has the same digest."""
         if self.flight.failed:
             return False
         if mark.key is not None and mark.key == self.mark.key:
@@ -132,19 +129,19 @@ class _Entry:
 
 
 class Subscription:
-    """One request that listens to a call; `leave` it, once."""
+    """One request that listens to a call. Call `leave` exactly once."""
 
     def __init__(self, entry: _Entry, *, grace_s: float, is_retry: bool) -> None:
         self.flight = entry.flight
         self.is_retry = is_retry
         self.has_sent = False
-        """Whether anything of the answer went to this client; set by whoever sends."""
+        """Whether any of the answer was sent to this client; set by the sender."""
         self._entry = entry
         self._grace_s = grace_s
         entry.num_listeners += 1
 
     def delivered(self) -> None:
-        """The whole answer has gone out."""
+        """Record that the whole answer was sent."""
         self._entry.is_delivered = True
 
     def leave(self) -> None:
@@ -165,7 +162,7 @@ class Subscription:
 
 
 class Retries:
-    """The calls of one session that a retry can mean."""
+    """The calls of one session that a retry can refer to."""
 
     def __init__(
         self,
@@ -176,9 +173,8 @@ class Retries:
         clock: Callable[[], float] = time.monotonic,
         answered: Mapping[str, Answering] | None = None,
     ) -> None:
-        """
-        has_gone_on: whether a later call of the session continues this one's answer.
-        answered: retry key -> a call that an earlier life of the node answered.
+        """has_gone_on: whether a later call of the session continues this call's answer.
+        answered: retry key -> a call that was answered before a restart of the node.
         """
         self._has_gone_on = has_gone_on
         self._window_s = window_s
@@ -188,7 +184,7 @@ class Retries:
         self._answered = dict(answered or {})
 
     def subscribe(self, mark: CallMark, start: Callable[[], Answering]) -> Subscription:
-        """Listen to the call that `mark` means, or to a new one. Raises: the errors of `start`."""
+        """Listen to the call that `mark` refers to, or start one. Raises: the errors of `start`."""
         entry = self._find(mark) or self._find_answered(mark)
         if entry is None:
             entry = _Entry(mark, start(), self._clock())
@@ -213,8 +209,8 @@ class Retries:
         return None
 
     def _find_answered(self, mark: CallMark) -> _Entry | None:
-        """An entry from before the restart. It counts as answered now, so that the window of its retries begins
-        anew."""
+        """Returns an entry from before the restart. It counts as answered now, so that its retry window starts
+        again."""
         flight = self._answered.pop(mark.retry_key or "", None)
         if flight is None or self._has_gone_on(flight):
             return None
@@ -224,7 +220,7 @@ class Retries:
         return entry
 
     def _forget_old(self) -> None:
-        """For several calls at once: looking through all of them costs more than to keep a few for longer."""
+        """Forget several calls at once: scanning all of them each time costs more than keeping a few for longer."""
         if len(self._entries) < MAX_FINISHED + _MAX_SURPLUS:
             return
         oldest = self._clock() - self._window_s

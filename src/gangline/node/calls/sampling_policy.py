@@ -1,4 +1,4 @@
-"""The operator's sampling policy over a harness's parameters: per parameter override, clamp or pass."""
+"""The operator's sampling policy for a harness's parameters: per parameter override, clamp or pass."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from gangline.domain.seeds import derived_seed
 from gangline.domain.task import ParameterRule, SamplingPolicy
 
 NUM_SEEDS = 2**30
-"""Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
+"""Number of seeds that engines are sent: each choice of a call adds its index, and SGLang has stored the sum in 32
+bits."""
 
 _USUAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """The providers' defaults."""
 
 _UNLIMITED = ("max_tokens", "top_k")
-"""Where nothing is said, there is no limit."""
+"""Unlimited if not set."""
 
 _WHOLE = ("max_tokens", "top_k", "seed")
 
 
 class SamplingRules:
-    """Seed and policies of a session that has any."""
+    """The seed and sampling policies of a session that has any."""
 
     def __init__(self, seed: int | None, policies: Sequence[SamplingPolicy]) -> None:
         """policies: the task's, then the operator's."""
@@ -32,14 +33,14 @@ class SamplingRules:
         self._policies = policies
 
     def used(self, requested: SamplingParams, number: int) -> SamplingParams:
-        """Parameters that the engine is sent for the call of that number."""
+        """Returns the parameters to send to the engine for the call with this number."""
         if self._seed is not None:
             requested = msgspec.structs.replace(requested, seed=derived_seed(self._seed, number) % NUM_SEEDS)
         return apply_policies(self._policies, requested)
 
 
 def apply_policies(policies: Iterable[SamplingPolicy], requested: SamplingParams) -> SamplingParams:
-    """One after another: the last one has the last word."""
+    """Apply policies in order; the last one wins."""
     used = requested
     for policy in policies:
         changes: dict[str, Any] = {}

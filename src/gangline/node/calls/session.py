@@ -1,6 +1,6 @@
-"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records.
+"""The model calls of one session attempt: its key, its limits, its calls in flight, its records.
 
-Failures that a session's model calls met: whether its harness could not work for them is judged at its end.
+Also the failures of those calls, from which it is judged at the end whether the harness could work.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ _MOST_CHARACTERS = 500
 
 
 class SessionFailures:
-    """Each is None when calls were answered since; refusals are forgotten then."""
+    """Each is None if a call was answered since. Refusals are then forgotten."""
 
     def __init__(self) -> None:
         self.engine: Failure | None = None
-        """The engine's, of the last call."""
+        """The engine's failure of the last call."""
         self.store: Failure | None = None
-        """The journal's, likewise."""
+        """The journal's failure of the last call."""
         self.node: Failure | None = None
-        """This node died, and took calls in flight along."""
+        """This node died with calls in flight."""
         self.given_up: tuple[Engine, float] | None = None
-        """The engine and the begin (Unix time, UTC, seconds) of the first call without an answer whose client had left,
-        or whose session's time was over."""
+        """The engine and the start (Unix time, UTC, seconds) of the first unanswered call whose client had left or
+        whose session's time was over."""
         self.context: Failure | None = None
-        """The model's context is full: a call was refused for it. Not ours, but none of the harness's faults either."""
+        """A call was refused because the model's context is full. Neither the node's fault nor the harness's."""
         self._refusals: dict[str, int] = {}
-        """What the agent's requests were answered with -> how many were."""
+        """Error answer to the agent's requests -> count."""
 
     @property
     def broken(self) -> Failure | None:
@@ -87,25 +87,25 @@ class SessionFailures:
         return self.engine or self.store
 
     def clear(self) -> None:
-        """A call was answered."""
+        """Record that a call was answered."""
         self.engine = self.store = self.node = self.context = self.given_up = None
         self._refusals.clear()
 
     def note_refusal(self, dialect: str, status: int, message: str) -> None:
-        """One of the agent's requests was answered with this error. dialect: its title."""
+        """Record an error that answered one of the agent's requests. dialect: its title."""
         answer = f"{dialect}, {status}: {message[:_MOST_CHARACTERS]}"
         if answer in self._refusals or len(self._refusals) < _MOST_REFUSALS:
             self._refusals[answer] = self._refusals.get(answer, 0) + 1
 
     @property
     def refusals(self) -> str:
-        """The errors that the agent's requests were answered with; empty where none was refused."""
+        """The errors that answered the agent's requests; empty if no request was refused."""
         return "; ".join(
             answer if times == 1 else f"{answer} ({times} times)" for answer, times in self._refusals.items()
         )
 
     def no_model_call(self) -> Failure:
-        """The failure of an agent that ended by itself without an answered call."""
+        """Returns the failure of an agent that ended by itself without an answered call."""
         if refused := self.refusals:
             message = f"the agent ended without a model call, for each of its requests was refused: {refused}"
             message = f"{message.rstrip('.')}. See its logs for what it made of that. {_NEEDS_NONE}"
@@ -117,7 +117,7 @@ class SessionFailures:
         return Failure(boundary="harness", code="no_model_call", message=message, retryable=False)
 
     async def found(self) -> Failure | None:
-        """`broken`, or that of an engine that failed while the agent waited for it in vain."""
+        """Returns `broken`, or the failure of an engine that failed while the agent waited for it."""
         if self.broken is None and self.given_up is not None:
             engine, since = self.given_up
             gone = await engine.failed_since(since) if isinstance(engine, PooledEngine) else None
@@ -125,7 +125,7 @@ class SessionFailures:
         return self.broken
 
     def note(self, error: BaseException) -> None:
-        """A call ended by this error."""
+        """Record the error that ended a call."""
         if (no_files := out_of_files(error)) is not None:
             self.engine = no_files.failure()
             return
@@ -147,29 +147,29 @@ def _is_about_the_call(error: GanglineError) -> bool:
 
 
 def _of_policy(_role: str) -> None:
-    """No role has its own engine."""
+    """Default: no role has its own engine."""
 
 
 def _whole(call: ModelCall, ledger: Ledger, arguments: Mapping[str, Any]) -> ModelCall:
-    """With the earlier replies that it names, and the task's arguments of the template. Raises: InvalidRequest."""
+    """Returns the call with the earlier replies it names and the task's template arguments. Raises: InvalidRequest."""
     call = resolved(call, ledger) if _may_refer(call) else call
     return with_task_arguments(call, arguments) if arguments else call
 
 
 def _may_refer(call: ModelCall) -> bool:
-    """Whether it may name an earlier reply: see `resolved`."""
+    """Whether the call may name an earlier reply: see `resolved`."""
     if call.undeclared or call.previous_reply_id is not None:
         return True
     return any(type(part) is Thinking for message in call.messages for part in message.parts)
 
 
 def key_digest(key: str) -> bytes:
-    """What is kept of a key that must outlive the process: [32] bytes."""
+    """Returns the digest of a key, to be stored in its place: [32] bytes."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _tier(capture: CaptureSpec, ledger: Ledger, renderings: Renderings, engine: Engine) -> PromptTier:
-    """For one engine, which learns here the ids of the session's calls."""
+    """Returns the prompt tier for one engine. Also gives the engine the ids of the session's calls."""
     if isinstance(engine, PooledEngine):
         engine.engine_ids = ledger.engine_call_ids
     stitcher = Stitcher(engine, ledger.tree, capture.thinking)
@@ -177,7 +177,7 @@ def _tier(capture: CaptureSpec, ledger: Ledger, renderings: Renderings, engine: 
 
 
 class ModelSession:
-    """Admits calls until it is fenced or its turns are used up; owns every call until that has ended."""
+    """Admits calls until it is fenced or its turns are used up. Owns every call until it has ended."""
 
     def __init__(
         self,
@@ -194,27 +194,27 @@ class ModelSession:
         replay: Replay | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Long because it puts the session's parts together.
+        """Long because it assembles the session's parts.
 
         engine: the policy's.
-        completions: records that the journal already has of this attempt; their conversations continue.
-        gate: the node's; None is one of its own, open. renderings: likewise.
+        completions: this attempt's records in the journal; their conversations continue.
+        gate: the node's; None: a private one that is open. renderings: likewise.
         sampling: the operator's policy, applied after the task's.
         checkpoint: see `CallParts`.
-        engine_of: a role's own engine; None where the policy's answers it.
+        engine_of: a role's own engine; None: the policy's engine answers it.
         replay: the recorded calls that a fork repeats.
         """
         self.spec = spec
         self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
         self.limit_reached = asyncio.Event()
-        """Set by the first call beyond a limit of the session's, or a fork's that diverged; that call was refused."""
+        """Set by the first call beyond one of the session's limits, or by a fork that diverged; that call was
+        refused."""
         self.limit: CallLimit | None = None
-        """Which one it was beyond."""
+        """The limit that was exceeded."""
         self.failures = SessionFailures()
         self.replay = replay
         self.environments: Mapping[str, SessionEnvironment] = {}
-        """SessionEnvironments whose tools its agent calls over HTTP: see `ToolRoutes`."""
+        """Environments whose tools the agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
         behind = None if replay is None else replay.engine
         volatile = VolatileText(capture.volatile_system_text)
@@ -236,7 +236,7 @@ class ModelSession:
         seed = capture.session_seed(spec.sample_index)
         policies = [policy for policy in (capture.sampling, sampling) if policy is not None]
         self._sampling = SamplingRules(seed, policies) if policies or seed is not None else None
-        # Nothing that the session holds holds the session: one that is over is freed at once.
+        # # No reference cycle through the session: it is freed at once when it is over.
         self._retries = Retries(
             lambda flight: ledger.is_continued(flight.record_key),
             window_s=spec.retry_window_s,
@@ -244,13 +244,13 @@ class ModelSession:
             answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED) if self.tree else None,
         )
         self._numbers, self._environment_numbers = (
-            # The choices of one call share its start.
+            # # The choices of one call have the same start.
             _CallNumbers(len({one.started_at for one in self.tree if one.of_environment == of_environment}))
             for of_environment in (False, True)
         )
         self._fence_message: str | None = None
         self._in_flight: dict[Flight[Any, Any], tuple[_CallNumbers, int, Engine]] = {}
-        """With the call's number, and its engine."""
+        """With the call's number and its engine."""
 
     @property
     def session_id(self) -> str:
@@ -258,12 +258,12 @@ class ModelSession:
 
     @property
     def key(self) -> str:
-        """Empty where only its digest is known."""
+        """Empty if only its digest is known."""
         return self.spec.key if isinstance(self.spec.key, str) else ""
 
     @property
     def key_digests(self) -> tuple[bytes, ...]:
-        """The agent's key, and that of the environments where they have one."""
+        """Digests of the agent's key and, if there is one, the environments' key."""
         others = self.spec.environment_key
         return (self.key_digest,) if others is None else (self.key_digest, key_digest(others))
 
@@ -273,7 +273,7 @@ class ModelSession:
 
     @property
     def meter(self) -> GateMeter:
-        """How long the gate has held this session: budgets stand still meanwhile."""
+        """How long the gate has held this session; budgets are paused meanwhile."""
         return self._parts.policy.meter
 
     @property
@@ -281,12 +281,12 @@ class ModelSession:
         return self._ledger.tree
 
     def engine_of(self, role: str | None) -> Engine:
-        """The engine that answers the calls of a role; None: calls that name none."""
+        """Returns the engine that answers a role's calls; None: calls without a role."""
         return self._parts.of(role).engine
 
     async def committed(self, after: int, wait_s: float) -> list[Completion]:
-        """Records behind the first `after`, in commit order: at once where there are some, else when there are, else
-        none after `wait_s`. What is returned is in the journal."""
+        """Returns the records after the first `after`, in commit order. Waits at most `wait_s` for one if there are
+        none. All returned records are in the journal."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._ledger.beyond(after)
@@ -304,18 +304,23 @@ class ModelSession:
 
     @property
     def num_calls(self) -> int:
-        """Model calls of the agent that were admitted, without those that failed and left no record."""
+        """Number of the agent's admitted calls, without failed ones that left no record."""
         return self._numbers.num_calls
 
     def subscribe(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Subscription:
-        """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
+        """Listen to `call`: a new one, or the call it retries. Raises: SessionOver, InvalidRequest."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         return self._retries.subscribe(mark, lambda: self.start_call(call, mark.retry_key, known))
 
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
-        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest, NotFound
-        of its model, EngineUnavailable where a fork's other engine is gone."""
+        """Start a call.
+
+        retry_key: see `CallMark`. known: see `PlaceIndex.place`.
+
+        Raises: SessionOver, InvalidRequest; NotFound for its model; EngineUnavailable when a fork's other engine is
+        gone.
+        """
         call = _whole(call, self._ledger, self.spec.capture.template_kwargs)
         if not call.of_environment:
             self._refuse_loop(call)
@@ -347,7 +352,7 @@ class ModelSession:
             raise
 
     async def render(self, call: ModelCall) -> TokenIds:
-        """Tokens of the call's prompt, as the engine renders it: [T]. Samples nothing, and is not a turn.
+        """Returns the tokens of the call's prompt as the engine renders it: [T]. Samples nothing, and is not a turn.
 
         Raises: SessionOver, InvalidRequest, EngineError.
         """
@@ -359,7 +364,7 @@ class ModelSession:
         return await engine.render(call.messages, call.tools, call.template_kwargs)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
-        """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""
+        """Start a call in tokens, to the policy. Seed and sampling policies apply to it too. Raises: SessionOver."""
         if self.replay is not None:
             raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
         requested = request.sampling
@@ -372,11 +377,11 @@ class ModelSession:
         return flight
 
     def _used(self, wished: SamplingParams, number: int) -> SamplingParams:
-        """Parameters that the engine is sent for the call of that number."""
+        """Returns the parameters to send to the engine for the call with this number."""
         return wished if self._sampling is None else self._sampling.used(wished, number)
 
     def _admit(self, numbers: _CallNumbers) -> int:
-        """The call's number. The limits are the agent's. Raises: SessionOver."""
+        """Returns the call's number. Limits apply only to the agent's calls. Raises: SessionOver."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         if numbers is self._environment_numbers:
@@ -400,7 +405,7 @@ class ModelSession:
         raise SessionOver(f"the session's limit of {what} is reached")
 
     async def fence(self, message: str) -> None:
-        """Take no more calls, of the model or an environment, and abort those in flight. Returns when all have ended
+        """Refuse further calls, to the model or an environment, and abort those in flight. Returns when all have ended
         and are recorded. Idempotent."""
         self._fence_message = self._fence_message or message
         for environment in self.environments.values():
@@ -430,10 +435,11 @@ class _CallNumbers:
         self.num_calls = num_calls
         """Calls that have a number."""
         self._free: list[int] = []
-        """A heap. Of calls that failed: with the numbers in use they are all those up to the highest."""
+        """A heap of the numbers of failed calls. Together with the numbers in use they are all numbers up to the
+        highest."""
 
     def take(self) -> int:
-        """The lowest that no call has, so that a call after a failed one is sampled as that was to be."""
+        """Returns the lowest free number: a retry after a failure reuses its seed."""
         number = heapq.heappop(self._free) if self._free else self.num_calls
         self.num_calls += 1
         return number

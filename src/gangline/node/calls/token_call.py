@@ -1,7 +1,7 @@
-"""A call in tokens: prompt ids in, sampled ids and log-probs out, recorded alongside the session's other calls.
+"""A call in tokens: prompt ids in, sampled ids and log-probs out, recorded together with the session's other calls.
 
-For callers that render their own prompts (verl's agent loops, for one). The engine is asked through its chat route with
-exact prompt ids, under a stand-in conversation that it must ignore; a reply to any other prompt is refused.
+For callers that render their own prompts, such as verl's agent loops. The engine's chat route gets exact prompt ids and
+a placeholder conversation that it must ignore. A reply to any other prompt is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """What a stream adds."""
+    """The new tokens of a stream."""
 
     output_ids: TokenIds
     logprobs: Logprobs
@@ -65,7 +65,7 @@ TokenCall: TypeAlias = Flight[TokenReply, TokenPiece]
 
 
 def token_call(request: TokenRequest, parts: CallParts, *, requested: SamplingParams | None = None) -> TokenCall:
-    """`wished`: the agent's own parameters, where a seed or a sampling policy changed them."""
+    """`requested`: the agent's own parameters, if a seed or a sampling policy changed them."""
     progress = Progress[TokenPiece](parts.clock())
     return Flight(_TokenSampler(request, parts, progress, requested), progress, parts, _replay)
 
@@ -121,7 +121,7 @@ class _TokenSampler:
         await self._recorder.commit_aborted(self._sampled(partial, self._capabilities), message)
 
     def _call(self, capabilities: EngineCapabilities) -> ModelCall:
-        """As the record has it: no messages. The engine is sent a stand-in, which it ignores."""
+        """The call as recorded: no messages. The engine is sent a placeholder, which it ignores."""
         request = self._request
         return ModelCall(
             dialect=_DIALECT,
@@ -166,7 +166,7 @@ class _TokenSampler:
         return answer
 
     def _sampled(self, choices: Sequence[EngineChoice], capabilities: EngineCapabilities) -> Sampled:
-        """Placed by ids alone."""
+        """Returns the record's content, placed by ids alone."""
         tree, prompt_ids = self._parts.ledger.tree, self._request.prompt_ids
         parent = _parent_of(tree, prompt_ids, self._parts.engine_role)
         shared = 0 if parent is None else tree.num_context_ids(parent.completion_id)
@@ -195,8 +195,8 @@ def _place(parent: Completion | None, capabilities: EngineCapabilities) -> Place
 
 
 def _parent_of(tree: CompletionTree, prompt_ids: TokenIds, engine_role: str | None) -> Completion | None:
-    """The completion with the longest context that the prompt begins with, the latest of equals; of the same engines,
-    for equal ids of two models say different things."""
+    """Returns the completion with the longest context that is a prefix of the prompt, the latest if equal. Only from
+    the same engines, since equal ids mean different text for two models."""
     candidates = [
         (tree.num_context_ids(completion.completion_id), number, completion)
         for number, completion in enumerate(tree)

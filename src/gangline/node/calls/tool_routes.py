@@ -1,7 +1,7 @@
-"""Tools of a session's environments as its agent's program calls them: MCP over streamable HTTP, opened by the
-session's key.
+"""Serves the tools of a session's environments to the agent's program: MCP over streamable HTTP, with the session's
+key.
 
-Every answer is one JSON document. There is no stream, and no state but the environment's own: a client that connects
+Every answer is one JSON document. There are no streams, and no state except the environment's: a client that connects
 twice plays the same episode.
 """
 
@@ -38,7 +38,7 @@ class _Called(msgspec.Struct):
 
 class ToolRoutes:
     def __init__(self, session: Callable[[str], ModelSession]) -> None:
-        """session: the session of an id. Raises: NotFound."""
+        """session: returns the session with an id. Raises: NotFound."""
         self._session = session
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -53,12 +53,12 @@ class ToolRoutes:
             message = msgspec.json.decode(body, type=_Message)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return _reply(None, _error(_PARSE_ERROR, f"the message cannot be read: {error}"), HTTPStatus.BAD_REQUEST)
-        if message.id is None:  # a notification, or an answer: nothing of ours waits for one
+        if message.id is None:  # # a notification or a response: no request of ours waits for one
             return web.Response(status=HTTPStatus.ACCEPTED)
         return _reply(message.id, await _done(environment, message))
 
     def _environment(self, request: web.Request) -> SessionEnvironment:
-        """Raises: Unauthorized, in the same words for a wrong key and an unknown session; NotFound."""
+        """Raises: Unauthorized, with the same message for a wrong key and an unknown session; NotFound."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         try:
             session = self._session(request.match_info["session"])

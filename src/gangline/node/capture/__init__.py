@@ -1,5 +1,5 @@
-"""The exactness of records.
+"""Keeps records exact.
 
-It places a call in its session, stitches the ids that follow a sampled turn, explains a divergence, and keeps the
-records in order. Start with `placing`, then `stitch`; `recorder` commits an answered call.
+Places a call in its session, stitches the ids that follow a sampled turn, explains a divergence, and keeps the records
+in order. Start with `placing`, then `stitch`; `recorder` commits an answered call.
 """

@@ -1,4 +1,4 @@
-"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure."""
+"""Turns an engine's answer into the stored record: aligned, checked, with its certificate. Pure."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from gangline.models.language.parsing.values import is_object
 from gangline.node.capture.placing import Place
 
 ENGINE_CALL_IDS = "engine_call_ids"
-"""Name in a record's metadata, of what the engine or the model named its calls: own id -> theirs."""
+"""Name in a record's metadata: own tool-call id -> id from the engine or the model."""
 
 _NO_ID = re.compile(r"(call_\d+)?")
-"""What readers of replies here write where a call's text shows no id; the same ones come in each reply."""
+"""Placeholder of our parsers for a call whose text shows no id; the same ones recur in every reply."""
 
 _NO_LOGPROB = -9999.0
-"""vLLM's number for minus infinity."""
+"""vLLM's value for minus infinity."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt on which one call was conditioned, compared with its parent's context."""
+    """The prompt that one call was conditioned on, compared with its parent's context."""
 
     source: PromptSource
     context: Context
     parent_id: str | None
     shared: int
-    """Ids that it has in common with the front of the parent's context."""
+    """Number of leading ids in common with the parent's context."""
     suffix_ids: TokenIds
     first_divergence: int | None = None
     cause: DivergenceCause | None = None
@@ -58,7 +58,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tool_call_id(record_key: str, choice_index: int, call_index: int) -> str:
-    """The id that the harness sees and echoes: it leads back to one record."""
+    """Returns the id that the harness sees and echoes; it identifies one record."""
     return f"call_{record_key}{choice_index:02x}{call_index:02x}"
 
 
@@ -75,7 +75,7 @@ def with_own_call_ids(message: Message, record_key: str, choice_index: int) -> M
 
 
 def engine_call_ids(message: Message, own: Message) -> dict[str, str]:
-    """Own id -> the engine's, or the one in the sampled text; without those that stand for none."""
+    """Returns own id -> the id from the engine or the sampled text, without placeholders."""
     pairs = zip(_calls(own), _calls(message), strict=True)
     return {ours.call_id: theirs.call_id for ours, theirs in pairs if not _NO_ID.fullmatch(theirs.call_id)}
 
@@ -102,11 +102,11 @@ def completion_of(
     before: Certificate | None = None,
     engine_role: str | None = None,
 ) -> Completion:
-    """The record of one choice, without its id. `choice.message` has its final tool-call ids.
+    """Returns the record of one choice, without its id. `choice.message` has its final tool-call ids.
 
-    with_texts: keep the texts of the sampled ids, where there is one for each.
+    with_texts: keep the texts of the sampled ids, if there is one for each.
     kinds: the evidence to keep. before: the parent's certificate.
-    aborted: why the call was cut off; None for a call that was answered whole.
+    aborted: why the call was cut off; None for a call that was answered in full.
     engine_role: see `Certificate`.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
@@ -145,7 +145,7 @@ def completion_of(
 
 
 def _unrendered(call: ModelCall, template: TemplateFacts) -> list[str]:
-    """The parts of a call that the model is not shown."""
+    """Returns the parts of a call that the template does not show to the model."""
     dropped: list[str] = []
     if call.tools and template.renders_tools is False:
         dropped.append(TOOLS)
@@ -203,7 +203,7 @@ def _logprob_kind(choice: EngineChoice, capabilities: EngineCapabilities, kinds:
 
 
 def _unseen(call: ModelCall, choice: EngineChoice) -> str | None:
-    """Which of `MEDIA` the prompt holds without evidence of what stands behind its ids."""
+    """Returns which of `MEDIA` the prompt contains without evidence for its ids."""
     media = media_in(call.messages)
     if media != "images" or choice.images is None or choice.images.refused is not None:
         return media
@@ -242,8 +242,8 @@ def _untrainable(choice: EngineChoice) -> str | None:
 
 
 def _outside(choice: EngineChoice, prompt: Prompt, num_ids: int | None) -> str | None:
-    """Ids that no model has: a trainer would look up another token's row, or none. The shared front was checked when it
-    was new."""
+    """Returns why ids are outside the vocabulary, for which a trainer would look up another token's row or none. The
+    shared prefix was checked when it was new."""
     assert choice.sampled_ids is not None
     for kind, ids in (("sampled", choice.sampled_ids), ("prompt", prompt.suffix_ids)):
         if len(ids) and (ids.min() < 0 or (num_ids is not None and ids.max() >= num_ids)):
@@ -259,7 +259,7 @@ def _texts(choice: EngineChoice, length: int) -> tuple[str, ...]:
 
 
 def _aligned(values: Logprobs | None, length: int) -> Logprobs:
-    """[length]; NaN where there is none. Only records that are marked untrainable have any."""
+    """[length]; NaN where a log-prob is missing, which only records marked untrainable have."""
     if values is not None and len(values) == length:
         return values
     aligned = np.full(length, np.nan, dtype=np.float32)
@@ -270,7 +270,7 @@ def _aligned(values: Logprobs | None, length: int) -> Logprobs:
 
 
 def parse_status(call: ModelCall, choice: EngineChoice) -> ParseStatus:
-    """Whether all tool calls of the reply were read: as our parser reports it, else by the traces that an engine's own
+    """Whether all tool calls of the reply were parsed: as our parser reports, else by the traces that an engine's own
     parser leaves."""
     if choice.parse is not None:
         return choice.parse

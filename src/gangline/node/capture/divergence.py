@@ -1,4 +1,4 @@
-"""Why an observed prompt does not begin with its parent's context: one cause, found from ids, text and messages."""
+"""Finds why an observed prompt does not begin with its parent's context: one cause, from ids, text and messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.models.engines.contract import Engine
 from gangline.node.capture.stitch import ended_itself, has_thought
 
 _MARKER = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>")
-"""The form of special tokens of nearly all models."""
+"""Form of the special tokens of nearly all models."""
 
 _WINDOW = 12
 """Ids before the first difference that are decoded too, so that no character is cut."""
@@ -31,9 +31,10 @@ async def find_cause(
     *,
     user_turn_follows: bool,
 ) -> DivergenceCause:
-    """
-    echoed: the request's messages as far as the parent's messages and response reach.
-    context: the parent's prompt and sampled ids. first: index of the first id of it that `prompt` lacks.
+    """Returns the cause of a divergence.
+
+    echoed: the request's messages that correspond to the parent's messages and response.
+    context: the parent's prompt and sampled ids. first: index of its first id that `prompt` lacks.
     """
     in_response = first >= tree.num_prompt_ids(parent)
     sampled = (*tree.messages(parent), parent.response)
@@ -41,7 +42,7 @@ async def find_cause(
     if in_response:
         pairs = pairs[-1:]
     end = len(context)
-    if ended_itself(parent):  # some templates write another end of turn than the sampled one
+    if ended_itself(parent):  # # some templates write a different end of turn than the sampled one
         if first < end - 1:
             end -= 1
         elif len(parent.sampled_ids) > 1 and _says_the_same(*pairs[-1]):
@@ -59,7 +60,7 @@ async def find_cause(
 
 
 async def _texts(engine: Engine, context: TokenIds, prompt: TokenIds) -> tuple[str, str]:
-    """Both decoded; empty where the engine cannot."""
+    """Returns both decoded; empty if the engine cannot decode."""
     try:
         return await engine.detokenize(context.tolist()), await engine.detokenize(prompt.tolist())
     except EngineError:
@@ -68,7 +69,7 @@ async def _texts(engine: Engine, context: TokenIds, prompt: TokenIds) -> tuple[s
 
 def _from_messages(pairs: Sequence[tuple[Message, Message]], user_turn_follows: bool) -> DivergenceCause | None:
     assistant = [(sampled, echo) for sampled, echo in pairs if sampled.role == "assistant"]
-    # Thoughts that the client does echo are still taken out by some templates, at a new user turn.
+    # # Some templates remove echoed thinking too, at a new user turn.
     if any(has_thought(sampled) and (user_turn_follows or not has_thought(echo)) for sampled, echo in assistant):
         return "thinking_dropped"
     if any("".join(_thoughts(sampled).split()) != "".join(_thoughts(echo).split()) for sampled, echo in assistant):
@@ -84,7 +85,7 @@ def _from_messages(pairs: Sequence[tuple[Message, Message]], user_turn_follows: 
         for sampled, echo in pairs
     ):
         return "whitespace"
-    # The call is the same JSON; what stands around it (tags, line breaks) was written anew.
+    # # The call is the same JSON, so the text around it (tags, line breaks) differs.
     return "tool_call_reserialised" if any(_arguments(sampled) for sampled, _ in assistant) else None
 
 

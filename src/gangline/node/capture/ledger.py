@@ -1,4 +1,4 @@
-"""The records of one session attempt, in one order everywhere: ids, journal, tree, index."""
+"""The records of one session attempt, in the same order everywhere: ids, journal, tree, index."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _log = logging.getLogger("gangline.calls")
 
 class CompletionJournal(Protocol):
     async def append_all(self, completions: Sequence[Completion]) -> None:
-        """Durable on return; over a crash or an error, all or none. Raises: StoreError, DiskFull."""
+        """Durable on return; after a crash or an error, all or none are stored. Raises: StoreError, DiskFull."""
         ...
 
 
 class Ledger:
-    """A completion is in the tree only when it is in the journal; nobody sees it before."""
+    """A completion is in the tree, and so visible, only once it is in the journal."""
 
     def __init__(
         self,
@@ -36,10 +36,9 @@ class Ledger:
         volatile: VolatileText | None = None,
         behind: str | None = None,
     ) -> None:
-        """
-        completions: the journal's records of this attempt, in commit order.
-        volatile: the rules that calls are placed by; None is the usual ones.
-        behind: the role whose engines go on behind a fork's repeated records; None: the policy's do.
+        """completions: the journal's records of this attempt, in commit order.
+        volatile: the rules for placing calls; None: the default ones.
+        behind: the role whose engines continue after a fork's repeated records; None: the policy's do.
         """
         self.session_id = session_id
         self.attempt = attempt
@@ -47,22 +46,22 @@ class Ledger:
         self.volatile = VolatileText() if volatile is None else volatile
         self._behind = behind
         self._indexes: dict[str | None, PlaceIndex] = {}
-        """By the role whose engines answer: ids of one model never continue another's, but for a fork's repeated ones,
-        whose tokenizer and template the engines behind the fork share."""
+        """By the role whose engines answer. Ids of one model never continue another's, except after a fork's repeated
+        records: the engines behind the fork share their tokenizer and template."""
         self._journal = journal
         self._num_committed = 0
         self.num_sampled_tokens = 0
         """Sampled tokens of the agent's completions, including aborted ones."""
         self.engine_call_ids: dict[str, str] = {}
-        """Id of a call as its client knows it -> as the engine or the model named it, where prompts show ids."""
+        """Call id as its client knows it -> id from the engine or the model, where prompts show ids."""
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
-        """Completions that another one continues from."""
+        """Completions that another completion continues."""
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
-        """Set, and replaced, by the next commit."""
-        # The journal holds the bytes: those of an open session are never needed.
+        """Set by the next commit, which also replaces it."""
+        # # The journal has the bytes; an open session never needs them.
         for completion in map(Completion.without_evidence_bytes, completions):
             self.tree.add(completion)
             self._num_committed += 1
@@ -70,9 +69,11 @@ class Ledger:
             self._index_for(completion).restore(completion)
 
     async def commit(self, drafts: Sequence[Completion], history: HistoryDigest) -> list[Completion]:
-        """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
+        """Add drafts to journal, tree and index, in that order. Returns them with their ids.
 
-        Raises: StoreError; then none of them is in the journal or the tree.
+        `history`: the digest of the call they answer.
+
+        Raises: StoreError; then no draft is in the journal or the tree.
         """
         async with self._order:
             first, lineage = self._num_committed + 1, self._lineage(drafts[0], history)
@@ -92,7 +93,7 @@ class Ledger:
         return committed
 
     def index_of(self, engine_role: str | None) -> PlaceIndex:
-        """Places among the calls that a role's own engines answered; None: that the policy's did."""
+        """Returns the places among the calls that a role's own engines answered; None: the policy's."""
         if engine_role not in self._indexes:
             self._indexes[engine_role] = PlaceIndex(self.tree, self.volatile)
         return self._indexes[engine_role]
@@ -102,30 +103,30 @@ class Ledger:
         return self.index_of(role)
 
     async def beyond(self, num_completions: int) -> None:
-        """Wait until more completions than these are committed."""
+        """Wait until more completions than this are committed."""
         while self._num_committed <= num_completions:
             await self._grown.wait()
 
     def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
-        """Determined at the commit: of concurrent calls, the first to be answered is the one that continues."""
+        """Determined at commit: of concurrent calls, the first to be answered is the continuation."""
         lineage = self._index_for(draft).lineage(draft, history)
         if lineage.relation == "continuation" and lineage.origin_id in self._continued:
             return msgspec.structs.replace(lineage, relation="branch")
         return lineage
 
     def reply(self, reply_id: str) -> Completion | None:
-        """The first choice of a reply that was given whole, by its id with or without the dialect's prefix."""
+        """Returns the first choice of a complete reply, by its id with or without the dialect's prefix."""
         for known in (reply_id, reply_id.rpartition("_")[2], reply_id.rpartition("-")[2]):
             if known in self._replies:
                 return self.tree[self._replies[known][0]]
         return None
 
     def names_reply(self, reply_ids: Iterable[str]) -> bool:
-        """Whether any of them, without a dialect's prefix, is the id of a reply that was given whole."""
+        """Whether any of the ids, without a dialect's prefix, belongs to a complete reply."""
         return not self._replies.keys().isdisjoint(reply_ids)
 
     def is_continued(self, reply_id: str) -> bool:
-        """Whether a later call continues from any choice of this reply."""
+        """Whether a later call continues any choice of this reply."""
         return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
 
     def _note(self, completion: Completion) -> None:
@@ -140,7 +141,7 @@ class Ledger:
 
     def _report(self, completion: Completion) -> None:
         certificate, lineage = completion.certificate, completion.lineage
-        is_replayed = REPLAYED in completion.metadata  # as it should be: its tokens are the parent's
+        is_replayed = REPLAYED in completion.metadata  # # expected: its tokens belong to the parent
         if completion.status == "complete" and certificate.untrainable is not None and not is_replayed:
             _log.error(
                 "call.untrainable session=%s completion=%s reason=%s",

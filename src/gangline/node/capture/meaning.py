@@ -1,9 +1,9 @@
-"""The meaning of a message, for comparing histories: arguments as parsed JSON, white space of sampled text normalised,
-thinking and tool-call ids left out, volatile system text left out.
+"""The meaning of a message, for comparing histories: arguments as parsed JSON, normalised white space in sampled text,
+without thinking, tool-call ids and volatile system text.
 
-Volatile system text is what a client writes anew into every request: the time of day, a billing line. It would make
-every call another conversation. By rule it does not count when a call is placed, and the engine receives the text of
-the conversation's first call. The client's own text is kept in the record.
+Volatile system text is text that a client renews in every request, such as the time of day or a billing line. It would
+make every call a new conversation. It is ignored when a call is placed, and the engine receives the text of the
+conversation's first call. The record keeps the client's own text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ USUAL_RULES = (
     r"(?:[Tt]oday's|[Cc]urrent) (?:[Dd]ate|[Tt]ime)[^\n]{0,120}",
     r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm]\b)?",
 )
-"""Unless a task says otherwise: a client's billing line, dates, times."""
+"""Rules for tasks that set none: a client's billing line, dates, times."""
 
 
 class VolatileText:
     """The rules of one session."""
 
     def __init__(self, rules: Iterable[str] | None = None) -> None:
-        """`rules`: regular expressions, each tried at any place of a system message's text; None is the usual ones."""
+        """`rules`: regular expressions, searched for in the text of system messages; None: the default ones."""
         self.rules = tuple(USUAL_RULES if rules is None else rules)
         self._patterns = [re.compile(rule) for rule in self.rules]
 
@@ -41,14 +41,14 @@ class VolatileText:
         return text
 
     def has_more_than(self, limit: int, message: Message) -> bool:
-        """Whether any rule finds more pieces than that in a system message, as it stands."""
+        """Whether any single rule matches more than `limit` pieces in the original text of a system message."""
         if message.role not in ("system", "developer"):
             return False
         text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
         return any(next(islice(pattern.finditer(text), limit, None), None) is not None for pattern in self._patterns)
 
     def found_in(self, message: Message) -> Sequence[str]:
-        """The volatile pieces of a system message, rule by rule; none of any other."""
+        """Returns the volatile pieces of a system message, rule by rule; empty for other messages."""
         if message.role not in ("system", "developer"):
             return ()
         found: list[str] = []
@@ -60,7 +60,7 @@ class VolatileText:
 
 
 def normal_form(message: Message, volatile: VolatileText) -> bytes:
-    """Equal for messages of one meaning."""
+    """Returns equal bytes for messages with the same meaning."""
     role = "system" if message.role == "developer" else message.role
     if role == "assistant":
         return msgspec.json.encode((role, said_by(message), calls_of(message)))
@@ -71,17 +71,17 @@ def normal_form(message: Message, volatile: VolatileText) -> bytes:
 
 
 def said_by(message: Message) -> str:
-    """An assistant's text, its white space normalised."""
+    """Returns an assistant's text with normalised white space."""
     return " ".join("".join(part.text for part in message.parts if isinstance(part, Text)).split())
 
 
 def calls_of(message: Message) -> list[tuple[str, str]]:
-    """Name and normalised arguments of each tool call."""
+    """Returns name and normalised arguments of each tool call."""
     return [(part.name, _normal_json(part.arguments)) for part in message.parts if isinstance(part, ToolCall)]
 
 
 def is_echo(calls: list[tuple[str, str]], sampled: list[tuple[str, str]]) -> bool:
-    """Whether `calls` are `sampled`, as far as a wire could carry them that knows no arguments but JSON objects."""
+    """Whether `calls` equal `sampled`, allowing for dialects that carry only JSON objects as arguments."""
     return len(calls) == len(sampled) and all(
         name == own_name and (arguments == own or (arguments == "{}" and not _is_object(own)))
         for (name, arguments), (own_name, own) in zip(calls, sampled, strict=True)
@@ -100,12 +100,13 @@ def _joined(pieces: Iterable[Text | Image | Document]) -> str:
 
 
 def _piece(piece: Text | Image | Document) -> str:
-    """Its text, or a stand-in for its media."""
+    """Returns its text, or a placeholder for media."""
     return piece.text if isinstance(piece, Text) else f"\0{type(piece).__name__}\0{piece.url}"
 
 
 def _normal_json(text: str) -> str:
-    """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is not valid JSON as it is."""
+    """Returns JSON sorted, without white space, with `1.0` as `1` (as JavaScript writes it). Only white space changes
+    in text that is not valid JSON."""
     try:
         return _sorted_json.encode(_json.decode(text or "{}"))
     except (ValueError, RecursionError):
@@ -117,6 +118,6 @@ def _number(text: str) -> Any:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-# Made once: the module's functions make a new one per call when they are given options.
+# # Created once: the module's functions create a new one per call when given options.
 _json = json.JSONDecoder(parse_float=_number)
 _sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

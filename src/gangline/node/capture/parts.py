@@ -18,7 +18,7 @@ from gangline.node.capture.placing import PlaceIndex
 from gangline.node.capture.prompt_tier import PromptTier
 
 _POOL = "pool/"
-"""Before the name of a role in a call's model: its own engines answer, whatever role the call plays."""
+"""Prefix of a role's name in a call's model: that role's engines answer, even if another role calls."""
 
 
 class CallParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +34,13 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     with_texts: bool
     """Whether records keep the texts of sampled tokens."""
     evidence: tuple[EvidenceKind, ...] = ()
-    """The kinds that records keep."""
+    """The kinds of evidence that records keep."""
     empty_retries: int = 0
     """How often an empty generation of one call is sampled again."""
     share: Share = msgspec.field(default_factory=Share)
-    """The session's share of the event loop, for the long work of all its calls."""
+    """The session's share of the event loop, for the long-running work of all its calls."""
     checkpoint: Callable[[], Awaitable[str | None]] | None = None
-    """Makes a checkpoint of the session's files and returns its id, or None where that failed; None makes none."""
+    """Makes a checkpoint of the session's files and returns its id, or None if that failed. None: no checkpoints."""
 
     @property
     def index(self) -> PlaceIndex:
@@ -48,7 +48,7 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_context(self) -> bool:
-        """Whether records keep evidence of prompts, which may begin as a parent's context does."""
+        """Whether records keep evidence of prompts, which may begin with a parent's context."""
         return any(kind.of_context for kind in self.evidence)
 
     def asks(
@@ -58,10 +58,11 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
         parent_id: str | None,
         sent_ids: TokenIds | None,
     ) -> tuple[AskedEvidence, ...]:
-        """The evidence that a call asks for: from the first position that the parent's record lacks, where the prompt
-        is sure to begin as the parent's context does. Engines of roles may not report it, and are not asked then.
+        """Returns the evidence to ask for: from the first position that the parent's record lacks, if the prompt is
+        certain to begin with the parent's context. A role's own engines are not asked for evidence that they do not
+        report.
 
-        Raises: EngineIncapable where the policy's engine reports none.
+        Raises: EngineIncapable when the policy's engine reports none.
         """
         found: list[AskedEvidence] = []
         before = None if parent_id is None or sent_ids is None else self.ledger.tree[parent_id].certificate
@@ -79,8 +80,8 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def check_evidence(answer: EngineReply, asked: Sequence[AskedEvidence]) -> None:
-        """Raises: EngineIncapable when the reply to a call that asked for evidence has none. Where nothing was sampled,
-        as of a call that the engine aborts, there is none to report."""
+        """Raises: EngineIncapable when a reply lacks the evidence that was asked for. A choice without sampled tokens,
+        as when the engine aborts a call, has none to report."""
         sampled = [one for one in answer.choices if one.sampled_ids is not None and len(one.sampled_ids)]
         for kind, _ in asked:
             if any(kind.name not in choice.evidence for choice in sampled):
@@ -90,7 +91,7 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartsByRole:
-    """The parts of a session's calls: the policy's, and those of each role with its own engines."""
+    """The shared parts of a session's calls: the policy's, and each role's that has engines."""
 
     def __init__(
         self,
@@ -100,9 +101,8 @@ class PartsByRole:
         tier_of: Callable[[Engine], PromptTier],
         behind: str | None = None,
     ) -> None:
-        """
-        engine_of: a role's own engine; None where the policy's engines answer it.
-        behind: the role whose engines answer a fork's calls in the place of the policy's.
+        """engine_of: a role's own engine; None: the policy's engines answer it.
+        behind: the role whose engines answer a fork's calls in place of the policy's.
         """
         self.policy = policy
         self._engine_of = engine_of
@@ -111,7 +111,7 @@ class PartsByRole:
         self._of_role: dict[str, CallParts] = {}
 
     def of(self, role: str | None) -> CallParts:
-        """Parts of the calls of a role; None: of calls that name none. Raises: EngineUnavailable."""
+        """Returns the parts for a role's calls; None: for calls without a role. Raises: EngineUnavailable."""
         own = None if role is None else self._own(role)
         if own is None and self._behind is not None:
             own = self._own(self._behind)
@@ -120,9 +120,9 @@ class PartsByRole:
         return own or self.policy
 
     def of_call(self, call: ModelCall) -> CallParts:
-        """Parts of a call, by the role that its model `pool/NAME` names, or else by its own.
+        """Returns the parts for a call: of the role that its model `pool/NAME` names, else of the call's own role.
 
-        Raises: EngineUnavailable; NotFound where NAME has no engines: the policy stands in for no model of the pool.
+        Raises: EngineUnavailable; NotFound when NAME has no engines: the policy never replaces a model of the pool.
         """
         if not call.model.startswith(_POOL):
             return self.of(call.agent_role)
@@ -132,12 +132,12 @@ class PartsByRole:
         return found
 
     def _own(self, role: str) -> CallParts | None:
-        """None where it has no engines of its own."""
+        """None if the role has no separate engines."""
         if role not in self._of_role:
             engine = self._engine_of(role)
             if engine is None:
                 return None
-            # A weight update is the policy's: it neither holds calls to other engines nor numbers their weights.
+            # # Weight updates are the policy's: they neither hold calls to other engines nor number their weights.
             own = {"engine": engine, "engine_role": role, "tier": self._tier_of(engine)}
             self._of_role[role] = msgspec.structs.replace(self.policy, **own, gate=Gate(), meter=GateMeter())
         return self._of_role[role]

@@ -1,18 +1,16 @@
 """The place of a call in its session: the completion whose context it continues, and the messages since then.
 
-A history is compared by meaning, not by bytes (see `meaning`); record keys that harnesses echo (tool-call ids,
+Histories are compared by meaning, not by bytes (see `meaning`). Record keys that harnesses echo (tool-call ids,
 signatures of thinking) decide between equals. Each prefix of a history that ends with a sampled turn has a rolling
-digest, so placing costs one pass over the request, however many completions there are; where a request continues an
-earlier one, word by word, only its new part is digested. The deepest match wins; unsampled content (an edited turn, a
-compaction) simply is new.
+digest, so placing costs one pass over the request, however many completions there are. If a request continues an
+earlier one word by word, only its new part is digested. The deepest match wins; unsampled content (an edited turn, a
+compaction) counts as new.
 
-Where a call echoes turns after its match, a reader would have expected a longer match: the lineage names the completion
-that it would have continued, and the client's change. That decides no ids.
-
-Calls that would have continued an earlier one, had their client not changed earlier content: a call that echoes sampled
-turns after its match, or has another turn where one was sampled, is such a call. Its origin is found from the end of
-its history, by the strongest evidence first: the same conversation in another branch or under another system text; a
-record key; the turn itself; the prompt before a turn that was replaced.
+A call that echoes sampled turns after its match, or has another turn in the place of a sampled one, would have
+continued an earlier call had its client not changed earlier content. Its lineage names that call and the client's
+change, which affects no ids. The origin is found from the end of the history, by the strongest evidence first: the same
+conversation in another branch or under another system text; a record key; the turn itself; the prompt before a turn
+that was replaced.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ from gangline.machine.event_loop import Turn
 from gangline.node.capture.meaning import VolatileText, calls_of, is_echo, normal_form, said_by
 
 _MAX_WALKS = 3
-"""Conversations that take turns without being digested anew."""
+"""Most conversations that can alternate without being digested again."""
 
 _TURN_MESSAGES = 256
-"""Digested before others get their turn."""
+"""Messages digested before other sessions get their turn."""
 
 _MAX_ECHO_CHARS = 64 << 10
-"""A longer message of the assistant, with its arguments, is compared as it is only."""
+"""A longer assistant message, including its arguments, is compared only as it is."""
 
 Digests = Callable[[Message], bytes | None]
 """Known digests of messages' meanings."""
 
 _TELLING_CHARS = 24
-"""A reply of that much text, or with a tool call, is not said twice by chance."""
+"""A reply with this much text, or with a tool call, is assumed not to occur twice by chance."""
 
 
 class HistoryDigest(NamedTuple):
@@ -52,7 +50,7 @@ class HistoryDigest(NamedTuple):
     strict: bytes
     """Equal for equal prompts."""
     loose: bytes
-    """Digest without the parts before a conversation: branch key, system messages. Empty: there is nothing else."""
+    """Digest without branch key and system messages. Empty: there is nothing else."""
 
 
 class Step(NamedTuple):
@@ -61,13 +59,13 @@ class Step(NamedTuple):
     meaning: bytes
     """Digest of the message alone."""
     digest: HistoryDigest
-    """Digest of the history up to here."""
+    """Digest of the history up to and including this message."""
     owners: tuple[str, ...]
     """The completions that the message names by their record keys."""
 
 
 class LineageIndex:
-    """Finds them among the completions of one session."""
+    """Finds the call that a changed call would have continued, among the completions of one session."""
 
     def __init__(self, tree: CompletionTree, meaning_of: Callable[[Message], bytes]) -> None:
         self._tree = tree
@@ -75,10 +73,10 @@ class LineageIndex:
         self._by_end: dict[bytes, str] = {}
         """loose digest of history and response -> the latest completion"""
         self._by_prompt: dict[bytes, str] = {}
-        """Likewise, of the history alone. Aborted calls too."""
+        """Likewise, of the history alone. Includes aborted calls."""
         self._by_response: dict[bytes, list[str]] = {}
         self._meanings: dict[Message, bytes] = {}
-        """Meanings of recorded messages that were compared: a client that changes a message does so at every call."""
+        """Meanings of recorded messages compared so far: a client that changes a message does so in every call."""
 
     def add_prompt(self, completion: Completion, history: HistoryDigest) -> None:
         if history.loose:
@@ -90,11 +88,11 @@ class LineageIndex:
         self._by_response.setdefault(step.meaning, []).append(completion.completion_id)
 
     def lineage(self, key: str, call: ModelCall, steps: Sequence[Step], num_shared: int) -> Lineage | None:
-        """The call that this one would have continued; None where it echoes only turns that it continues.
+        """Returns the call that this one would have continued; None if it echoes only turns that it continues.
 
         steps: of each message of the call. num_shared: messages that the call has in common with its parent.
         """
-        # A last turn of the assistant is not an echo: the client begins the reply itself.
+        # # A final assistant turn is not an echo: the client begins the reply itself.
         for position in range(len(steps) - 2, num_shared - 1, -1):
             if call.messages[position].role != "assistant":
                 continue
@@ -105,7 +103,7 @@ class LineageIndex:
         return None
 
     def _find(self, echo: Message, steps: Sequence[Step], position: int) -> str | None:
-        """The completion whose response stands at `position`, or stood there before the client replaced it."""
+        """Returns the completion whose response is at `position`, or was there before the client replaced it."""
         step, before = steps[position], steps[position - 1] if position else None
         if (alike := self._by_end.get(step.digest.loose)) is not None:
             return alike
@@ -122,7 +120,8 @@ class LineageIndex:
     def _cause(
         self, key: str, call: ModelCall, steps: Sequence[Step], origin: Completion
     ) -> tuple[DivergenceCause, int | None]:
-        """The first change in a prompt counts: tools and other parts of the branch key, system text, the rest."""
+        """The first change in a prompt counts, in this order: tools and other parts of the branch key, system text, the
+        rest."""
         if origin.branch_key != key:
             return self._key_cause(call, origin), None
         sampled = (*self._tree.messages(origin), origin.response)
@@ -151,7 +150,7 @@ class LineageIndex:
 
 
 def _systems(messages: Iterable[Message]) -> list[int]:
-    """Where they stand."""
+    """Returns the positions of system messages."""
     return [position for position, one in enumerate(messages) if one.role in ("system", "developer")]
 
 
@@ -160,7 +159,7 @@ def _is_telling(message: Message) -> bool:
 
 
 def unknown(_message: Message) -> bytes | None:
-    """Nothing."""
+    """Default: no digest is known."""
     return None
 
 
@@ -174,26 +173,27 @@ class Place(msgspec.Struct, frozen=True):
     digest: HistoryDigest
     """Digest of the whole history."""
     lineage: Lineage = Lineage()
-    """Lineage as far as the history shows it; the ledger adds siblings, retries and branches when the call is
+    """Lineage as far as the history shows it. The ledger adds siblings, retries and branches when the call is
     committed."""
     pinned: tuple[tuple[int, Message], ...] = ()
-    """System messages, with their places, as the conversation first had them: the call's differ in volatile text."""
+    """Position and first version of system messages that now differ in volatile text."""
 
 
 def branch_key(call: ModelCall) -> str:
-    """Digest of everything before the messages: calls of different keys share no prefix."""
+    """Returns the digest of everything before the messages: calls with different keys share no prefix."""
     thinking = () if call.thinking == ThinkingWish() else (call.thinking,)
     material = msgspec.json.encode((call.model, call.tools, call.template_kwargs, *thinking), order="deterministic")
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 
 def history_of_key(key: str) -> HistoryDigest:
-    """Digest of a history without messages. `key`: of its branch."""
+    """Returns the digest of a history without messages. `key`: of its branch."""
     return HistoryDigest(key.encode(), b"")
 
 
 class _Walk(NamedTuple):
-    """One pass over a history, kept so that the next request of the same conversation passes over its new part only."""
+    """One pass over a history, kept so that the next request of the conversation only needs a pass over its new
+    part."""
 
     key: str
     messages: tuple[Message, ...]
@@ -201,13 +201,13 @@ class _Walk(NamedTuple):
 
 
 class PlaceIndex:
-    """Finds parents among the completions of one session that were answered whole."""
+    """Finds parents among the fully answered completions of one session."""
 
     def __init__(self, tree: CompletionTree, volatile: VolatileText | None = None) -> None:
-        """`tree`: a completion is in it before it is added here."""
+        """`tree`: must contain a completion before it is added here."""
         self._tree = tree
         self.volatile = VolatileText() if volatile is None else volatile
-        # No method of ours: what refers to itself is not freed with the session.
+        # # Not a bound method: a reference cycle would keep the session in memory.
         self._meaning = partial(meaning_of, self.volatile)
         self._lineage_index = LineageIndex(tree, self._meaning)
         self._ends: dict[str, HistoryDigest] = {}
@@ -218,10 +218,10 @@ class PlaceIndex:
         self._by_call_id: dict[str, str] = {}
         self._by_reply_id: dict[str, list[str]] = {}
         self._walks: list[_Walk] = []
-        """The latest, newest last."""
+        """The most recent ones, newest last."""
 
     async def place_in_turns(self, call: ModelCall, known: Digests) -> Place:
-        """The same as `place`, for a long history: others get their turn again and again."""
+        """Like `place`, but gives other sessions their turn regularly while it digests a long history."""
         turn = Turn()
         key = branch_key(call)
         for end in range(_TURN_MESSAGES, len(call.messages), _TURN_MESSAGES):
@@ -233,9 +233,10 @@ class PlaceIndex:
         return place
 
     def place(self, call: ModelCall, known: Digests = unknown, key: str | None = None) -> Place:
-        """
-        known: the digests of messages that were computed in advance, by `meaning_of` and the same rules.
-        key: the call's `branch_key`; None computes it.
+        """Returns the place of a call.
+
+        known: digests of messages that were computed in advance with `meaning_of` and the same rules.
+        key: the call's `branch_key`; None: computed here.
         """
         key = branch_key(call) if key is None else key
         steps = self._walk(key, call.messages, known).steps
@@ -257,7 +258,7 @@ class PlaceIndex:
         )
 
     def lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
-        """Lineage of a completion that is about to be committed."""
+        """Returns the lineage of a completion that is about to be committed."""
         same = self._by_prompt.get(history.strict) if history.loose else None
         if same is None:
             return draft.lineage
@@ -267,7 +268,7 @@ class PlaceIndex:
         return Lineage(relation="retry", origin_id=same[-1])
 
     def add(self, completion: Completion, history: HistoryDigest) -> None:
-        """`history`: the digest of the call that it answers, as `place` gave it."""
+        """`history`: the digest of the call that it answers, from `place`."""
         completion_id = completion.completion_id
         self._by_prompt.setdefault(history.strict, []).append(completion_id)
         self._lineage_index.add_prompt(completion, history)
@@ -293,7 +294,7 @@ class PlaceIndex:
             digest = _rolled(digest, message, self._meaning(self._as_sampled(message, self._named_by(message))))
         self.add(completion, digest)
 
-    # -- passing over a history ----------------------------------------------------------------------------------
+    # # -- digesting a history -------------------------------------------------------------------------------------
 
     def _walk(self, key: str, messages: tuple[Message, ...], digests: Digests) -> _Walk:
         known = max(reversed(self._walks), key=lambda walk: _num_equal(walk.messages, messages), default=None)
@@ -307,7 +308,7 @@ class PlaceIndex:
         for position in range(num_known, len(messages)):
             message = messages[position]
             if known is not None and position < len(known.messages) and known.messages[position] == message:
-                # The same message after another beginning: only the rolling digests are new.
+                # # The same message after a different beginning: only the rolling digests are new.
                 meaning, _, owners = known.steps[position]
             else:
                 owners = self._named_by(message)
@@ -322,7 +323,7 @@ class PlaceIndex:
         return walk
 
     def _named_by(self, message: Message) -> tuple[str, ...]:
-        """The completions whose record keys `message` carries: in tool-call ids, in the signatures of thinking."""
+        """Returns the completions whose record keys `message` carries: in tool-call ids or signatures of thinking."""
         if message.role != "assistant":
             return ()
         named: list[str] = []
@@ -334,9 +335,8 @@ class PlaceIndex:
         return tuple(dict.fromkeys(named))
 
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
-        """The response that `message` echoes, when its tool-call ids say so and it only lost its text alongside them,
-        or arguments that were no JSON object: dialects and clients that cannot send those send `{}`.
-        """
+        """Returns the response that `message` echoes, if its tool-call ids match and it lacks only text or arguments
+        other than a JSON object: dialects and clients that cannot send those send `{}`."""
         if not named or _num_chars(message) > _MAX_ECHO_CHARS:
             return message
         owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
@@ -350,7 +350,7 @@ class PlaceIndex:
     # -- the parent ----------------------------------------------------------------------------------------------
 
     def _choose(self, candidates: Sequence[str], echo: Message, keyed: set[str]) -> str:
-        """Among histories of one meaning: named by record key, else echoed to the letter, else the latest."""
+        """Choose among histories with the same meaning: by record key, else an exact echo, else the latest."""
         if len(candidates) == 1:
             return candidates[0]
         ranks = [
@@ -364,7 +364,7 @@ class PlaceIndex:
         return candidates[max(ranks)[2]]
 
     def _nearest_keyed(self, completion_id: str) -> str | None:
-        """The completion itself or its nearest ancestor whose response carries record keys."""
+        """Returns the completion itself or its nearest ancestor whose response has record keys."""
         at: str | None = completion_id
         while at is not None:
             completion = self._tree[at]
@@ -386,7 +386,7 @@ def _of_parent(parent_id: str | None) -> Lineage:
 
 
 def _num_chars(message: Message) -> int:
-    """Characters of its text and the arguments of its calls."""
+    """Returns the number of characters of its text and its calls' arguments."""
     texts = (
         part.text if isinstance(part, Text) else part.arguments
         for part in message.parts
@@ -396,8 +396,8 @@ def _num_chars(message: Message) -> int:
 
 
 def meaning_of(volatile: VolatileText, message: Message) -> bytes:
-    """Digest of the message alone."""
-    # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
+    """Returns the digest of the message alone."""
+    # # SHA-256: processors have instructions for it, so a long prompt takes a fifth of BLAKE2's time.
     return hashlib.sha256(normal_form(message, volatile)).digest()
 
 
@@ -409,7 +409,7 @@ def _rolled(digest: HistoryDigest, message: Message, meaning: bytes) -> HistoryD
 
 
 def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
-    """Length of the longest common front."""
+    """Returns the length of the longest common prefix."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length
@@ -417,7 +417,7 @@ def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
 
 
 def signed_reply_id(signature: str) -> str:
-    """The reply id in a signature that is ours; empty in others'."""
+    """Returns the reply id in one of our signatures; empty for others."""
     try:
         text = base64.b64decode(signature, validate=True).decode()
     except ValueError:

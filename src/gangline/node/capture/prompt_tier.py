@@ -1,11 +1,12 @@
-"""Who makes a call's prompt: we stitch, or the engine renders, for a reason that the certificate keeps.
+"""Decides who makes a call's prompt: we stitch it, or the engine renders it, for a reason that the certificate keeps.
 
-Stitched = rendered, or said: stitched prompts are compared with the template's rendering of the whole conversation. A
-whole rendering costs milliseconds per thousand ids, so it is made for a sample: the first call of each kind (the roles
-that are new, with or without a system message, results, calls, thinking; for each length up to some 30 messages, then
-for each doubling), then every 64th. A kind of which one call was not as rendered is compared at every call, and so is
-one whose template is known for it (`TemplateFacts`). Behind a template that numbers tool results, or looks back in
-another way, the whole history takes the stand-in's place: that is as rendered again, for three renderings at each call.
+Stitched prompts are compared with the template's rendering of the whole conversation, and differences are recorded. A
+full rendering costs milliseconds per thousand ids, so it is done for a sample: the first call of each kind (the new
+roles, with or without a system message, results, calls, thinking; for each length up to some 30 messages, then for each
+doubling), then every 64th. If one call of a kind was not as rendered, every call of that kind is compared, and so is
+every call of a kind that the template is known to rewrite (`TemplateFacts`). For a template that numbers tool results,
+or looks back in another way, the whole history replaces the placeholder: the prompt is then as rendered, at the cost of
+three renderings per call.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from gangline.node.capture.placing import Place
 from gangline.node.capture.stitch import Stitcher, has_thought
 
 Tier = Literal["auto", "observe"]
-"""auto: stitch where the engine takes exact ids. observe: always let the engine render."""
+"""auto: stitch if the engine takes exact ids. observe: always let the engine render."""
 
 NotAsRendered = Literal["fall_back", "stitch"]
-"""A stitched prompt that the template would write otherwise: let the engine render, or send it and say so."""
+"""For a stitched prompt that the template would write differently: let the engine render, or send it and record
+that."""
 
 _EVERY = 64
 _SHORT = 32
 _MAX_SHAPES = 10_000
-"""Beyond it all are forgotten, and their next calls are compared again."""
+"""Beyond this all are forgotten, and their next calls are compared again."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,28 +53,28 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kind(NamedTuple):
-    """Calls that a template treats alike, as far as is known."""
+    """Calls that a template is assumed to treat alike."""
 
     template: str
     branch_key: str
     roles: tuple[str, ...]
-    """Roles of the new messages; neighbours of one role count once."""
+    """Roles of the new messages; consecutive messages of one role count once."""
     has_system: bool
     has_results: bool
     """Whether there were tool results before."""
     has_calls: bool
-    """Whether the turn before calls tools; likewise."""
+    """Whether the previous turn calls tools."""
     has_thought: bool
 
 
 class Renderings:
-    """Which stitched prompts are compared, for all sessions of a node."""
+    """Decides which stitched prompts are compared, for all sessions of a node."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[_Kind, int], int] = {}
-        """kind, `_length_class` -> calls since one that was as rendered"""
+        """kind, `_length_class` -> calls since the last that was as rendered"""
         self._unlike: dict[_Kind, bool] = {}
-        """Kinds of which a call was not as rendered -> whether it was behind the whole history."""
+        """Kinds with a call that was not as rendered -> whether it was as rendered with the whole history."""
 
     def is_due(self, kind: _Kind, num_messages: int) -> bool:
         shape = kind, _length_class(num_messages)
@@ -82,7 +84,7 @@ class Renderings:
         return self._since[shape] == 0
 
     def needs_history(self, kind: _Kind) -> bool | None:
-        """None: nothing is known against a stand-in. False: neither is as rendered."""
+        """None: nothing speaks against a placeholder. False: neither placeholder nor history is as rendered."""
         return self._unlike.get(kind)
 
     def was_as_rendered(self, kind: _Kind, num_messages: int) -> None:
@@ -97,7 +99,7 @@ class Renderings:
 
 
 def _length_class(num_messages: int) -> int:
-    """Each length of short conversations, each doubling of long ones."""
+    """One class per length of short conversations, one per doubling of long ones."""
     return min(num_messages, _SHORT - 1 + num_messages.bit_length())
 
 
@@ -123,7 +125,7 @@ class CheckedStitcher:
             return Decision(prompt_ids=ids)
         whole = await self._whole(call)
         if isinstance(whole, str):
-            # There is nothing to fall back to.
+            # # There is no rendering to fall back to.
             return Decision(prompt_ids=ids, as_rendered=False, unlike_rendering=whole)
         unlike = await self._difference(call, place, whole, ids)
         if unlike is None:
@@ -154,14 +156,14 @@ class CheckedStitcher:
         )
 
     async def _whole(self, call: ModelCall) -> TokenIds | str:
-        """The rendering of all messages; in words where the template has none. Raises: EngineUnavailable."""
+        """Returns the rendering of all messages, or why the template refuses them. Raises: EngineUnavailable."""
         try:
             return await rendered(self._engine, call.messages, call.tools, call.template_kwargs)
         except (EngineRefused, ContextOverflow) as refused:
             return f"the template refuses the whole conversation: {refused.message}"
 
     async def _behind_history(self, call: ModelCall, place: Place, whole: TokenIds) -> TokenIds | None:
-        """The prompt with ids found behind the whole history, if that is as rendered."""
+        """Returns the prompt with new ids found after the whole history, if that is as rendered."""
         try:
             ids = await self._stitcher.prompt_ids(call, place, behind_history=True)
         except CannotStitch:
@@ -179,13 +181,13 @@ class CheckedStitcher:
             at = self._tree[at.parent_id]
         try:
             opening = await self._stitcher.tails(call, place.branch_key).opening()
-        except EngineRefused:  # the template renders no user's message alone: then nothing is passed over
+        except EngineRefused:  # # the template refuses a lone user message: then nothing is skipped
             opening = token_ids()
         return difference(whole, self._tree.prompt_ids(at), added[::-1], opening)
 
 
 class PromptTier:
-    """Decides, for one session, whether prompts are stitched; an engine that ignored exact ids is not asked again."""
+    """Decides for one session whether prompts are stitched. An engine that ignored exact ids is not sent them again."""
 
     def __init__(self, tier: Tier, stitcher: CheckedStitcher) -> None:
         self._tier = tier
@@ -212,7 +214,7 @@ class PromptTier:
 
 
 def _why_apart(call: ModelCall, capabilities: EngineCapabilities) -> str | None:
-    """Why exact ids cannot go together with the media of a call; None when they can."""
+    """Returns why exact ids cannot be combined with the media of a call; None if they can."""
     if has_documents(call.messages):
         return "documents in the conversation: ids alone do not hold them"
     if not capabilities.takes_images:

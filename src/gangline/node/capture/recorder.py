@@ -1,12 +1,11 @@
-"""Records of one call: made of the engine's choices, and committed together.
+"""Records of one call, made from the engine's choices and committed together.
 
-Policy versions of one call: the engine's own, or the gate's for engines that report none with their replies.
+Policy versions of a call are the engine's own, or the gate's if the engine does not report versions. The gate's version applies to
+engines that were healthy when the version was set. An engine that was added or recovered later has the weights it was
+started with: its tokens have an unknown version until a version is set again.
 
-The gate's version holds for engines that were there when the version was set. One that came later, or came back from a
-failure, has the weights that it was started with: its tokens are of unknown version until a version is set again.
-
-Its prompt as its record describes it: against the parent's context, and with the cause of a divergence. The engine's
-report is the truth, even where it differs from the request.
+A record describes its prompt relative to the parent's context, with the cause of a divergence. The engine's report
+counts, even where it differs from the request.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from gangline.node.capture.prompt_tier import Decision
 _log = logging.getLogger("gangline.calls")
 
 _CAUSE_BUDGET_S = 10.0
-"""Seconds for asking the engine to decode ids: the reply is there, and a hanging engine must not delay it."""
+"""Seconds for the engine to decode ids: the reply is ready, and a hanging engine must not delay it."""
 
 
 class PromptReport(msgspec.Struct, frozen=True):
@@ -57,7 +56,7 @@ class PromptReport(msgspec.Struct, frozen=True):
         return cls(parts, place, capabilities.prompt_source)
 
     async def whole(self, call: ModelCall, decision: Decision, reported: TokenIds | None) -> Prompt:
-        """The prompt of a call that was answered."""
+        """Returns the prompt of an answered call."""
         if reported is None:
             return self._unknown()
         stitched = decision.prompt_ids is not None and np.array_equal(decision.prompt_ids, reported)
@@ -79,7 +78,8 @@ class PromptReport(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(prompt, cause=cause if prompt.context == "diverged" else None)
 
     def so_far(self, sent: TokenIds | None, reported: TokenIds | None) -> Prompt:
-        """The prompt of an aborted call, as far as it is known: reported by the engine, else as sent, else nothing."""
+        """Returns the prompt of an aborted call as far as it is known: as reported by the engine, else as sent, else
+        empty."""
         known = sent if reported is None else reported
         if known is None:
             return self._unknown()
@@ -130,8 +130,8 @@ class PromptReport(msgspec.Struct, frozen=True):
 
 
 class VersionStamps:
-    """Each token is stamped with the gate's version when it came. A reply that came in one piece has the version that
-    it was begun under: where in it the weights changed cannot be known, and the older one is never too good."""
+    """Stamps each token with the gate's version at its arrival. A reply that arrived in one piece gets the version at
+    its start: it is unknown where in it the weights changed, and the older version never overstates."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -139,12 +139,12 @@ class VersionStamps:
         self._spans: dict[int, list[VersionSpan]] = {}
 
     def begin(self) -> None:
-        """The engine is asked now. Tokens of an earlier try do not count."""
+        """Record that the engine is asked now. Tokens of an earlier try are dropped."""
         self._spans.clear()
         self._begun_under = self._gate.version
 
     def saw(self, choice_index: int, num_ids: int) -> None:
-        """`num_ids` more tokens of a choice came just now."""
+        """Record that `num_ids` more tokens of a choice arrived."""
         version = self._gate.version
         if version is None or num_ids == 0:
             return
@@ -156,8 +156,7 @@ class VersionStamps:
             spans.append(VersionSpan(version, end, end + num_ids))
 
     def spans(self, choice: EngineChoice) -> tuple[VersionSpan, ...]:
-        """Version spans of all sampled tokens of a choice: as the engine reports them, else as the gate did; empty
-        where they are unknown."""
+        """Returns version spans of all sampled tokens of a choice: the engine's, else the gate's; empty if unknown."""
         if choice.version_spans or not choice.weights_known:
             return choice.version_spans
         num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
@@ -170,7 +169,7 @@ class VersionStamps:
 
 
 class Sampled(NamedTuple):
-    """Everything of a call that goes into its records."""
+    """Everything about a call that goes into its records."""
 
     call: ModelCall
     """As the client sent it, with the messages that the engine was sent."""
@@ -183,7 +182,7 @@ class Sampled(NamedTuple):
 
 
 class Recorder:
-    """Commits one call: in the journal, then in the tree, before the last byte can reach the harness."""
+    """Commits one call to the journal, then to the tree, before the last byte can reach the harness."""
 
     def __init__(self, parts: CallParts, record_key: str, started_at: float) -> None:
         self.stamps = VersionStamps(parts.gate)
@@ -191,12 +190,13 @@ class Recorder:
         self._record_key = record_key
         self._started_at = started_at
         self._engine_ids: dict[str, str] = {}
-        """Own id of a call -> the engine's."""
+        """Own call id -> the engine's."""
         self._set_aside: list[tuple[list[Completion], HistoryDigest]] = []
         """Records of replies that were given up, committed with the call's own."""
 
     def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
-        """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
+        """Returns the choices with our tool-call ids, and with the gate's policy versions if the engine reports
+        none."""
         own: list[EngineChoice] = []
         for choice in choices:
             message = with_own_call_ids(choice.message, self._record_key, choice.index)
@@ -207,7 +207,7 @@ class Recorder:
         return own
 
     async def commit(self, sampled: Sampled, *, turn: Turn | None = None) -> list[Completion]:
-        """Record a call that was answered. `turn`: given back before the journal is asked. Raises: StoreError."""
+        """Record an answered call. `turn`: given up before the journal is written. Raises: StoreError."""
         drafts = self._drafts(sampled, None)
         if turn is not None:
             await turn.give()
@@ -215,7 +215,7 @@ class Recorder:
         return await self._parts.ledger.commit(drafts, sampled.place.digest)
 
     async def commit_aborted(self, sampled: Sampled, message: str) -> None:
-        """Record a call that was cut off. Its loss must not hide why the call ended."""
+        """Record a call that was cut off. A failure is logged: it must not hide why the call ended."""
         try:
             await self._commit_set_aside()
             await self._parts.ledger.commit(self._drafts(sampled, message), sampled.place.digest)
@@ -223,7 +223,7 @@ class Recorder:
             _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
 
     def set_aside(self, sampled: Sampled, message: str) -> None:
-        """Keep a reply that was given up, and is sampled again: as an aborted record, before the call's own.
+        """Keep a reply that was given up and is sampled again, as an aborted record before the call's own.
 
         message: why it was given up.
         """

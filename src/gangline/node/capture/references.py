@@ -1,8 +1,8 @@
-"""References in a call: to the reply that it continues, and to turns of earlier replies. Resolved before the call is
-placed, from the session's own records, so that the engine is asked with the whole conversation.
+"""Resolves references in a call: to the reply that it continues, and to turns of earlier replies. They are resolved
+before the call is placed, from the session's own records, so that the engine gets the whole conversation.
 
-A field that the dialect does not know and that names a reply of the session would have changed the conversation, in a
-way that nobody here knows: such a call is refused, for without the field it would be another conversation.
+If a field that the dialect does not know names a reply of the session, it would change the conversation in an unknown
+way. Such a call is refused, since without the field it would be another conversation.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from gangline.node.capture.ledger import Ledger
 from gangline.node.capture.placing import signed_reply_id
 
 INSTRUCTIONS = "instructions"
-"""In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
+"""Name in a record's metadata: the first message was the call's own instructions, which apply to that call alone."""
 
 
 def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
-    """The call with its whole conversation. Raises: InvalidRequest when it refers to a reply of another session."""
+    """Returns the call with its whole conversation. Raises: InvalidRequest when it refers to a reply of another
+    session."""
     _refuse_unknown_references(call, ledger)
     messages = call.messages
-    # Few calls have any, and of a conversation of thousands of messages the loop below takes milliseconds.
+    # # Few calls have any, and the loop takes milliseconds for thousands of messages.
     if any(type(part) is Thinking for message in messages for part in message.parts):
         messages = tuple(_whole(message, ledger) for message in messages)
     if call.previous_reply_id is None:
@@ -64,7 +65,7 @@ def _refuse_unknown_references(call: ModelCall, ledger: Ledger) -> None:
 
 
 def _choice_among(tools: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolChoice | None:
-    """A choice whose tools were not known when the request was read. Raises: InvalidRequest."""
+    """Returns the choice if the tools, unknown when the request was parsed, allow it. Raises: InvalidRequest."""
     if choice is None or (not tools and choice.mode in ("auto", "none")):
         return None
     if choice.mode == "required" and not tools:
@@ -75,17 +76,17 @@ def _choice_among(tools: Sequence[ToolDefinition], choice: ToolChoice | None) ->
 
 
 def _history(earlier: Completion, ledger: Ledger) -> tuple[Message, ...]:
-    """Everything up to the reply and with it, but not the instructions: those are each call's own."""
+    """Returns all messages up to and including the reply, without the instructions, which each call has its own."""
     messages = ledger.tree.messages(earlier)
     return (*(messages[1:] if earlier.metadata.get(INSTRUCTIONS) else messages), earlier.response)
 
 
 def _whole(message: Message, ledger: Ledger) -> Message:
-    """A turn whose thinking is only our record key, from clients that store items at the provider or keep only the
-    encrypted part.
+    """Restore a turn whose thinking is only our record key, from clients that store items at the provider or keep only
+    the encrypted part.
 
-    Where its other content is of that one reply, the reply stands for it, as it was sampled. Else the thinking comes
-    back in its place. Raises: InvalidRequest when the turn is only a reference, to nothing of this session.
+    If its other content comes from that one reply, the reply replaces it as sampled. Otherwise only the thinking is
+    restored. Raises: InvalidRequest when the turn is only a reference, to nothing in this session.
     """
     keys = {key for part in message.parts if (key := _reference(part))}
     if not keys:
@@ -103,7 +104,7 @@ def _whole(message: Message, ledger: Ledger) -> Message:
 
 
 def _reference(part: Part) -> str:
-    """The id of the reply that the part refers to; empty where it says something itself."""
+    """Returns the id of the reply that the part refers to; empty if it has content."""
     if not isinstance(part, Thinking) or part.text or not part.signature:
         return ""
     return signed_reply_id(part.signature)
@@ -116,7 +117,7 @@ def _is_part_of(parts: Sequence[Part], sampled: Sequence[Part]) -> bool:
 
 
 def _words(part: Part) -> tuple[str, str]:
-    """The values by which a part is compared; media and results are in no reply."""
+    """Returns the values by which a part is compared. Replies contain no media or results."""
     if isinstance(part, ToolCall):
         return "call", part.call_id
     return (type(part).__name__, part.text) if isinstance(part, (Text, Thinking)) else ("", "")

@@ -1,6 +1,6 @@
-"""A stitched prompt: the parent's ids as they were sampled, then the ids that the template writes after them.
+"""A stitched prompt: the parent's ids as sampled, then the ids that the template writes after them.
 
-From the front of those (see `Tails`) the end of the sampled turn is removed. The cost does not grow with the history.
+The end of the sampled turn is removed from the front of those (see `Tails`). The cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.node.capture.placing import Place
 _log = logging.getLogger("gangline.calls")
 
 ThinkingPolicy = Literal["follow_template", "retain"]
-"""At a new user turn whose template strips the thinking before it: start a new chain, or stitch on."""
+"""At a new user turn whose template strips the thinking before it: start a new chain, or keep stitching."""
 
 _NATURAL = ("stop", "tool_calls")
 
@@ -43,9 +43,9 @@ class Stitcher:
         return self._tails[branch_key]
 
     async def prompt_ids(self, call: ModelCall, place: Place, *, behind_history: bool = False) -> TokenIds:
-        """Parent's prompt, its sampled ids, then the new ids: [T]. `place` has a parent.
+        """Returns the parent's prompt, its sampled ids, then the new ids: [T]. `place` has a parent.
 
-        behind_history: find the new ids with the whole history before them.
+        behind_history: find the new ids after the whole history.
 
         Raises: CannotStitch, EngineUnavailable.
         """
@@ -56,7 +56,7 @@ class Stitcher:
         tails = self.tails(call, place.branch_key)
         if self._thinking == "follow_template" and any(message.role == "user" for message in place.new_messages):
             await self._check_nothing_stripped(tails, place, parent)
-        # The client may have given the calls other ids, which its results then name.
+        # # The client may have renamed the calls, and its results use those names.
         *history, echo = call.messages[: place.num_shared]
         if behind_history:
             tails = tails.behind(tuple(history))
@@ -67,7 +67,7 @@ class Stitcher:
         return np.concatenate([self._tree.context_ids(parent), tail[overlap:]])
 
     async def _num_replaced(self, parent: Completion, echo: Message, place: Place, tails: Tails, tail: TokenIds) -> int:
-        """Ids of the tail in whose place the sampled end of turn stands: some models have several.
+        """Returns how many ids of the tail the sampled end of turn replaces: some models have several ends of turn.
 
         Raises: CannotStitch.
         """
@@ -98,7 +98,7 @@ class Stitcher:
             raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
 
     def _thought_since_user(self, parent: Completion) -> bool:
-        """Whether a turn after the last user message has thinking: earlier ones were decided on before."""
+        """Whether a turn after the last user message has thinking. Earlier turns were checked before."""
         at = parent
         while not has_thought(at.response):
             if at.parent_id is None or any(message.role == "user" for message in at.new_messages):
@@ -108,21 +108,21 @@ class Stitcher:
 
 
 def has_thought(message: Message) -> bool:
-    """Thinking that the engine parsed, or left in the text."""
+    """Whether the message has thinking that the engine parsed or left in the text."""
     return any(
         isinstance(part, Thinking) or (isinstance(part, Text) and "</think>" in part.text) for part in message.parts
     )
 
 
 def ended_itself(completion: Completion) -> bool:
-    """By an end of turn that was sampled, rather than by a limit or a stop string."""
+    """Whether it ended with a sampled end of turn, rather than at a limit or a stop string."""
     certificate, sampled = completion.certificate, completion.sampled_ids
     by_id = certificate.stop_reason is None or (len(sampled) > 0 and certificate.stop_reason == str(int(sampled[-1])))
     return certificate.finish_reason in _NATURAL and by_id
 
 
 def _overlap(sampled: TokenIds, tail: TokenIds) -> int:
-    """Longest `k` such that `sampled` ends with `tail[:k]`."""
+    """Returns the largest `k` such that `sampled` ends with `tail[:k]`."""
     for k in range(min(len(sampled), len(tail)), 0, -1):
         if sampled[-1] == tail[k - 1] and np.array_equal(sampled[len(sampled) - k :], tail[:k]):
             return k

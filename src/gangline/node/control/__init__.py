@@ -1,5 +1,5 @@
-"""The routes by which a node is controlled.
+"""The routes that control a node.
 
-`sessions` has the ones of callers, `backends` the ones of engines, and `gate` the ones of a weight update;
-`gangline.wire.http` stands before all of them. Start with `sessions`.
+`sessions` has the callers' routes, `backends` those for engines, and `gate` those for a weight update.
+`gangline.wire.http` handles every request first. Start with `sessions`.
 """

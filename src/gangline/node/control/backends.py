@@ -31,20 +31,21 @@ class BackendRequest(BaseModel):
     url: str = Field(pattern=r"^https?://[^\s/]+")
     """URL of a running engine."""
     kind: str = "auto"
-    """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
+    """Name of the engine plug-in to use; `auto` asks the engine."""
     label: str | None = None
-    """Where it runs, by host name: a node prefers backends that carry its own. None: by the addresses of `url`."""
+    """Host name of where it runs: a node prefers backends with its own. None: determined from the addresses of
+    `url`."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
+    """Name of the node's environment variable with the engine's key; never the key itself."""
     options: dict[str, Any] = {}
-    """Options of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools":
-    "hermes"}`."""
+    """Options of the plug-in, such as `tokenizer`, and `parsers` for any plug-in, such as `{"thinking": "qwen3",
+    "tools": "hermes"}`."""
     role: str | None = Field(default=None, pattern=ROLE_PATTERN)
-    """The role whose calls it answers from now on; None: it serves the policy."""
+    """The role whose calls it answers from now on; None: the policy's."""
 
 
 class BackendRoutes:
-    """`keep`: called after each change with the engines that are left."""
+    """`keep`: called after each change with the remaining engines."""
 
     def __init__(self, backends: BackendsByRole, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
         self._backends = backends
@@ -96,7 +97,8 @@ class BackendRoutes:
 
     @asynccontextmanager
     async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
-        """A drain may outlast its client: a draining engine is not a member any more, even if its client disconnects."""
+        """Store the members even if the client disconnects: a drain may outlast it, and a draining engine is no longer
+        one."""
         try:
             yield
         finally:

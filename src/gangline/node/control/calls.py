@@ -1,4 +1,4 @@
-"""The route by which others follow the model calls of a session that runs here."""
+"""The route for following the model calls of a session that runs here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.wire.http.routes import Route
 
 
 class CallRoutes:
-    """find: an open session by its id, whoever opened it. Raises NotFound."""
+    """find: returns an open session by its id, of any origin. Raises NotFound."""
 
     def __init__(self, find: Callable[[str], ModelSession]) -> None:
         self._find = find
@@ -31,7 +31,7 @@ class CallRoutes:
         session = self._find(path_id(request, "session"))
         found = await session.committed(_AFTER.read(request), _WAIT.read(request))
         record = RecordedCalls(attempt=session.spec.attempt, completions=tuple(found))
-        return await asyncio.to_thread(answer, request, record)  # it may be large
+        return await asyncio.to_thread(answer, request, record)  # # may be large
 
 
 _AFTER = Whole("after", "How many calls are known: those behind them are answered.", high=2**31 - 1)

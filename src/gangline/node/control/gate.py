@@ -23,13 +23,13 @@ class PauseRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     mode: Literal["drain", "keep"] = "drain"
-    """drain: answered once no call is in flight (`is_drained`), or after `wait_s`. keep: at once; calls in flight stay
-    as they are."""
+    """drain: answered once no call is in flight (`is_drained`), or after `wait_s`. keep: answered at once; calls in
+    flight stay as they are."""
     lease_s: float = Field(default=600.0, gt=0, le=86_400)
     """The gate opens by itself after this many seconds; pausing again renews it."""
     wait_s: float = Field(default=30.0, ge=0, le=MAX_WAIT_S)
-    """A drain that takes longer is answered then, with `num_in_flight`; ask again to go on waiting. Who leaves before
-    an answer has 30 s to ask again: then the gate opens."""
+    """A drain that takes longer is answered after this time, with `num_in_flight`; ask again to keep waiting. A client
+    that disconnects before an answer has 30 s to ask again; then the gate opens."""
 
 
 class VersionRequest(BaseModel):
@@ -40,7 +40,8 @@ class VersionRequest(BaseModel):
     version: int = Field(ge=0)
     """Policy version of tokens sampled from now on; it never decreases."""
     unknown: list[str] = []
-    """URLs of engines that may have other weights: their tokens are of unknown version, unless they report it."""
+    """URLs of engines that may have other weights: their tokens have an unknown version, unless the engines report
+    it."""
 
 
 _PhaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./: -]{0,63}$")]
@@ -53,13 +54,13 @@ class PhasesRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     phases: Annotated[dict[_PhaseName, _Seconds], Field(min_length=1, max_length=32)]
-    """Phase of the trainer's -> its seconds, for the weight update under way, or the last one where the gate is open.
-    They should not overlap. A name that is reported again replaces its seconds; `drain` and `held` are the gate's own,
-    and left out."""
+    """The trainer's phase -> its seconds, for the weight update in progress, or the last one if the gate is open.
+    Phases should not overlap. A name that is reported again replaces its seconds; `drain` and `held` are the gate's own
+    and are ignored."""
 
 
 class GateRoutes:
-    """`on_version`: called with a version's `unknown` when it has been set. `engines`: those of the policy."""
+    """`on_version`: called with a version's `unknown` after it was set. `engines`: returns the policy's."""
 
     def __init__(
         self, gate: Gate, on_version: Callable[[Sequence[str]], None], engines: Callable[[], Sequence[BackendView]]

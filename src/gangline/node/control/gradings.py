@@ -14,7 +14,7 @@ from gangline.wire.http.negotiation import MSGPACK, answer
 from gangline.wire.http.routes import SUBJECT, Route
 
 _MAX_BYTES = 1024**3
-"""As long as a result may be that the server stores."""
+"""Largest result that the server stores."""
 
 
 class GradingRoutes:

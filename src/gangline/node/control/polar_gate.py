@@ -1,6 +1,6 @@
-"""Polar's routes around a weight update, over the same gate as ours.
+"""Polar's routes around a weight update, using the same gate.
 
-Source: Polar's gateway. Its pause has no lease; here a trainer that died cannot hold the calls for ever.
+Source: Polar's gateway. Its pause has no lease; here a trainer that died cannot hold the calls forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gangline.wire.http.query import Number
 from gangline.wire.http.routes import Route, json_route
 
 _LEASE_S = 3600.0
-"""How long a pause holds after its drain, unless it is asked for again."""
+"""How long a pause lasts after its drain, unless it is requested again."""
 _TIMEOUT_S = Number("timeout_seconds", "How long the drain may take; then 504, still paused.", default=300, high=3600)
 
 
@@ -27,9 +27,9 @@ class PolarGateState(msgspec.Struct, frozen=True, kw_only=True):
 
     paused: bool
     inflight: int
-    """Calls that the engines work on."""
+    """Calls in flight at the engines."""
     base_url: str
-    """URL of the first of the policy's engines; empty: there is none."""
+    """URL of the policy's first engine; empty: it has none."""
     engine: str
     """Its kind; empty: there is none."""
 
@@ -43,7 +43,7 @@ class PolarGateRoutes:
 
     def routes(self) -> list[Route]:
         root = "/admin/inference"
-        route = partial(json_route, answer=PolarGateState, password_too=False)  # nobody's browser opens a node
+        route = partial(json_route, answer=PolarGateState, password_too=False)  # # browsers do not use a node
         return [
             route("GET", f"{root}/status", self.show, "Polar's view of the gate."),
             route("POST", f"{root}/pause", self.pause, "Polar's pause: hold model calls, and wait for those in flight.",

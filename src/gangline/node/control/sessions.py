@@ -32,7 +32,7 @@ _GONE = "client disconnected"
 
 
 class TokenSampling(BaseModel):
-    """How to sample. Unset fields take the engine's defaults."""
+    """How to sample. Unset fields use the engine's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -63,7 +63,7 @@ class GenerateRequest(BaseModel):
     stream: bool = False
 
     def as_call(self, prompt_ids: TokenIds) -> TokenRequest:
-        """`prompt_ids`: those that count."""
+        """`prompt_ids`: used in place of the request's own."""
         sampling = SamplingParams(**self.sampling_params.model_dump())
         return TokenRequest(prompt_ids=prompt_ids, sampling=sampling, stream=self.stream)
 
@@ -75,7 +75,7 @@ def _call(body: bytes) -> TokenRequest:
 
 
 def _long_call(body: bytes) -> TokenRequest:
-    """The same without a Python object for each id, which would hold up the event loop from any thread.
+    """Like `_call`, without a Python object for each id, which would block the event loop from any thread.
 
     Raises: InvalidRequest, ValidationError.
     """
@@ -109,9 +109,8 @@ def _ids(values: list[int]) -> TokenIds:
 
 
 class SessionRoutes:
-    """
-    model: asks for the name that the node's engines serve.
-    public_url: how agents reach the node; None is how the opener reached it.
+    """model: returns the name of the model that the node's engines serve.
+    public_url: how agents reach the node; None: as the opener reached it.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class SessionRoutes:
         ]  # fmt: skip
 
     def _below(self, base: str) -> list[Route]:
-        """The agent's own routes, alongside its model calls."""
+        """Returns the agent's own routes, next to its model calls."""
         same = "The same, below its base URL."
         return [
             Route("POST", f"{base}/complete", self.complete, same, "session", ClaimRequest, errors=_OF_AGENTS),
@@ -174,7 +173,7 @@ class SessionRoutes:
         result = await self._sessions.finalize(path_id(request, "session"))
         if not completions:
             result = msgspec.structs.replace(result, completions=())
-        return await asyncio.to_thread(answer, request, result)  # it may be large
+        return await asyncio.to_thread(answer, request, result)  # # may be large
 
     async def abort(self, request: web.Request) -> web.StreamResponse:
         return answer(request, await self._sessions.abort(path_id(request, "session")))
@@ -190,7 +189,7 @@ class SessionRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(_key_of(request)))
         body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
-        # In a thread, where NumPy lets the event loop continue.
+        # # In a thread, where NumPy releases the event loop.
         wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
         call = session.start_tokens(wanted)
         try:
@@ -198,7 +197,7 @@ class SessionRoutes:
                 return await _stream(request, call)
             return answer(request, await call.reply())
         finally:
-            call.abort(_GONE)  # nothing to abort where the call has ended
+            call.abort(_GONE)  # # does nothing if the call has ended
 
 
 _IDLE_S = 60.0
@@ -208,7 +207,7 @@ _OF_AGENTS = (400, 401, 403, 404, 409, 429, 502, 503)
 
 
 def _key_of(request: web.Request) -> str:
-    """The session's key, from where any provider's SDK puts one. Raises: Unauthorized."""
+    """Returns the session's key, from any header in which a provider's SDK sends one. Raises: Unauthorized."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     found = key if scheme.lower() == "bearer" else ""
     found = found or request.headers.get("x-api-key", "") or request.headers.get("x-goog-api-key", "")
@@ -218,7 +217,7 @@ def _key_of(request: web.Request) -> str:
 
 
 async def _stream(request: web.Request, call: TokenCall) -> web.StreamResponse:
-    """Events `{output_ids, logprobs}` as tokens come, then the whole reply, then `[DONE]`."""
+    """Sends events `{output_ids, logprobs}` as tokens arrive, then the whole reply, then `[DONE]`."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )

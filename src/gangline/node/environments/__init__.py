@@ -1,1 +1,2 @@
-"""Environments of one session: their servers, the agent's calls, and the record of these. Start with `worlds`."""
+"""The environments of one session: their servers, the agent's calls, and the record of these. Start with
+`all_of_session`."""

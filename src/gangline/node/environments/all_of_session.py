@@ -1,10 +1,9 @@
-"""All environments of one session, from INIT to the end of POSTRUN. They die with the node: see `adoption`.
+"""All environments of one session, from INIT to the end of POSTRUN. They end with the node: see `adoption`.
 
-Which turn of the model made a call of an environment.
-
-A harness gives a tool its own name (`mcp__game__step`, `game__step`), and calls it after the turn that asked for
-it. So a call is of the latest turn, begun before, that has a call of the tool with the same arguments which no earlier
-call took. Where none has, it is of the last turn that had ended.
+Each call of an environment is matched to the model's turn that made it. A harness gives a tool its own name
+(`mcp__game__step`, `game__step`) and calls it after the turn that asked for it. So a call belongs to the latest turn
+that began before it and has a call of the tool with the same arguments that no earlier call was matched to. If there is
+none, it belongs to the last turn that had ended.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MAX_RECORD_BYTES = 4 << 20
 
 
 def with_turns(calls: Iterable[EnvironmentCall], completions: Sequence[Completion]) -> list[EnvironmentCall]:
-    """The calls with their turns. completions: in commit order."""
+    """Returns the calls with their turns. completions: in commit order."""
     asked = [(completion, _asked(completion)) for completion in completions]
     found: list[EnvironmentCall] = []
     for call in calls:
@@ -40,7 +39,7 @@ def with_turns(calls: Iterable[EnvironmentCall], completions: Sequence[Completio
 def _turn_of(
     call: EnvironmentCall, asked: Sequence[tuple[Completion, list[tuple[str, Mapping[str, Any]]]]]
 ) -> Completion | None:
-    """Takes the tool call that it finds out of `asked`."""
+    """Returns the turn of a call. Removes the matching tool call from `asked`."""
     for completion, tool_calls in reversed(asked):
         if completion.started_at > call.began_at:
             continue
@@ -65,18 +64,20 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 
 class SessionEnvironments:
-    """Start them with `start`; `close` ends all."""
+    """Call `start` to start them and `close` to end them all."""
 
     def __init__(self, task: TaskRequest, start_beside: Callable[[str, RuntimeSpec], Awaitable[Sandbox]]) -> None:
-        """start_beside: starts a sandbox for a role, which the caller stops."""
+        """start_beside: starts a sandbox for a role; the caller stops it."""
         self._task = task
         self._start_beside = start_beside
         self._worlds: dict[str, World] = {}
 
     async def start(self, agent: Sandbox, session_id: str, key: str | None) -> None:
-        """
-        agent: its sandbox.
+        """Start all environments.
+
+        agent: the agent's sandbox.
         session_id, key: for the environments' own model calls.
+
         Raises: EnvironmentFailed, InvalidRequest, PrepareFailed, and a runtime's errors.
         """
         for name, spec in self._task.environments.items():
@@ -88,7 +89,7 @@ class SessionEnvironments:
 
     @property
     def offered(self) -> Mapping[str, World]:
-        """Those with tools for the agent."""
+        """Environments with tools for the agent."""
         return {name: world for name, world in self._worlds.items() if world.tools}
 
     @property
@@ -97,7 +98,7 @@ class SessionEnvironments:
 
     @property
     def instruction(self) -> str:
-        """The task's, and what the environments say."""
+        """The task's instruction, followed by the environments' instructions."""
         shown = [
             world.instructions
             for name, world in self._worlds.items()
@@ -106,20 +107,23 @@ class SessionEnvironments:
         return "\n\n".join([text for text in (self._task.instruction, *shown) if text])
 
     def servers(self, base_url: str | None, key: str) -> dict[str, McpServer]:
-        """Their tools as servers for a program in the agent's sandbox. base_url: of the session, from there; None where
-        the sandbox does not reach the node, and nothing in it could use them."""
+        """Returns their tools as MCP servers for a program in the agent's sandbox.
+
+        base_url: the session's, as seen from the sandbox; None if the sandbox does not reach the node, so that nothing
+        in it could use them.
+        """
         if not base_url:
             return {}
         headers = {"Authorization": f"Bearer {key}"}
         return {name: McpServer(url=f"{base_url}/mcp/{name}", headers=headers) for name in self.offered}
 
     async def fence(self) -> None:
-        """Take no more calls of the agent's."""
+        """Refuse further calls from the agent."""
         for world in self._worlds.values():
             await world.fence()
 
     def record(self, completions: Sequence[Completion]) -> dict[str, bytes]:
-        """The artifact with all calls. Beyond 4 MiB, texts of results are left out."""
+        """Returns the artifact with all calls. Beyond 4 MiB, texts of results are left out."""
         calls = sorted((call for world in self._worlds.values() for call in world.calls), key=_ended_at)
         lines: list[bytes] = []
         num_bytes = 0
@@ -137,13 +141,13 @@ class SessionEnvironments:
 
 
 def recorded_calls(artifacts: Mapping[str, bytes]) -> tuple[EnvironmentCall, ...]:
-    """The calls in a session's artifacts."""
+    """Returns the calls in a session's artifacts."""
     lines = artifacts.get(RECORD, b"").splitlines()
     return tuple(msgspec.json.decode(line, type=EnvironmentCall) for line in lines)
 
 
 def _model_access(runtime: Sandbox, session_id: str, key: str | None) -> dict[str, str]:
-    """Variables for an environment that calls models. Empty where its sandbox does not reach the node."""
+    """Returns variables for an environment that calls models. Empty if its sandbox does not reach the node."""
     if not runtime.proxy_url or key is None:
         return {}
     return {"GANGLINE_BASE_URL": f"{runtime.proxy_url}/s/{session_id}", "GANGLINE_API_KEY": key}

@@ -1,7 +1,7 @@
 """One environment of one session: its server, and each call of its tools.
 
-The agent reaches the server only through here. So it can call no hidden tool, change no reward, and make no call that
-is not recorded.
+The agent reaches the server only through this class. So it can call no hidden tool, change no reward, and make no
+unrecorded call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline.domain.errors import EnvironmentFailed, InvalidRequest, RuntimeFai
 from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import EnvironmentSpec
 
-if TYPE_CHECKING:  # it needs the extra `mcp`
+if TYPE_CHECKING:  # # needs the extra `mcp`
     from mcp import types as protocol
 
 STEP = "gangline/step"
@@ -48,9 +48,8 @@ class World:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        runtime: where the server runs.
-        model_access: variables by which the server calls models.
+        """runtime: where the server runs.
+        model_access: variables with which the server calls models.
         """
         self.name = name
         self.instructions = ""
@@ -58,7 +57,7 @@ class World:
         self.hidden_tools: Mapping[str, OfferedTool] = {}
         self.failure: str | None = None
         self.calls: list[EnvironmentCall] = []
-        """The agent's, in order of their ends."""
+        """The agent's calls, in the order in which they ended."""
         self._spec = spec
         self._kind = kind
         self._runtime = runtime
@@ -69,7 +68,7 @@ class World:
         self._in_flight: set[asyncio.Task[CallResult]] = set()
 
     async def start(self) -> None:
-        """Start the server, and sort its tools. Raises: EnvironmentFailed."""
+        """Start the server and separate hidden tools from offered ones. Raises: EnvironmentFailed."""
         await self._connect()
         hidden = {*self._spec.hidden_tools, *self._kind.hidden_tools}
         tools = [_offered(tool) for tool in self._server.tools]
@@ -96,7 +95,7 @@ class World:
             self._in_flight.discard(doing)
 
     async def ask(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """See `GradedEnvironment.ask`. A server that ended with the agent's processes is started again."""
+        """See `GradedEnvironment.ask`. Restarts a server that ended with the agent's processes."""
         if self._server.has_ended and self._spec.place == "inside":
             await self._server.close()
             self._server = McpConnection(self.name, start_s=self._spec.start_timeout_seconds)
@@ -117,7 +116,7 @@ class World:
             self.failure = self.failure or "its server has ended"
 
     async def close(self) -> None:
-        """End the server. Idempotent."""
+        """Stop the server. Idempotent."""
         await self.fence()
         await self._server.close()
 
@@ -164,7 +163,7 @@ class World:
     def _line(
         self, tool: str, arguments: Mapping[str, Any], result: CallResult | None, why: str, began: float
     ) -> EnvironmentCall:
-        """why: there is no result, where there is none."""
+        """why: the reason for a missing result."""
         return EnvironmentCall(
             environment=self.name,
             tool=tool[:_MAX_TEXT_CHARS],
@@ -185,7 +184,7 @@ def _offered(tool: protocol.Tool) -> OfferedTool:
 
 
 def _result(found: protocol.CallToolResult) -> CallResult:
-    """Raises: ServerFailed when the step cannot be read."""
+    """Raises: ServerFailed when the step cannot be parsed or its reward is not finite."""
     raw: dict[str, Any] = found.model_dump(mode="json", by_alias=True, exclude_none=True)
     try:
         step = msgspec.convert((raw.get("_meta") or {}).get(STEP) or {}, _Step)

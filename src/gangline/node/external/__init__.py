@@ -1,4 +1,4 @@
 """Sessions of callers that run their agents themselves.
 
-`sessions` opens, finalizes and aborts them, and `store` keeps them over a restart. Start with `sessions`.
+`sessions` opens, finalizes and aborts them; `store` keeps them over a restart. Start with `sessions`.
 """

@@ -1,11 +1,11 @@
-"""Sessions of callers that run their agents themselves: opened, waited for, finalized or aborted over HTTP.
+"""Sessions of callers that run their agents themselves: opened, awaited, finalized or aborted over HTTP.
 
 Laws
-- A session's key is returned once, at creation. Its digest is kept, so that it opens the session after a restart of the
-  node too; with the journal, the same token streams continue.
-- The agent's own statement of its reward is a claim. It becomes the reward only under `reward_policy = "claimed"`.
-- Finalizing is idempotent: the first result is stored before it is answered, and is answered again.
-- A session that nobody uses any more is aborted after its time to live; an ended one is forgotten after the same time.
+- A session's key is returned once, at creation. Its digest is stored, so that the key still opens the session after a
+  restart of the node; with the journal, the same token streams continue.
+- The reward that an agent reports is a claim. It becomes the reward only under `reward_policy = "claimed"`.
+- Finalizing is idempotent: the first result is stored before it is returned, and is returned again.
+- An unused session is aborted after its time to live; an ended one is forgotten after the same time.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 log = logging.getLogger("gangline.external")
 
 _ATTEMPT = 0
-"""No lease stands behind these sessions; theirs begin at 1."""
+"""These sessions have no lease; attempts of leases begin at 1."""
 MAX_STRANGER_BYTES = 64 << 10
 MAX_OPEN = 4096
-"""Open sessions of one node."""
+"""Most open sessions of one node."""
 
 
 def is_external(opened: AttemptOpened) -> bool:
@@ -65,7 +65,7 @@ def is_external(opened: AttemptOpened) -> bool:
 
 
 def _that_travels(value: dict[str, Any]) -> dict[str, Any]:
-    """Check that a stranger's data can be part of a result. Raises: ValueError."""
+    """Check that a caller's data can be part of a result. Raises: ValueError."""
     try:
         size = len(encode_msgpack(value))
     except OverflowError:
@@ -81,27 +81,27 @@ class SessionRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     session_id: str | None = Field(default=None, pattern=ID_PATTERN)
-    """Chosen by the caller; None lets the node choose."""
+    """Chosen by the caller; None: the node chooses."""
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
-    """Task of several attempts: their results carry it, and on a node with affinity they share an engine. None is the
+    """Task of several attempts: their results contain it, and on a node with affinity they share an engine. None: the
     session's own id."""
     model: str | None = None
-    """Name that the agent will call the model by; None is the served model's."""
+    """Name by which the agent will call the model; None: the served model's."""
     builder: BuilderSpec = BuilderSpec()
-    """Or the strategy's name alone."""
+    """Or just the strategy's name."""
     capture: CaptureSpec = CaptureSpec()
     max_turns: int | None = Field(default=None, gt=0)
     max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
-    """As `agent.max_repeated_actions` of a task."""
+    """Like a task's `agent.max_repeated_actions`."""
     allow_no_model_call: bool = False
-    """As `agent.allow_no_model_call` of a task. Otherwise a session without a model call has no reward, whatever its
+    """Like a task's `agent.allow_no_model_call`. Otherwise a session without a model call has no reward, whatever its
     agent claims."""
     reward_policy: Literal["none", "claimed"] = "none"
     """`claimed`: the reward that the agent claims with `/complete` becomes the trajectory's."""
     ttl_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """An unused session is aborted after this many seconds; an ended one is forgotten."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """The caller's own, at most 64 KiB; given back, never read."""
+    """The caller's own data, at most 64 KiB; returned, never read."""
 
     _metadata_travels = field_validator("metadata")(_that_travels)
 
@@ -112,14 +112,14 @@ class SessionRequest(BaseModel):
 
 
 class ClaimRequest(BaseModel):
-    """Body of `/complete`: an agent's own account of its session. Source: 002, HTTP endpoints."""
+    """Body of `/complete`: an agent's own report of its session. Source: 002, HTTP endpoints."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
     """None: the number `reward` in `reward_info`, if there is one."""
     reward_info: dict[str, Any] = Field(default_factory=dict)
-    """At most 64 KiB; given back with each trace."""
+    """At most 64 KiB; returned with each trace."""
 
     _info_travels = field_validator("reward_info")(_that_travels)
 
@@ -139,7 +139,7 @@ class _Live:
         self.session = session
         """None once the session has ended."""
         self.told = asyncio.Event()
-        """Set when the agent has said that it is done, or the session has ended."""
+        """Set when the agent has reported that it is done, or the session has ended."""
         self.order = asyncio.Lock()
         self.task_id = self.request.task_id or state.session_id
         if state.status != "open":
@@ -154,7 +154,7 @@ class SessionHost(Protocol):
     """Answers the model calls of open sessions; a node's is `NodeParts`."""
 
     def serves(self, session_id: str) -> bool:
-        """Whether a session of that id is open, whoever opened it."""
+        """Whether a session with this id is open, of any origin."""
         ...
 
     def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
@@ -192,7 +192,7 @@ class ExternalSessions:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Go on with the sessions of an earlier life of this node; before any other call."""
+        """Continue the sessions from before a restart of this node. Call it first."""
         for state in await asyncio.to_thread(self._store.load_all):
             session = await self._restored(state) if state.status in ("open", "completed") else None
             self._sessions[state.session_id] = _Live(state, session)
@@ -211,7 +211,7 @@ class ExternalSessions:
         return live is None or live.session is None
 
     async def expire(self) -> None:
-        """Abort sessions that were unused for their time to live, and delete those that ended that long ago."""
+        """Abort sessions that were unused for their time to live, and delete sessions that ended that long ago."""
         now = self._clock()
         for session_id, live in list(self._sessions.items()):
             if now - self._last_used(live) <= live.request.ttl_s:
@@ -229,17 +229,17 @@ class ExternalSessions:
         return max(last, live.state.created_at, live.state.ended_at)
 
     async def close(self) -> None:
-        """End the calls in flight; the sessions continue in the node's next life. Idempotent."""
+        """End the calls in flight. The sessions continue after the node's restart. Idempotent."""
         for live in self._sessions.values():
             if live.session is not None:
                 await live.session.fence("the node is stopping")
 
     def close_door(self) -> None:
-        """Open no more; those that are open continue. Idempotent."""
+        """Open no more sessions; open ones continue. Idempotent."""
         self._takes_more = False
 
     async def all_ended(self) -> None:
-        """Returns when none is open."""
+        """Return when no session is open."""
         while self.num_open():
             self._one_ended.clear()
             await self._one_ended.wait()
@@ -250,7 +250,7 @@ class ExternalSessions:
     # -- the owner's side ----------------------------------------------------------------------------------------
 
     async def create(self, request: SessionRequest, origin: str, model: str) -> OpenedSession:
-        """`origin`: how the caller reaches the node. `model`: the served one.
+        """Open a session. `origin`: how the caller reaches the node. `model`: the served one.
 
         Raises: Conflict when the id is taken, TooMany, UnknownPlugin, InvalidRequest, StoreError, NodeDraining.
         """
@@ -273,12 +273,12 @@ class ExternalSessions:
             model=request.model or model,
             created_at=self._clock(),
         )
-        self._sessions[session_id] = live = _Live(state, None)  # the id is taken from here on
+        self._sessions[session_id] = live = _Live(state, None)  # # reserves the id from here on
         try:
             await self._store.save(state)
             await self._journal.open_attempt(AttemptOpened(session_id, _ATTEMPT, live.task_id, 0))
             live.session = self._serve(session_id, key, request, ())
-        except BaseException:  # its caller left, or the disk is full: the id is free again
+        except BaseException:  # # its caller left, or the disk is full: release the id
             del self._sessions[session_id]
             with suppress(GanglineError):
                 await self._journal.close_attempt(AttemptKey(session_id, _ATTEMPT))
@@ -296,7 +296,7 @@ class ExternalSessions:
         )
 
     def _is_leased(self, session_id: str) -> bool:
-        """Or was, and its result is not delivered yet."""
+        """Whether it is leased, or was and its result is not delivered yet."""
         in_journal = any(opened.session_id == session_id for opened in self._journal.unclosed())
         return in_journal or self._host.serves(session_id)
 
@@ -332,7 +332,7 @@ class ExternalSessions:
         return [self.view(session_id) for session_id in self._sessions]
 
     async def wait(self, session_id: str, timeout_s: float) -> ExternalView:
-        """The session when its agent has said that it is done, or when it has ended, or after `timeout_s`.
+        """Returns the session once its agent reported that it is done, it has ended, or `timeout_s` passed.
 
         Raises: NotFound.
         """
@@ -343,7 +343,7 @@ class ExternalSessions:
         return self.view(session_id)
 
     async def finalize(self, session_id: str) -> SessionResult:
-        """Close the session and build its trajectory; the same answer every time. Completions are included.
+        """Close the session and build its trajectory, with completions. Returns the same result every time.
 
         Raises: NotFound, Conflict when it was aborted, StoreError.
         """
@@ -383,7 +383,7 @@ class ExternalSessions:
     # -- the agent's side ----------------------------------------------------------------------------------------
 
     def authorised(self, session_id: str, digest: bytes) -> ModelSession:
-        """Raises: Unauthorized, in the same words for a wrong key and an unknown session; SessionOver."""
+        """Raises: Unauthorized, with the same message for a wrong key and an unknown session; SessionOver."""
         live = self._sessions.get(session_id)
         if live is None or not hmac.compare_digest(bytes.fromhex(live.state.key_digest), digest):
             raise Unauthorized("no such session, or the key belongs to another one.")
@@ -392,7 +392,7 @@ class ExternalSessions:
         return live.session
 
     async def complete(self, session_id: str, claim: ClaimRequest) -> None:
-        """The agent is done. Its claim is kept, the first one. Raises: NotFound, SessionOver, Conflict, StoreError."""
+        """Record that the agent is done, with its first claim. Raises: NotFound, SessionOver, Conflict, StoreError."""
         live = self._live(session_id)
         async with live.order:
             if live.session is None:
@@ -445,8 +445,8 @@ async def _result(node_id: str, live: _Live, session: ModelSession, completions:
 
 
 def _outcome(session: ModelSession, request: SessionRequest, *, completed: bool) -> tuple[Outcome, Failure | None]:
-    """The outcome as far as a node knows it: an agent that met our failure and never reported completion did not
-    complete."""
+    """Returns the outcome as far as a node knows it: an agent that met our failure and never reported completion did
+    not complete."""
     broken = session.failures.broken
     has_called = len(session.tree) > 0 or request.allow_no_model_call
     if broken is not None and not (completed and has_called):
@@ -469,7 +469,7 @@ def _told(claim: Claim) -> dict[str, Any]:
 
 
 def _with_claim(trajectory: Trajectory, claim: Claim) -> Trajectory:
-    """The claim alongside each trace: a stranger's word, not a reward."""
+    """Add the claim to each trace: the agent's own report, not a reward."""
     traces = tuple(
         msgspec.structs.replace(trace, metadata=trace.metadata | _told(claim)) for trace in trajectory.traces
     )

@@ -1,4 +1,5 @@
-"""The files of sessions that callers opened: a state of each (0600, no key in clear), and its result once finalized."""
+"""The files of sessions that callers opened: a state for each (0600, no key in clear), and its result once
+finalized."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ class ExternalState(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["open", "completed", "finalized", "aborted"] = "open"
     claim: Claim | None = None
     ended_at: float = 0.0
-    """0.0 while it has not ended."""
+    """0.0 until it has ended."""
 
 
 class ExternalStore:
-    """`FOLDER/SESSION.json` and `FOLDER/SESSION.msgpack`. Session ids are validated before they come here."""
+    """`FOLDER/SESSION.json` and `FOLDER/SESSION.msgpack`. Session ids must be validated by the caller."""
 
     def __init__(self, folder: Path) -> None:
         make_private_folder(folder)
@@ -44,7 +45,7 @@ class ExternalStore:
         self._folder = folder
 
     def load_all(self) -> list[ExternalState]:
-        """Blocking. A file that cannot be read is logged and left alone."""
+        """Returns all states. Blocking. A file that cannot be read is logged and kept."""
         states: list[ExternalState] = []
         for path in sorted(self._folder.glob("*.json")):
             try:

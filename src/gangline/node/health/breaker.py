@@ -1,6 +1,6 @@
-"""A circuit breaker for a node: when everything fails for a reason that is the node's own, it stops taking sessions.
+"""A circuit breaker for a node: when everything fails because of the node itself, it stops taking sessions.
 
-                 `threshold` faults in a row, at one boundary
+                 `threshold` consecutive faults at one boundary
         closed ───────────────────────────────────────────────▶ open
           ▲                                                      │ the pause is over: one session is taken
           │                    a success                         ▼
@@ -8,13 +8,13 @@
                                                                  │ a fault: open again, for twice as long
                                                                  └──────────────────────────────────────▶ open
 
-Only faults of engine, runtime, store and node count: those that another node may not have. Faults caused by the task (a
-failing prepare action, a broken grader) do not count against the node. A session that fails is retried by the server's
-rules; the breaker only keeps this node from using up the queue.
+Only faults of engine, runtime, store and node count, which another node may not have. Faults caused by the task (a
+failing prepare action, a broken grader) do not count against the node. The server's rules decide whether a failed
+session is retried; the breaker only keeps this node from using up the queue.
 
-A node that may open no more files opens it with the first session that fails by it.
+A node that is out of file descriptors opens the breaker with the first session that fails for it.
 
-Pure: the clock is given, nothing is awaited.
+Pure: the clock is passed in, and nothing is awaited.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ log = logging.getLogger("gangline.node")
 _OURS: frozenset[Boundary] = frozenset({"engine", "runtime", "store", "node"})
 _OF_THE_TASK = frozenset({"prepare_failed"})
 _AT_ONCE = frozenset({TooManyFiles.code})
-"""Opens it by itself: each further session would fail, and cost those that run."""
+"""Opens the breaker at once: further sessions would fail too, and endanger running ones."""
 
 
 class Breaker:
-    """
-    threshold: faults in a row that open it; 0 never does.
+    """threshold: consecutive faults that open it; 0: never.
     pause_s: the first pause; each failed try doubles it, up to `longest_pause_s`.
-    clock: seconds that never go back.
+    clock: seconds, monotonic.
     """
 
     def __init__(
@@ -66,23 +65,23 @@ class Breaker:
         return self._pause_s == 0
 
     def allowed(self, wanted: int) -> int:
-        """How many of `wanted` sessions may be taken now."""
+        """Returns how many of `wanted` sessions may be taken now."""
         if self.is_closed:
             return wanted
         return min(wanted, 1) if self._trial is None and self.wait_s() == 0 else 0
 
     def wait_s(self) -> float:
-        """Until a session may be taken: 0 while closed, and while one is tried."""
+        """Seconds until a session may be taken: 0 while closed and while one is being tried."""
         return 0.0 if self.is_closed else max(0.0, self._tries_at - self._clock())
 
     def taken(self, key: tuple[str, int]) -> None:
-        """A session was leased. key: its id and fence."""
+        """Record that a session was leased. key: its id and fence."""
         if not self.is_closed and self._trial is None:
             self._trial = key
             log.info("breaker.trying boundary=%s session=%s", self._boundary, key[0])
 
     def ended(self, key: tuple[str, int], result: SessionResult | None) -> None:
-        """A session's attempt has ended; None: it was cancelled, or given back, and says nothing."""
+        """Record that a session's attempt ended; None: it was cancelled or given back, which does not count."""
         is_trial = self._trial is not None and key == self._trial
         if is_trial:
             self._trial = None

@@ -1,11 +1,11 @@
 """Keeps a reserve on the disk of a node's data folder, which journals, results and often the server's database share.
 
-The reserve is one of space and one of files: a file system that has no inode left takes no file, however empty it is.
+There is a reserve of space and one of files: a file system without free inodes accepts no file, however empty it is.
 
 Laws
-- Below a reserve no session is leased; those that are here continue.
-- Below half of one the agent whose sandbox takes the most is ended, one after another until there is room again. It is
-  that agent's failure, as is going beyond its own limit, and never that of sessions that take little.
+- Below a reserve no session is leased; running ones continue.
+- Below half of a reserve the agent whose sandbox uses the most is ended, one after another until there is room again.
+  Like exceeding its own limit, that counts as the agent's failure; sessions that use little are never ended.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ MAX_SHARE = 0.05
 RESERVE_FILES = 100_000
 _LOOK_EVERY_S = 1.0
 LITTLE_BYTES = 64 << 20
-"""A sandbox that takes less is not why a disk is full."""
+"""A sandbox that uses less is not to blame for a full disk."""
 LITTLE_FILES = 10_000
 
 
 class Room(NamedTuple):
-    """The space that ordinary programs may still use on a disk, and its size."""
+    """The space on a disk that ordinary programs may still use, and its size."""
 
     free_bytes: int
     size_bytes: int
     free_files: int = 1
     max_files: int = 0
-    """0 where the file system has no fixed number of them."""
+    """0 if the file system has no fixed number."""
 
 
 class Evictable(Protocol):
@@ -52,16 +52,16 @@ class Evictable(Protocol):
     async def usage(self) -> Usage: ...
 
     def exceeds(self, usage: Usage) -> str | None:
-        """Why its own limit ends it, if it does."""
+        """Returns why its own limit ends it; None: it does not."""
         ...
 
     async def evict(self, why: str) -> bool:
-        """Whether it was running, and is ended now."""
+        """End the attempt. Returns whether it was running."""
         ...
 
 
 class DiskGuard:
-    """`watch` until cancelled."""
+    """Run `watch` until cancelled."""
 
     def __init__(
         self,
@@ -70,8 +70,7 @@ class DiskGuard:
         *,
         room: Callable[[Path], Room] | None = None,
     ) -> None:
-        """
-        reserve_bytes: None is `DEFAULT_RESERVE_BYTES`, less on a small disk; 0 is no reserve, of files neither.
+        """reserve_bytes: None: `DEFAULT_RESERVE_BYTES`, less on a small disk; 0: no reserve of space or files.
         room: None asks the kernel.
         """
         self._folder = folder
@@ -82,7 +81,7 @@ class DiskGuard:
         self._reserve_files = min(RESERVE_FILES, int(self._room.max_files * MAX_SHARE)) if self._reserve_bytes else 0
         self.is_low = self._is_below(1.0)
         self.on_change: Callable[[], None] = lambda: None
-        """Called when sessions may be leased again, and when they may not any more."""
+        """Called when sessions may be leased again, and when they no longer may."""
 
     def state(self) -> DiskState:
         return DiskState(
@@ -111,7 +110,7 @@ class DiskGuard:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def look(self, attempts: Iterable[Evictable]) -> None:
-        """Once: end whom its own limit ends, and the largest where the disk is nearly full."""
+        """Run one round: end attempts beyond their own limit, and the largest one if the disk is nearly full."""
         try:
             room = await asyncio.to_thread(self._ask, self._folder)
         except OSError as error:
@@ -159,6 +158,6 @@ class DiskGuard:
 
 
 def _asked(folder: Path) -> Room:
-    """Room on the disk where the folder is, or will be. Blocking."""
+    """Returns the room on the disk that contains, or will contain, the folder. Blocking."""
     disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     return Room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, disk.f_favail, disk.f_files)

@@ -1,7 +1,7 @@
-"""A node's numbers for Prometheus: stages, model calls, tokens, drift, gate, errors, backends.
+"""A node's Prometheus metrics: stages, model calls, tokens, drift, gate, errors, backends.
 
-Counters grow with events (completions when they are durable, attempts when they end, errors when they are sent to an
-agent); gauges are read at the scrape. Labels are of small fixed sets and backends, never sessions or tasks.
+Counters grow with events (completions when durable, attempts when they end, errors when sent to an agent). Gauges are
+read at the scrape. Labels are small fixed sets and backends, never sessions or tasks.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Mapping[str, int]
     """pool -> its size."""
     num_stuck: int = 0
-    """Sessions that stay longer than their budgets."""
+    """Sessions that exceeded their budgets."""
     breaker: BreakerView = BreakerView(state="closed")
     disk: DiskState | None = None
-    """None where it is not watched."""
+    """None: not watched."""
     num_external: int
     """Open sessions of agents that run elsewhere."""
     num_checkpoints: int = 0
-    """Checkpoints of sessions that are kept."""
+    """Session checkpoints kept."""
     checkpoint_bytes: int = 0
-    """Their disk usage."""
+    """Disk usage of the checkpoints."""
     num_warm: int = 0
     """Sandboxes that wait for a session."""
     backends: Sequence[BackendView]
     gate: Gate
 
     def troubles(self) -> dict[str, float]:
-        """For the heartbeat: how many sessions hang, at which boundary the breaker is open, a disk that is low, and the
-        phase that took most of the last weight update."""
+        """Returns figures for the heartbeat: how many sessions hang, at which boundary the breaker is open, a disk that
+        is low, and the slowest phase of the last weight update."""
         broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
         return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk() | self._slow_update()
 
@@ -87,7 +87,7 @@ class _Totals(msgspec.Struct):
 
 
 class _AttemptMetrics:
-    """Counters of attempts that ended, and of their resources."""
+    """Counters of ended attempts and of their resources."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._attempts = Counter(
@@ -152,7 +152,7 @@ class _AttemptMetrics:
 
 
 class NodeMetrics:
-    """One for each node; all methods belong to its event loop."""
+    """One per node. Call all methods on its event loop."""
 
     def __init__(self) -> None:
         self._now: NodeNow | None = None
@@ -191,11 +191,11 @@ class NodeMetrics:
         self._untrainable = Counter("gangline_untrainable", "Completions that no row may use.", registry=registry)
 
     def kept(self, completions: Sequence[Completion], _entry: bytes = b"") -> None:
-        """Completions of one call are durable: a listener of the journal."""
+        """Count durable completions of one call. A listener of the journal."""
         totals = self._totals
         for completion in completions:
             if REPLAYED in completion.metadata:
-                continue  # its parent's node has counted it
+                continue  # # already counted by its parent's node
             certificate = completion.certificate
             if completion.choice_index == 0:
                 num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)
@@ -221,11 +221,11 @@ class NodeMetrics:
         self._attempts.ended(result)
 
     def error_told(self, error: GanglineError) -> None:
-        """An agent's call was answered with an error."""
+        """Count an error that answered an agent's call."""
         self._errors.labels(error.boundary, error.code).inc()
 
     def numbers(self, now: NodeNow) -> NodeNumbers:
-        """For the heartbeat."""
+        """Returns the numbers for the heartbeat."""
         gate = now.gate.state
         return NodeNumbers(
             **{stage: now.stages[stage] for stage in STAGES},

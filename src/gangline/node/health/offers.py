@@ -1,11 +1,11 @@
-"""What a node can run, for the server to place sessions by.
+"""What a node can run. The server places sessions by it.
 
 Laws
-- A start costs a look at installed programs and at images: no sandbox is tried.
-- A runtime that turns out to be unusable is withdrawn, once its own check has said so; the session that found out goes
-  back unharmed. It is offered again as soon as its check passes.
-- What images there are is told where it is known wholly: of a runtime or folder that cannot be listed, or has too many,
-  nothing is told, and the node is given all its sessions.
+- Starting costs a check of installed programs and of images: no sandbox is started.
+- A runtime that turns out to be unusable is withdrawn once its own check confirms it, and the session that found out is
+  returned unharmed. It is offered again as soon as its check passes.
+- Images are reported only if the list is complete: for a runtime or folder that cannot be listed or has too many,
+  nothing is reported, and the node still gets all such sessions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LISTING_S = 10.0
 
 
 class Offers:
-    """`watch` until cancelled. Making one blocks."""
+    """Run `watch` until cancelled. Creating one blocks."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Offers:
         labels: Sequence[str] = (),
         allowed: Allowed = Allowed(),  # noqa: B008 - it is immutable
     ) -> None:
-        """names: of runtime plug-ins; None is all that are installed. labels, allowed: the operator's."""
+        """names: of runtime plug-ins; None: all that are installed. labels, allowed: the operator's."""
         self._allowed = allowed
         self._make = make
         self._names = plugins.names("runtime") if names is None else names
@@ -72,7 +72,7 @@ class Offers:
         )
 
     def _cannot(self, name: str) -> str | None:
-        """Why a runtime cannot run: the operator refuses it, or a program is missing."""
+        """Returns why a runtime cannot run: the operator refuses it, or a program is missing."""
         if (refusal := self._allowed.refusal(name)) is not None:
             return refusal
         try:
@@ -80,19 +80,19 @@ class Offers:
             why = msgspec.convert(runtime.missing(), str | None)
             if why is None and (num_gpus := msgspec.convert(runtime.num_gpus, int | None)) is not None:
                 self._gpus[name] = num_gpus
-        except (Exception, SystemExit) as error:  # a plug-in's: the node starts without it
+        except (Exception, SystemExit) as error:  # # a plug-in's error: the node starts without it
             return _told(error)
         return why
 
     async def are_why(self, failure: Failure, lease: Lease) -> bool:
-        """Whether a session failed because this node cannot run it now, and another may: its files or a runtime of its
-        task are exhausted or broken."""
+        """Whether a session failed because this node cannot run it now although another may: the node is out of files,
+        or a runtime of the task is broken here."""
         if failure.code not in (RuntimeUnavailable.code, RuntimeFailed.code):
             return failure.code == TooManyFiles.code
         return await self.doubt(needs_of(TaskRequest.model_validate(lease.task)).runtimes)
 
     async def doubt(self, names: Iterable[str]) -> bool:
-        """Check these runtimes, and withdraw those that fail. Returns whether any of them is withdrawn."""
+        """Check these runtimes and withdraw any that fails. Returns whether any of them is withdrawn."""
         async with self._lock:
             for name in names:
                 if name in self._names and name not in self._missing and self._is_stale(name):
@@ -100,11 +100,11 @@ class Offers:
             return any(name in self._missing for name in names)
 
     def _is_stale(self, name: str) -> bool:
-        """Whether its check has not passed of late: many sessions may fail at once."""
+        """Whether its check has not passed recently: many sessions may fail at once."""
         return self._monotonic() - self._passed_at.get(name, -math.inf) >= _TRUSTED_S
 
     async def watch(self) -> None:
-        """Offer runtimes again that became usable, and the images that there are."""
+        """Keep offering runtimes that became usable, and the available images."""
         looked_at = self._monotonic()
         while True:
             await asyncio.sleep(_LOOK_AT_IMAGES_S)
@@ -114,11 +114,11 @@ class Offers:
             await self.look_at_images()
 
     async def look_at_images(self) -> None:
-        """List the images of each runtime that is offered."""
+        """List the images of each offered runtime."""
         self._images = {name: images for name in self.offer.runtimes if (images := await self._listed(name))}
 
     async def _listed(self, name: str) -> dict[str, str]:
-        """Folder -> its images, as `packed`."""
+        """Returns folder -> its images, as `packed`."""
         found: Mapping[str, Collection[str]] = {}
         try:
             runtime = self._make(name)

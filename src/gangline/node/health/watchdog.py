@@ -1,7 +1,7 @@
-"""Finds sessions that have exceeded their budget, and reports their position.
+"""Finds sessions that exceeded their budget, and reports where they wait.
 
-A budget cancels work; work that ignores it (a hanging kill, a grader's thread, a defect) is found here, reported once
-for each place where it hangs, and left alone: a cancel of the session, or the end of the node, ends it.
+A budget cancels work. Work that ignores the cancel (a hanging kill, a grader's thread, a defect) is found here,
+reported once for each place where it hangs, and left alone: cancelling the session or stopping the node ends it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Watchdog:
 
     @property
     def stuck(self) -> list[Stuck]:
-        """Those of the last look."""
+        """Sessions found by the last `look`."""
         return list(self._stuck.values())
 
     def look(self, attempts: Iterable[Watched]) -> None:
-        """Log sessions that became overdue since the last check."""
+        """Log sessions that became overdue since the last `look`."""
         late: dict[tuple[AttemptKey, Stage, float], Stuck] = {}
         for attempt in attempts:
             overdue_s = attempt.overdue_s()
@@ -79,7 +79,7 @@ def _standing(attempt: Watched, overdue_s: float) -> Stuck:
 
 
 def where_tasks_wait(name: str) -> dict[str, list[str]]:
-    """The task of that name, and those named after it (`NAME ...`), each with its position."""
+    """Returns the positions of the task with that name and of those named `NAME ...`."""
     tasks = {task.get_name(): task for task in asyncio.all_tasks()}
     return {
         place: [_told(code, line) for code, line in _frames(task.get_coro())[-_MAX_FRAMES:]]
@@ -89,7 +89,7 @@ def where_tasks_wait(name: str) -> dict[str, list[str]]:
 
 
 def _frames(awaitable: Any) -> list[tuple[CodeType, int]]:
-    """Where a suspended coroutine stands, and those it awaits, outermost first."""
+    """Returns the frames of a suspended coroutine and those it awaits, outermost first."""
     found: list[tuple[CodeType, int]] = []
     while awaitable is not None:
         frame: FrameType | None = _first_of(awaitable, "cr_frame", "gi_frame", "ag_frame")
@@ -100,7 +100,8 @@ def _frames(awaitable: Any) -> list[tuple[CodeType, int]]:
 
 
 def _first_of(awaitable: Any, *names: str) -> Any:
-    """The attribute by which it goes here: coroutines, generators and asynchronous generators name it differently."""
+    """Returns the first attribute that exists: coroutines, generators and asynchronous generators use different
+    names."""
     return next((getattr(awaitable, name) for name in names if hasattr(awaitable, name)), None)
 
 

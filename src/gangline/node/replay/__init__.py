@@ -1,1 +1,1 @@
-"""Calls of a forked session that are answered from its parent's record. Start with `replay`."""
+"""Answers calls of a forked session from its parent's record. Start with `replay`."""

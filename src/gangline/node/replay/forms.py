@@ -1,7 +1,8 @@
-"""Messages as a fork compares them: field by field, without what may differ between two runs.
+"""Messages as a fork compares them: field by field, without values that may differ between two runs.
 
-An assistant's turn is compared by its meaning, as when a call is placed: clients echo it in their own words. All else
-is compared exactly, but for volatile text, values that the harness's rules tolerate, and white space around a text.
+An assistant's turn is compared by its meaning, as when a call is placed, since clients echo it in their own form.
+Everything else is compared exactly, except for volatile text, values that the harness's rules tolerate, and white space
+around a text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Forms(NamedTuple):
     tolerance: Tolerance
 
     def fields(self, message: Message, call_ids: list[str]) -> tuple[Field, ...]:
-        """`call_ids`: of the tool calls before the message; those of the message are added."""
+        """`call_ids`: ids of the tool calls before the message; the message's own are appended."""
         if message.role == "assistant":
             call_ids += [part.call_id for part in message.parts if isinstance(part, ToolCall)]
             return (("role", "assistant"), ("text", said_by(message)), ("tool calls", calls_of(message)))
@@ -40,7 +41,7 @@ class Forms(NamedTuple):
             case Text():
                 yield f"{at}.text", self._text(role, part.text)
             case ToolResult():
-                # Clients may name calls in their own way: the place among the calls counts.
+                # # Clients may rename calls, so the position among the calls counts.
                 yield f"{at}.call", call_ids.index(part.call_id) if part.call_id in call_ids else part.call_id
                 yield f"{at}.is_error", part.is_error
                 for number, piece in enumerate(part.content):
@@ -55,13 +56,13 @@ class Forms(NamedTuple):
 
 
 def echoes(message: Message, sampled: Message) -> bool:
-    """Whether an assistant's turn is what a client that cannot carry all of `sampled` makes of it."""
+    """Whether an assistant's turn is an echo of `sampled` by a client that cannot carry all of it."""
     says_same = said_by(message) in ("", said_by(sampled))
     return says_same and bool(calls_of(sampled)) and is_echo(calls_of(message), calls_of(sampled))
 
 
 def difference(recorded: tuple[Field, ...], given: tuple[Field, ...]) -> tuple[str, str, str]:
-    """The first field that differs, its recorded value and the given one, from the first differing character on."""
+    """Returns the first field that differs, with excerpts of its recorded and its given value around the difference."""
     theirs, own = dict(recorded), dict(given)
     name = next((name for name in (*theirs, *own) if theirs.get(name, "") != own.get(name, "")), "")
     return name, *excerpts(theirs.get(name, ""), own.get(name, ""))

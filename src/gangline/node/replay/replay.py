@@ -1,18 +1,16 @@
-"""The recorded calls of a session that a fork repeats, found again by their histories.
+"""Finds the recorded calls that a fork repeats, by their histories.
 
 Laws
-- A call is answered from the record only when its whole request equals the recorded one: see `forms`.
-- Titles, sub-agents and retries come in any order: of calls with equal histories, each is given once, in the order of
-  the record.
-- A request that equals no recorded one is sampled only behind the fork: when all recorded calls were given, or when it
+- A call is answered from the record only if its whole request equals the recorded one: see `forms`.
+- Titles, sub-agents and retries may come in any order: of calls with equal histories, each is used once, in the order
+  of the record.
+- A request that equals no recorded one is sampled only after the fork: when all recorded calls were used, or when it
   continues a recorded answer that no recorded call of the fork continues. Any other ends the session: nothing is
-  sampled in the place of a recorded call.
-- The engine, and the record, are given the recorded messages where a tolerated value differs, and the fork's edit where
-  it has one.
+  sampled in place of a recorded call.
+- Engine and record get the recorded messages where a tolerated value differs, and the fork's edit where it has one.
 
-The edit of a fork: another text in the place of the newest message behind its last recorded answer.
-
-The agent does not know of it: it sends its own message with each later request, and each gets the edit again.
+A fork's edit is a text that replaces the newest message after its last recorded answer. The agent does not know of it:
+it sends its own message with each later request, and the edit is applied again each time.
 """
 
 from __future__ import annotations
@@ -42,10 +40,11 @@ from gangline.rows.forks.calls import (
 
 
 def edited(messages: Sequence[Message], answer_at: int, text: str) -> tuple[Message, ...]:
-    """The messages with `text` between the answer, `messages[answer_at]`, and the model's next one.
+    """Returns the messages with `text` inserted after the answer, `messages[answer_at]`, and before the model's next
+    one.
 
-    It replaces the content of the last tool result there, or the last text where there is none: programs put reminders
-    of their own behind results. Without either nothing is replaced.
+    It replaces the content of the last tool result there, or else the last text: programs put their own reminders after
+    results. Without either nothing is replaced.
     """
     end = answer_at + 1
     while end < len(messages) and messages[end].role != "assistant":
@@ -73,15 +72,15 @@ class Match(NamedTuple):
 
 
 class _Node:
-    """A message after others."""
+    """A message in a tree of histories."""
 
     def __init__(self, message: Message | None, fields: tuple[tuple[str, object], ...], turn: int) -> None:
         self.message = message
         self.fields = fields
         self.turn = turn
-        """The first call that has it."""
+        """The first call that contains it."""
         self.is_sampled = False
-        """Whether it is an answer to a recorded call: clients may not carry all of one."""
+        """Whether it answers a recorded call: clients may not echo all of an answer."""
         self.children: dict[bytes, _Node] = {}
         self.calls: list[RecordedCall] = []
         """Calls whose history ends here, by turn."""
@@ -101,7 +100,7 @@ class _Path(NamedTuple):
 
 
 class Replay:
-    """The recorded calls that one attempt of a fork is to repeat."""
+    """The recorded calls that one attempt of a fork repeats."""
 
     def __init__(
         self,
@@ -115,14 +114,14 @@ class Replay:
     ) -> None:
         """`completions`: the parent's, forkable at `turn`: see `why_not_forkable`. `edit`, `engine`: see `ForkSpec`.
 
-        resumed: the calls are the session's own, of a lease that was lost with its node.
+        resumed: the calls are the session's own, from a lease that was lost with its node.
         """
         self.parent = CompletionTree(completions)
         self.turn = turn
         self.engine = engine
         self.resumed = resumed
         self.mark = RESUMED if resumed else REPLAYED
-        """Name in the metadata of a repeated record, of the one that it repeats."""
+        """Name in a repeated record's metadata: the record that it repeats."""
         self._edit = edit
         self._was_edited = False
         self.num_tolerated = 0
@@ -142,7 +141,7 @@ class Replay:
                 self._pending[call.turn] = (call, path)
 
     def record(self) -> dict[str, bytes]:
-        """Where the repeated calls come from, as a file among the session's artifacts."""
+        """Returns the origin of the repeated calls, as a file for the session's artifacts."""
         parent = self._calls[0].first
         lineage = ForkLineage(
             session_id=parent.session_id,
@@ -156,7 +155,7 @@ class Replay:
         return {RESUME_FILE if self.resumed else LINEAGE_FILE: msgspec.json.encode(lineage)}
 
     def restore(self, completions: Sequence[Completion]) -> None:
-        """Go on behind what an earlier life of the node has given: the fork's own records."""
+        """Skip calls that were replayed before a restart of the node, according to the fork's own records."""
         given = {
             completion.metadata[self.mark]: completion.completion_id
             for completion in completions
@@ -227,7 +226,7 @@ class Replay:
         return msgspec.structs.replace(call, messages=tuple(messages))
 
     def _edited(self, call: ModelCall, path: _Path) -> ModelCall:
-        """A call behind the fork, with the edit where it continues the last recorded answer."""
+        """Returns a call after the fork, with the edit if it continues the last recorded answer."""
         pairs = zip(path.nodes, path.nodes[1:], strict=False)
         is_last = (after.is_sampled and any(one.turn == self.turn for one in before.calls) for before, after in pairs)
         answer_at = next((at for at, found in enumerate(is_last) if found), None)
@@ -260,7 +259,7 @@ class Replay:
         return bool(answers) and id(answers[-1]) not in expected
 
     def _was_given(self, before: _Node, after: _Node) -> bool:
-        """Whether `after` is the answer to a call that was given, and had `before` as its last message."""
+        """Whether `after` answers a call that was replayed and had `before` as its last message."""
         is_answer = after.message is not None and after.message.role == "assistant"
         return is_answer and any(call.turn not in self._pending for call in before.calls)
 
@@ -307,7 +306,7 @@ class Replay:
 
 
 def _with_content(given: Message, recorded: Message) -> Message:
-    """The recorded message, with the client's own names of tool calls."""
+    """Returns the recorded message with the client's own tool-call ids."""
     ids = [part for part in given.parts if hasattr(part, "call_id")]
     if not ids:
         return recorded

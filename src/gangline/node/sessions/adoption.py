@@ -1,14 +1,14 @@
-"""The note that an attempt leaves with its sandbox for the node's next start, and the continuation of the attempt.
+"""The note that an attempt leaves with its sandbox for a restart of the node, and the continuation from it.
 
 Laws
-- An attempt is adopted from the begin of its harness to the begin of an evaluation that works in the agent's own
-  sandbox: a second evaluation there could see the files of the first. In a clean runtime it is simply repeated.
-- The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
-  key; calls that the journal has are not in it.
-- The token streams are the journal's: a session's records were durable before they were answered.
-- An agent that runs in the node dies with it, and so do a session's environments: there is no note, and the session is
-  retried.
-- RUN's budget continues from its last report, without the time that the node was away.
+- An attempt is adopted from harness start until grading starts in the agent's own sandbox: a second grading there could
+  see the files of the first. Grading in a clean runtime is simply repeated.
+- The note is in the keeper's memory and is lost with the sandbox. It contains the digest of the session's key, never
+  the key, and no calls that the journal has.
+- The token streams come from the journal: a session's records were durable before they were answered.
+- An agent that runs in the node's process ends with it, and so do a session's environments: there is no note, and the
+  session is retried.
+- RUN's budget continues from its last report, not counting the time that the node was down.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESTARTED = Failure(
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How RUN ended, and was judged."""
+    """How RUN ended, and its verdict."""
 
     outcome: Outcome
     failure: Failure | None
@@ -49,11 +49,12 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float
     """Unix time, UTC, seconds."""
     usage: Usage | None = None
-    """Resources of the agent's sandbox until then; None where it had none."""
+    """Resource use of the agent's sandbox in RUN; None if there was no sandbox."""
 
 
 class RunClock:
-    """How much of RUN's budget is used: without the time that the gate held the session, or that the node was away."""
+    """Measures how much of RUN's budget is used, not counting time that the gate held the session or the node was
+    down."""
 
     def __init__(self, meter: GateMeter, spent_before_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._meter = meter
@@ -66,12 +67,12 @@ class RunClock:
 
 
 class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the journal does not know of an attempt in RUN, or in POSTRUN."""
+    """Everything about an attempt in RUN or POSTRUN that the journal does not contain."""
 
     lease: Lease
     key_digest: bytes
     timings: tuple[StageTiming, ...]
-    """Timings of the stages that are over."""
+    """Timings of the stages that have ended."""
     entered_at: float
     """When its stage began; Unix time, UTC, seconds."""
     ended: RunEnd | None = None
@@ -81,9 +82,9 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
 async def adoptable(
     kept: Iterable[KeptSandbox], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
 ) -> list[tuple[AttemptNote, KeptSandbox]]:
-    """Attempts of the node's earlier life that can continue; any other kept sandbox is stopped.
+    """Returns the attempts from before the restart that can continue. Stops every other kept sandbox.
 
-    unclosed: attempts whose end the journal does not have. finished: those whose result is on its way.
+    unclosed: attempts whose end is not in the journal. finished: attempts whose result is being delivered.
     """
     found: list[tuple[AttemptNote, KeptSandbox]] = []
     for handle in kept:
@@ -107,9 +108,10 @@ def _read(handle: KeptSandbox) -> AttemptNote | None:
 async def run_harness(
     handle: Sandbox, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
 ) -> ExecResult:
-    """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node.
+    """Run the harness to its end. It survives a restart of the node if the sandbox can and the agent is not in the
+    node.
 
-    note: None where the session cannot continue in the node's next life.
+    note: None if the session cannot continue after a restart.
     """
     if not isinstance(launch, Launch):
         return await launch()
@@ -120,18 +122,18 @@ async def run_harness(
 
 
 async def rejoin(handle: Sandbox) -> ExecResult:
-    """The end of a harness that an earlier life of the node began. Raises: RuntimeFailed."""
+    """Returns the result of a harness that was started before the node's restart. Raises: RuntimeFailed."""
     assert isinstance(handle, KeptSandbox)
     return await handle.rejoin()
 
 
 async def annotate(handle: Sandbox, note: AttemptNote | None) -> None:
-    """Change the note for the node's next start; with None there is none. Raises: RuntimeFailed."""
+    """Replace the note for a restart of the node; None removes it. Raises: RuntimeFailed."""
     if isinstance(handle, KeptSandbox):
         await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
 
 
 def tell_spent(handle: Sandbox, spent_s: float) -> None:
-    """Pass on to the node's next life how much of RUN's budget is used."""
+    """Report how much of RUN's budget is used, for a restart of the node."""
     if isinstance(handle, KeptSandbox):
         handle.tell_spent(spent_s)

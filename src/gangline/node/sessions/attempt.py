@@ -1,11 +1,11 @@
 """One attempt at one session: the runtime starts, the harness runs, traces are built, the outcome is graded.
 
 Laws
-- In every case the runtime is stopped, the session's key is dead and the result names the boundary of a failure.
-- Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
+- In every case the runtime is stopped, the session's key is revoked and the result names the boundary of a failure.
+- Budgets count a stage's own time, not waiting for a pool or being held by the gate.
 - When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness.run`.
 - A reward is given by the evaluator or not at all: see `grading.postrun`.
-- An attempt with steps goes through all stages once for each, in one sandbox, with another key each time: see
+- An attempt with steps goes through all stages once per step, in one sandbox, with a new key each time: see
   `grading.steps`.
 """
 
@@ -50,11 +50,11 @@ from gangline.store.journal.log import AttemptKey, AttemptOpened
 log = logging.getLogger("gangline.node")
 
 _STOP_S = 30.0
-"""Seconds that tearing a runtime down should take."""
+"""Seconds that tearing down a runtime should take at most."""
 
 
 class Attempt:
-    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind.
+    """Run `live()` once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind.
 
     Long because it has every stage of an attempt.
     """
@@ -72,23 +72,23 @@ class Attempt:
         self.key = AttemptKey(lease.session_id, lease.attempt)
         self.stages = StageClock(self.key, clock)
         self.is_done = False
-        """Whether it has a result, which is on its way."""
+        """Whether it has a result, which is being delivered."""
         self._parts = parts
         request = TaskRequest.model_validate(lease.task)
         self._steps = Steps(request) if request.steps else None
         self._task = request if self._steps is None else self._steps.task
-        """The present step's, in a task with steps."""
+        """The current step's, in a task with steps."""
         self._adopted = adopted
         self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
         self._worlds = self._new_worlds()
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
         self.has_run = adopted is not None
-        """Whether its agent has started: then it is not given back before its start."""
+        """Whether its agent has started: then the lease cannot be given back as unused."""
 
     @classmethod
     async def adopted(cls, note: AttemptNote, handle: KeptSandbox, parts: NodeParts) -> Attempt:
-        """An attempt of an earlier life of this node; its session answers calls when this returns."""
+        """Returns an attempt from before the node's restart. Its session answers calls from then on."""
         attempt = cls(note.lease, parts, adopted=(note, handle))
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
@@ -100,7 +100,7 @@ class Attempt:
         return attempt
 
     async def live(self) -> SessionResult:
-        """All four stages, once for each step. Raises only what nobody expects: see `broken`."""
+        """Run all four stages, once per step. Raises only unexpected errors: see `broken`."""
         try:
             end, graded = await self._graded_run()
             if self._steps is not None:
@@ -113,7 +113,8 @@ class Attempt:
             await self._end()
 
     async def broken(self, error: BaseException) -> SessionResult:
-        """The result of an attempt that an unexpected error ended: its cause, and the calls that were answered."""
+        """Returns the result of an attempt that ended with an unexpected error: its cause, and the calls that were
+        answered."""
         failure = failure_of(error, self.lease.session_id)
         log_failed(self.key, self.stage, failure)
         try:
@@ -125,7 +126,7 @@ class Attempt:
         return unfinished(self.lease, self._parts.node_id, failure, completions, held_out=held_out)
 
     async def _graded_run(self) -> tuple[RunEnd, Graded]:
-        """All four stages, once. Raises only CancelledError."""
+        """Run all four stages once. Raises only CancelledError."""
         end = await self._reach_end()
         self.stages.move("postrun")
         if end.outcome in UNGRADED:
@@ -144,7 +145,7 @@ class Attempt:
 
     @property
     def since(self) -> float:
-        """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
+        """When it entered this stage, or began working in it. Unix time, UTC, seconds."""
         return self.stages.since
 
     @property
@@ -152,31 +153,31 @@ class Attempt:
         return AttemptOpened(*self.key, self.lease.task_id, self.lease.fence, self._task.held_out)
 
     def overdue_s(self) -> float | None:
-        """Seconds since its present work should have ended, by its budget; None while it waits."""
+        """Seconds by which its current work exceeds its budget; None while it waits."""
         return self.stages.overdue_s(0.0 if self._session is None else self._session.meter.held_s)
 
     def tell_spent(self) -> None:
-        """Pass on to the node's next life how much of RUN's budget is used."""
+        """Report how much of RUN's budget is used, for a restart of the node."""
         if self._run is not None:
             self._run.tell_spent()
 
     async def evict(self, why: str) -> bool:
-        """End an agent that took too much of the machine. Returns whether it was running."""
+        """End an agent that used too much of the machine. Returns whether it was running."""
         return self.stage == "run" and self._run is not None and await self._run.evict(why)
 
     async def usage(self) -> Usage:
-        """Resource use of the agent's sandbox. Raises: RuntimeFailed when it is gone."""
+        """Returns the resource use of the agent's sandbox. Raises: RuntimeFailed when the sandbox is gone."""
         agent = self._sandboxes.agent
         return Usage(disk_bytes=None) if agent is None else await agent.usage()
 
     def exceeds(self, usage: Usage) -> str | None:
-        """Why the agent's own limit ends it, if it does."""
+        """Returns why the agent's own limit ends it; None: it does not."""
         return over_limit(usage, self._task.runtime.limits)
 
     # -- INIT and RUN --------------------------------------------------------------------------------------------
 
     async def _reach_end(self) -> RunEnd:
-        """The end of RUN. An error is one too. Raises only CancelledError."""
+        """Returns the end of RUN, or of an error before it. Raises only CancelledError."""
         if self._adopted is not None and (ended := self._adopted[0].ended) is not None:
             self.stages.add(StageTiming("run", self._adopted[0].entered_at, ended.ended_at))
             return ended
@@ -194,7 +195,7 @@ class Attempt:
         return end
 
     async def prepare(self) -> Prepared:
-        """INIT: the agent's sandbox, its session and its harness, begun here or by an earlier life of the node.
+        """INIT: the agent's sandbox, its session and its harness, started here or before the node's restart.
 
         Raises: NodeError, RuntimeFailed, StoreError, and errors of plug-ins.
         """
@@ -232,7 +233,7 @@ class Attempt:
             try:
                 end = await self._run.ended()
             except Exception:
-                self.has_run = bool(prepared.session.tree)  # else its command may not have begun
+                self.has_run = bool(prepared.session.tree)  # # else its command may not have started
                 raise
         if self._worlds is None:
             return end
@@ -242,7 +243,7 @@ class Attempt:
 
     @asynccontextmanager
     async def _place_in_run(self, prepared: Prepared) -> AsyncGenerator[None]:
-        """Wait in READY for a place in RUN, and keep it. A harness that runs already had one, and waits for none."""
+        """Wait in READY for a slot in RUN and hold it. A harness that runs already does not wait."""
         places = self._parts.pools.run
         async with AsyncExitStack() as place:
             if prepared.launch is not None:
@@ -253,7 +254,8 @@ class Attempt:
             yield
 
     def _note(self, ended: RunEnd | None) -> AttemptNote | None:
-        """State for the node's next life; None where that cannot continue: environments and steps die with the node."""
+        """Returns the state for a restart of the node; None if it cannot continue: environments and steps end with the
+        node."""
         assert self._session is not None
         if self._worlds is not None or self._steps is not None:
             return None
@@ -316,7 +318,7 @@ class Attempt:
         return SessionEnvironments(self._task, self._sandboxes.start_beside) if self._task.environments else None
 
     async def _new_session(self) -> ModelSession:
-        """The step's, with its own key. Its conversations may continue from those of earlier steps."""
+        """Open the step's session, with its own key. Its conversations may continue earlier steps'."""
         completions: list[Completion] = []
         if self._session is not None:
             self._parts.close_session(self.lease.session_id)
@@ -324,7 +326,7 @@ class Attempt:
         return self._open_session(new_secret("gls"), await self._replay(), *completions)
 
     async def _replay(self, completions: Sequence[Completion] = ()) -> Replay | None:
-        """The records that are repeated, if any. completions: those that an earlier life of the node recorded."""
+        """Returns the records to repeat, if any. completions: recorded before a restart of the node."""
         if self._task.fork is None and not self._task.is_durable:
             return None
         return await replay_of(self.lease, self._task, self._parts, completions)
@@ -339,7 +341,7 @@ class Attempt:
     # -- POSTRUN -------------------------------------------------------------------------------------------------
 
     async def grade(self, end: RunEnd) -> Graded:
-        """POSTRUN: the traces, and the reward. Raises only CancelledError."""
+        """POSTRUN: build the traces and the reward. Raises only CancelledError."""
         agent = self._sandboxes.agent
         if self._task.evaluator.keep_files and end.outcome not in UNGRADED and agent is not None:
             end = msgspec.structs.replace(end, artifacts=end.artifacts | await keep_files(agent))
@@ -378,7 +380,7 @@ class Attempt:
         )
 
     async def _end(self) -> None:
-        """Leave nothing behind. A failure here takes no result away. Raises only CancelledError."""
+        """Leave nothing behind. An error here does not lose the result. Raises only CancelledError."""
         try:
             self.stages.move("postrun", _STOP_S)
             await to_end(self._clean())
@@ -389,8 +391,8 @@ class Attempt:
             log.error("session.not_cleaned session=%s attempt=%d", *self.key, exc_info=error)
 
     async def _clean(self) -> None:
-        """All of it, whichever part fails."""
-        self._run = None  # it knows this attempt: a cycle that would keep all of the session in memory
+        """Clean all parts, even if some fail."""
+        self._run = None  # # it refers to this attempt: the cycle would keep the whole session in memory
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self._sandboxes.stop)
             if self._worlds is not None:
@@ -403,7 +405,7 @@ class Attempt:
 
 
 def session_spec(lease: Lease, task: TaskRequest, key: str | bytes, before: Sequence[Completion] = ()) -> SessionSpec:
-    """before: records of earlier steps, which count against none of this step's limits."""
+    """before: records of earlier steps, which do not count towards this step's limits."""
     agent = task.agent
     own = [completion for completion in before if not completion.of_environment]
     num_calls = len({completion.started_at for completion in own})

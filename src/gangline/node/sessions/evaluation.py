@@ -1,9 +1,9 @@
-"""Grading of one session, and the attribution of its failure.
+"""Grades one session and attributes its failure.
 
 An evaluator that fails may be broken, or an agent may have left files that break it. A control decides: the same
-evaluator grades a session in which no agent acted, in another clean runtime. It gives a reward there: the agent spoiled
-its grading. It fails there too: the failure is ours. An evaluator that needs an agent's work takes what it has graded
-before, or stand-ins. Only evaluators that declare it (`Controlled`) are asked so.
+evaluator grades a session in which no agent acted, in another clean runtime. If it gives a reward there, the agent
+spoiled its grading. If it fails there too, the failure is ours. An evaluator that needs an agent's work uses work it
+has graded before, or placeholders. The control is only for evaluators that declare it (`Controlled`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gangline.machine.event_loop import is_fault
 log = logging.getLogger("gangline.node")
 
 MAX_ARTIFACT_BYTES = 8 << 20
-"""Bytes of all artifacts of an evaluator for one session."""
+"""Most bytes of all artifacts of an evaluator for one session."""
 
 _UNDECIDED = (
     "without an agent's work grading fails too: the grader is broken, or needs a solution. Let it give the reward of "
@@ -43,11 +43,12 @@ async def graded(
     *,
     budget_s: float,
 ) -> Reward:
-    """The reward of a session.
+    """Returns the reward of a session.
 
-    start_control: starts clean runtimes for the control, in the place of the agent's and of the grader's, which may be
-        the same; the caller stops them.
+    start_control: starts clean runtimes for the control, in place of the agent's and the grader's, which may be the
+    same; the caller stops them.
     budget_s: for grading, and again for the control.
+
     Raises: GradingSpoiled, EvaluatorError, and errors of a runtime.
     """
     try:
@@ -66,7 +67,7 @@ async def graded(
 
 
 async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: float) -> Reward:
-    """Raises: EvaluatorError, also where what came back is not a reward."""
+    """Raises: EvaluatorError, also when the evaluator returned something other than a reward."""
     out_of_time = EvaluatorError(f"no reward within its budget of {budget_s:g} s")
     try:
         return plain_reward(await within(budget_s, evaluator.evaluate(context), out_of_time))
@@ -97,7 +98,7 @@ def _without_agent(context: EvaluationContext, runtime: Sandbox, graders: Sandbo
 
 
 def bounded(artifacts: Mapping[Any, object]) -> dict[str, bytes]:
-    """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note alongside it, `NAME.cut`."""
+    """Returns at most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. A shortened one has a note `NAME.cut`."""
     kept: dict[str, bytes] = {}
     room = MAX_ARTIFACT_BYTES
     for key, given in artifacts.items():
@@ -110,7 +111,7 @@ def bounded(artifacts: Mapping[Any, object]) -> dict[str, bytes]:
 
 
 async def within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:
-    """The result of `work`. Raises: `otherwise` when it takes longer than `seconds`."""
+    """Returns the result of `work`. Raises: `otherwise` when it takes longer than `seconds`."""
     budget = asyncio.timeout(seconds)
     try:
         async with budget:

@@ -1,4 +1,4 @@
-"""Failures of an attempt, as its result reports them."""
+"""Failures of an attempt as reported in its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("gangline.node")
 
 
 def failure_of(error: BaseException, session_id: str) -> Failure:
-    """The failure that an exception is. One that is none of ours is logged, and is the node's."""
+    """Returns the failure for an exception. An error from outside Gangline is logged and attributed to the node."""
     known = out_of_files(error) or error
     if isinstance(known, GanglineError):
         return known.failure()
@@ -33,7 +33,7 @@ def unfinished(
     *,
     held_out: bool,
 ) -> SessionResult:
-    """The result of an attempt that did not come to its own end."""
+    """Returns the result of an attempt that did not end normally."""
     return SessionResult(
         session_id=attempt.session_id,
         task_id=attempt.task_id,

@@ -1,6 +1,7 @@
 """The objects that all attempts of a node share.
 
-What graders remember for the node's other sessions, such as answers of models: the oldest unused ones go first.
+These include a cache of graders' answers, such as judgements of models, from which the least recently used ones are
+dropped first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Verdicts(MutableMapping[bytes, bytes]):
-    """Question's digest -> answer, up to `max_bytes` of both together."""
+    """Digest of a question -> answer, with at most `max_bytes` of both together."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
@@ -81,7 +82,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Host folders that no sandbox sees."""
     backends: BackendsByRole
     first_model: str
-    """Served when the node started."""
+    """The model served when the node started."""
     proxy: Proxy
     proxy_port: int
     journal: Journal
@@ -92,36 +93,36 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     grader_engines: Mapping[str, GraderEngine] = {}
     """Models that evaluators may name."""
     search_sources: Mapping[str, SearchSource] = {}
-    """Places that tools of agents may search."""
+    """Sources that agents' tools may search."""
     mcp_sources: Mapping[str, McpSource] = {}
     """MCP servers over HTTP that agents in the node may use."""
     reward_functions: frozenset[str] = frozenset()
     """Functions that evaluators may name, as `module:function`."""
     allowed: Allowed = Allowed()
-    """Runtimes and networks that tasks may use, by the operator's word."""
+    """Runtimes and networks that the operator lets tasks use."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
     graded_before: Verdicts = msgspec.field(default_factory=Verdicts)
     """See `EvaluationContext.graded_before`."""
     child_work: ChildWork | None = None
-    """Where graders read what agents wrote; None: each in its own processes."""
+    """Where graders parse agents' output; None: each in its own processes."""
     renderings: Renderings = msgspec.field(default_factory=Renderings)
-    """Which stitched prompts are compared with their rendering."""
+    """Decides which stitched prompts are compared with their rendering."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Called with the result of each attempt that ended."""
     recorded: Callable[[str, int], Awaitable[SessionResult]] | None = None
-    """The server's record of a session's attempt, for its forks; None: there is no server."""
+    """Fetches the server's record of a session's attempt, for its forks; None: there is no server."""
     turns: TurnSender | None = None
-    """The way of records off the node, for tasks that ask for that; None: there is no server."""
+    """Sends records off the node, for tasks that ask for it; None: there is no server."""
     checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
-    """Checkpoints of the sessions whose tasks ask for them."""
+    """Checkpoints of sessions whose tasks ask for them."""
     warm: WarmPool | None = None
-    """None: every sandbox is started when its session asks for it."""
+    """None: every sandbox is started when its session needs it."""
     keeper: Keeper | None = None
-    """Where sandboxes live that are to outlive the node's process; None: none is."""
+    """Holds the sandboxes that survive the node's process; None: no sandbox does."""
 
     def engines_for_graders(self) -> dict[str, GraderEngine]:
-        """The operator's, and `policy` while an engine is healthy."""
+        """Returns the operator's engines, and `policy` if one of the policy's engines is healthy."""
         healthy = [view for view in self.backends.policy.views() if view.state == "healthy"]
         if not healthy:
             return dict(self.grader_engines)
@@ -131,11 +132,11 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """The policy's model; the default for tasks that name none."""
+        """The policy's model, which is the default for tasks that name none."""
         return next((view.model for view in self.backends.policy.views()), self.first_model)
 
     def serves(self, session_id: str) -> bool:
-        """Whether a session of that id is open, whoever opened it."""
+        """Whether a session with this id is open, of any origin."""
         return self.proxy.serves(session_id)
 
     def open_session(
@@ -145,7 +146,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Callable[[], Awaitable[str | None]] | None = None,
         replay: Replay | None = None,
     ) -> ModelSession:
-        """Answer a session's calls from here on. `completions`, `checkpoint`, `replay`: see `ModelSession`.
+        """Answer a session's calls from now on. `completions`, `checkpoint`, `replay`: see `ModelSession`.
 
         Raises: Conflict when its id is taken.
         """
@@ -165,7 +166,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         return session
 
     def close_session(self, session_id: str) -> None:
-        """Forget a session that is over."""
+        """Remove a session that has ended."""
         self.proxy.remove(session_id)
         self.backends.release(session_id)
 

@@ -1,4 +1,5 @@
-"""A node's sessions: leased while there is room, run, delivered; leases kept alive, cancelled ones dropped at once."""
+"""A node's sessions: leases them while there is room, runs them, delivers results, keeps leases alive and drops
+cancelled sessions at once."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ log = logging.getLogger("gangline.node")
 _JOIN_S = 10.0
 
 _LeaseKey = tuple[str, int]
-"""(session id, fence): a session that was lost and leased again is another lease."""
+"""(session id, fence): a session that was lost and leased again has another lease."""
 
 
 @asynccontextmanager
 async def one_error() -> AsyncGenerator[None]:
-    """The first of a group says why the node ends; the group's other tasks were cancelled by it."""
+    """Raise the first error of a task group, which cancelled the group's other tasks and is why the node ends."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -45,8 +46,8 @@ async def one_error() -> AsyncGenerator[None]:
 
 
 class Pipeline:
-    """`run()` until cancelled, then `close()`: sessions go back to the server, where those whose agent has started use
-    their attempt. After `drain()`, `run` returns when the last session has ended.
+    """Run `run()` until cancelled, then `close()`: sessions go back to the server, and use up their attempt if their
+    agent has started. After `drain()`, `run` returns when the last session has ended.
 
     Long because it has everything that happens to a lease.
     """
@@ -67,8 +68,7 @@ class Pipeline:
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
-        """
-        identity: of the node's data folder.
+        """identity: of the node's data folder.
         num_external: open sessions of agents elsewhere, for the heartbeat.
         """
         self._parts = parts
@@ -84,16 +84,16 @@ class Pipeline:
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
         self._lost: dict[str, int] = {}
-        """session id -> fence, of sessions whose end the server has not heard of."""
+        """session id -> fence, of sessions whose end was not reported to the server."""
         self._room = asyncio.Event()
         self._disk.on_change = self._room.set
         self._num_ended = 0
         self._draining = asyncio.Event()
 
     async def join(self) -> None:
-        """Let the server know of this node, before `adopt` and `run`; a server that is down hears of it later.
+        """Announce this node to the server, before `adopt` and `run`. A server that is down is informed later.
 
-        Raises: NodeIdTaken when a node of another data folder has its id.
+        Raises: NodeIdTaken when a node with another data folder has its id.
         """
         self._recovery.find()
         try:
@@ -103,7 +103,7 @@ class Pipeline:
             log.warning("heartbeat.failed wait_s=%g: the server did not answer", _JOIN_S)
 
     async def run(self) -> None:
-        """Raises: as `join`, when another node took the id while this one was not heard."""
+        """Raises: like `join`, when another node took the id while this one was not heard."""
         self._link.renewals.start()
         try:
             await self._run()
@@ -134,7 +134,7 @@ class Pipeline:
             self._draining.set()
 
     def adopt(self, attempts: Iterable[Attempt]) -> None:
-        """Go on with attempts of an earlier life of this node; before `run`."""
+        """Continue attempts from before the node's restart. Call before `run`."""
         for attempt in attempts:
             self._begin(attempt)
 
@@ -166,7 +166,7 @@ class Pipeline:
         return {stage: stages.count(stage) for stage in STAGES}
 
     def now(self) -> NodeNow:
-        """For metrics and for the heartbeat."""
+        """Returns the values for metrics and the heartbeat."""
         return NodeNow(
             stages={**self._num_in_stages()},
             sizes=self._parts.pools.sizes.model_dump(),
@@ -191,7 +191,7 @@ class Pipeline:
         return self._breaker.allowed(free)
 
     async def _until_room(self) -> None:
-        """Until a session moved on, or the breaker's pause is over."""
+        """Wait until a session moved to another stage, or the breaker's pause is over."""
         self._room.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._breaker.wait_s() or None):
@@ -207,7 +207,7 @@ class Pipeline:
                 log.warning("lease.failed message=%s", error)
                 await asyncio.sleep(1.0)
                 continue
-            allowed = 0 if self._disk.is_low else self._breaker.allowed(len(leases))  # it may have opened meanwhile
+            allowed = 0 if self._disk.is_low else self._breaker.allowed(len(leases))  # changed meanwhile
             for lease in leases[:allowed]:
                 self._start(lease)
             for lease in leases[allowed:]:
@@ -228,7 +228,7 @@ class Pipeline:
         self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
 
     async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
-        """One lease to its end, of which the server hears whatever happens.
+        """Take one lease to its end, which is reported to the server in every case.
 
         older: tasks still running under lost leases of the session; they end first.
         """
@@ -240,7 +240,7 @@ class Pipeline:
             result = await attempt.live()
             if await _goes_back(result.failure, attempt, self._parts, self._offers):
                 self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
-                await self._beat_once()  # the server hears first of what this node offers no more
+                await self._beat_once()  # # the server learns first what this node no longer offers
                 log.warning("session.given_back session=%s attempt=%d", *attempt.key)
                 await self._give_back(attempt)
             else:
@@ -259,25 +259,25 @@ class Pipeline:
         try:
             if self._parts.on_result is not None:
                 self._parts.on_result(result)
-        except Exception:  # the operator's
+        except Exception:  # # the operator's code
             log.exception("result.callback_failed session=%s attempt=%d", *attempt.key)
         await self._delivery.deliver(result)
 
     async def _give_back(self, attempt: Attempt) -> None:
         if await self._link.release(attempt.lease, has_run=attempt.has_run):
-            await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
+            await self._parts.journal.close_attempt(attempt.key)  # # no longer needed
 
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]
         self._num_ended += 1
-        self._breaker.ended(key, None)  # where it has not heard of a result
+        self._breaker.ended(key, None)  # # if no result was reported
         self._room.set()
         error = None if task.cancelling() else asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._lost[key[0]] = key[1]
             log.error("session.lost session=%s", key[0], exc_info=error)
 
-    # -- leases kept ---------------------------------------------------------------------------------------------
+    # # -- keeping leases ------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         while True:
@@ -291,7 +291,7 @@ class Pipeline:
 
     async def _beat_once(self) -> None:
         held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
-        # Named until the server has heard it, for a lease that was never heard of costs no attempt. Then it runs out.
+        # # Listed until the server has seen it: a lease that was never reported costs no attempt. Then it expires.
         lost = dict(self._lost)
         held |= {session_id: (fence, "postrun") for session_id, fence in lost.items()}
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
@@ -303,11 +303,13 @@ class Pipeline:
             self._drop((session_id, held[session_id][0]))
 
     def _may_end(self, key: _LeaseKey) -> bool:
-        """A result that comes too late is refused, and set aside. Ended halfway, its delivery would leave it behind."""
+        """Whether an attempt may be cancelled. A late result is refused and set aside; cancelling its delivery would
+        leave it behind."""
         return not self._attempts[key].is_done
 
     def _drop(self, key: _LeaseKey) -> None:
-        """Cancelled, or given to another node: its runtime dies now. One that is being delivered has none."""
+        """End a session that was cancelled or given to another node, and its runtime. One that is being delivered has
+        none."""
         if key in self._tasks and self._may_end(key):
             log.info("session.dropped session=%s", key[0])
             self._tasks[key].cancel()
@@ -315,13 +317,15 @@ class Pipeline:
     # -- after a crash -------------------------------------------------------------------------------------------
 
     async def _pull_after(self, recovering: asyncio.Task[None]) -> None:
-        """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
+        """Lease after recovery has finished: an unfinished session may be leased to this node again, as the same
+        attempt."""
         await asyncio.wait({recovering})
         await self._pull()
 
 
 async def _goes_back(failure: Failure | None, attempt: Attempt, parts: NodeParts, offers: Offers) -> bool:
-    """Whether a session failed for no doing of its own, runs better anew or elsewhere, and has an attempt for that."""
+    """Whether a session failed through no fault of its own, should run again here or elsewhere, and has an attempt
+    left."""
     lease = attempt.lease
     if failure is None or not (await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease)):
         return False

@@ -1,4 +1,4 @@
-"""Sandboxes of one attempt: the agent's, and the clean ones that its grader asks for."""
+"""Sandboxes of one attempt: the agent's, and the clean ones for its grader."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ log = logging.getLogger("gangline.node")
 
 
 class Sandboxes:
-    """Start them as they are needed; `stop` ends them all."""
+    """Starts sandboxes as they are needed; `stop` ends them all."""
 
     def __init__(self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: Sandbox | None = None) -> None:
-        """
-        key: names the sandboxes.
-        agent: the agent's, where an earlier life of the node started it.
+        """key: names the sandboxes.
+        agent: the agent's, if it was started before the node's restart.
         """
         self._key = key
         self._task = task
@@ -42,16 +41,17 @@ class Sandboxes:
         """Part of a grader's name; empty in an attempt's only or first step."""
 
     async def next_step(self, number: int, task: TaskRequest) -> None:
-        """Go on with another step in the agent's sandbox, after everything there and in clean sandboxes is dead.
+        """Move on to another step in the agent's sandbox, after all processes there and in clean sandboxes were killed.
 
         number: 2 for the second step.
-        Clean sandboxes of earlier steps stay until the attempt's end: their usage is its own.
+        Clean sandboxes of earlier steps stay until the attempt's end, since their usage counts for the attempt.
+
         Raises: RuntimeFailed, and errors of a plug-in.
         """
         agent, *graders = self._started
         await agent.kill()
         for handle in graders:
-            with suppress(GanglineError):  # gone already
+            with suppress(GanglineError):  # # already gone
                 await handle.kill()
         before = self._task.evaluator
         evaluator = plugins.make_evaluator(before.strategy, before.config)
@@ -70,9 +70,10 @@ class Sandboxes:
         return self._started[0] if self._started else None
 
     async def start(self, role: str, spec: RuntimeSpec | None = None) -> Sandbox:
-        """Start a sandbox and run its prepare actions there, or take a warm one. The agent's comes first.
+        """Start a sandbox and run its prepare actions, or take a warm one. The agent's must be the first.
 
-        spec: None is that of the agent's.
+        spec: None: the agent's.
+
         Raises: PrepareFailed, and the runtime's errors.
         """
         spec, warm = spec or self._task.runtime, self._parts.warm
@@ -86,7 +87,7 @@ class Sandboxes:
         return handle
 
     async def start_beside(self, role: str, spec: RuntimeSpec) -> Sandbox:
-        """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
+        """Start a sandbox with another specification, for neither agent nor grader. Raises: like `start`."""
         handle = await self._begun(role, spec)
         self._beside.append(handle)
         await _prepare_all(handle, spec, self._parts)
@@ -98,9 +99,9 @@ class Sandboxes:
         return await _started(self._parts, spec, f"{attempt}.{role}", sharing=attempt)
 
     async def begin_checkpoints(self) -> None:
-        """Freeze the agent's prepared files, where the task asks for checkpoints. Before the agent starts.
+        """Freeze the agent's prepared files if the task asks for checkpoints. Call before the agent starts.
 
-        Raises: RuntimeUnavailable where there are none; RuntimeFailed.
+        Raises: RuntimeUnavailable when there are none; RuntimeFailed.
         """
         if self._task.capture.checkpoints == "turn":
             assert self.agent is not None
@@ -115,15 +116,17 @@ class Sandboxes:
         return lambda: self._parts.checkpoints.take(self._key.session_id, agent)
 
     async def start_grader(self, role: str) -> Sandbox:
-        """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and as `start`."""
+        """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and the errors of
+        `start`."""
         return await self._in_time(self.start(f"{self._step}{role}", self._task.evaluator.runtime))
 
     async def start_untouched(self, role: str) -> Sandbox:
-        """The same, of the agent's specification."""
+        """Like `start_grader`, with the agent's specification."""
         return await self._in_time(self.start(f"{self._step}{role}"))
 
     async def start_control(self) -> tuple[Sandbox, Sandbox]:
-        """Clean sandboxes in the place of the agent's and of the grader's: one, unless they differ."""
+        """Start clean sandboxes in place of the agent's and the grader's. They are the same one unless their
+        specifications differ."""
         agents = await self.start_untouched("control")
         return agents, agents if self._task.evaluator.runtime is None else await self.start_grader("control.grader")
 
@@ -133,9 +136,9 @@ class Sandboxes:
         return await within(budget_s, start, out_of_time)
 
     async def usage(self, run: Usage | None, *, was_graded: bool) -> SessionUsage | None:
-        """Resources of the attempt so far, before `stop`; None where no sandbox was started.
+        """Returns the attempt's resource use so far; call before `stop`. None if no sandbox was started.
 
-        run: of the agent's sandbox at the end of RUN; None where RUN did not end.
+        run: of the agent's sandbox at the end of RUN; None if RUN did not end.
         """
         if self.agent is None:
             return None
@@ -146,12 +149,13 @@ class Sandboxes:
         return SessionUsage(agent=run, grading=grading)
 
     def prewarm(self) -> None:
-        """Start the grader's sandbox while the agent runs, where the evaluator wants one and the node has the room."""
+        """Start the grader's sandbox while the agent runs, if the evaluator uses one and the node has prewarm
+        workers."""
         if self._task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
             self._fresh = self._begin(self._prewarmed())
 
     async def _prewarmed(self) -> Sandbox:
-        """A start that fails is retried: the agent's work depends on it."""
+        """Retry a start that fails: the agent's work depends on it."""
         async with self._parts.pools.prewarm:
             try:
                 return await self.start_grader("grader")
@@ -160,13 +164,13 @@ class Sandboxes:
                 return await self.start_grader("grader.again")
 
     def fresh(self) -> asyncio.Task[Sandbox]:
-        """The grader's clean sandbox, started once; awaiting it gives the handle."""
+        """Returns a task for the grader's clean sandbox, which is started once."""
         if self._fresh is None:
             self._fresh = self._begin(self.start_grader("grader"))
         return self._fresh
 
     async def clean(self) -> Sandbox:
-        """A clean sandbox for each call: the prewarmed one comes first. Raises: as `start_grader`."""
+        """Returns a clean sandbox per call, the prewarmed one first. Raises: like `start_grader`."""
         self._num_clean += 1
         return await (self.fresh() if self._num_clean == 1 else self.start_grader(f"grader.{self._num_clean}"))
 
@@ -174,18 +178,19 @@ class Sandboxes:
         return session_task(self._key.session_id, "grader", work)
 
     async def settle(self) -> None:
-        """Wait until a prewarmed sandbox has started or failed; the evaluator gets the error when it asks for it."""
+        """Wait until a prewarmed sandbox has started or failed. The evaluator gets the error when it asks for the
+        sandbox."""
         if self._fresh is not None:
             await asyncio.wait({self._fresh})
 
     async def drop_grader(self) -> None:
-        """Stop the grader's sandbox, also while it starts. Idempotent."""
+        """Stop the grader's sandbox, even while it starts. Idempotent."""
         if self._fresh is None:
             return
         self._fresh.cancel()
         await asyncio.wait({self._fresh})
         if not self._fresh.cancelled() and self._fresh.exception() is None:
-            with suppress(GanglineError):  # it is stopped again with the others
+            with suppress(GanglineError):  # # `stop` stops it again
                 await self._fresh.result().stop()
 
     async def stop(self) -> None:
@@ -195,12 +200,12 @@ class Sandboxes:
         for handle in (*self._started, *self._beside):
             try:
                 await handle.stop()
-            except Exception as error:  # the others are stopped all the same
+            except Exception as error:  # # still stop the others
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
 
 
 async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> Sandbox:
-    """Start a sandbox that no session has asked for; one that fails leaves nothing. Raises: as `Sandboxes.start`."""
+    """Start a sandbox for no session yet. Leaves nothing behind if it fails. Raises: like `Sandboxes.start`."""
     handle = await _started(parts, spec, runtime_id)
     try:
         await _prepare_all(handle, spec, parts)
@@ -211,7 +216,7 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
 
 
 async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None) -> Sandbox:
-    """Raises: InvalidRequest where GPUs are asked of a runtime that gives none, and the runtime's errors."""
+    """Raises: InvalidRequest when GPUs are asked of a runtime without any, and the runtime's errors."""
     if spec.gpus and plugins.make_runtime(spec.backend).num_gpus is None:
         raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
     seen = _named_folders(spec, parts)
@@ -229,13 +234,13 @@ async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, shar
 
 
 def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
-    """The operator's folders for prepare actions that this specification's actions name."""
+    """Returns the operator's folders for prepare actions that this specification's actions name."""
     commands = [str(action.command) for action in spec.prepare if isinstance(action, ExecAction)]
     return tuple(folder for folder in parts.prepare_folders if any(str(folder) in command for command in commands))
 
 
 async def _prepare_all(handle: Sandbox, spec: RuntimeSpec, parts: NodeParts) -> None:
-    """A sandbox that saw folders for its prepare actions is killed after them: in its next life it sees none."""
+    """Run all prepare actions. A sandbox that saw folders for them is then killed: after its restart it sees none."""
     await _run_actions(handle, spec.prepare)
     if _named_folders(spec, parts):
         await handle.kill()
@@ -250,7 +255,7 @@ async def _run_actions(handle: Sandbox, actions: Sequence[PrepareAction]) -> Non
 
 
 async def usage_of(handle: Sandbox) -> Usage:
-    """Also of a sandbox that is gone: then nothing is known."""
+    """Returns a sandbox's resource use; unmeasured if it is gone."""
     try:
         return await handle.usage()
     except GanglineError as error:
@@ -265,7 +270,7 @@ async def _prepare(handle: Sandbox, action: ExecAction) -> None:
 
 
 def describe_end(result: ExecResult) -> str:
-    """How a command ended, for a message."""
+    """Returns how a command ended, for a message."""
     if result.timed_out:
         return "ran out of time"
     if result.memory_kill:

@@ -1,13 +1,13 @@
-"""Stages of one attempt: the present one, its budget, and the times of those that are over.
+"""The stages of one attempt with their budgets and times, and the pools of a node's stages with their sizes.
 
-The pools of a node's stages, their sizes, and how many sessions a node may lease so that none waits for another.
+Pools limit how many sessions a node may lease, so that no session waits for another.
 
 Laws
-- A session is leased when INIT can begin with it at once, and when it will find a place behind INIT, in READY or RUN.
-  So a full READY stops INIT, no INIT worker is ever held by a prepared runtime, and sessions that this node cannot
-  begin yet are left for others.
-- Clean runtimes for graders have their own workers: they never keep an agent's runtime waiting, nor come unbounded.
-- POSTRUN has a queue, bounded by the node's total of sessions: evaluations that cannot keep up slow down leasing.
+- A session is leased when INIT can begin at once and there will be a slot after it, in READY or RUN. So a full READY
+  stops INIT, a prepared runtime never holds an INIT worker, and sessions that this node cannot begin yet are left for
+  others.
+- Clean runtimes for graders have their own workers: they never delay an agent's runtime, and their number is limited.
+- POSTRUN has a queue, limited by the node's total of sessions: slow evaluations slow down leasing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gangline.store.journal.log import AttemptKey
 log = logging.getLogger("gangline.node")
 
 _FILES_OF_NODE = 128
-"""Its listeners, journal, engines and libraries."""
+"""For the node's listeners, journal, engines and libraries."""
 _FILES_OF_SESSION = 16
-"""About eight of its sandbox, and its connections to the proxy and from there to the engine."""
+"""About eight for its sandbox, and its connections to the proxy and from there to the engine."""
 
 
 class PoolSizes(BaseModel):
@@ -40,22 +40,22 @@ class PoolSizes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     init_workers: int = Field(default=4, ge=1)
-    """Runtimes of agents that are started and prepared at once."""
+    """Agents' runtimes that are started and prepared at once."""
     ready_slots: int = Field(default=8, ge=0)
-    """Prepared runtimes that wait for a place in RUN; with 0, INIT begins only when there is one."""
+    """Prepared runtimes that wait for a slot in RUN; with 0, INIT begins only when there is one."""
     run_slots: int = Field(default=16, ge=1)
     prewarm_workers: int = Field(default=2, ge=0)
-    """Clean runtimes for graders that are prepared at once, while their agents run; with 0 each is prepared when its
-    agent has ended, which takes longer and less memory."""
+    """Clean runtimes for graders that are prepared at once while their agents run. With 0 each is prepared after its
+    agent has ended, which takes longer and uses less memory."""
     postrun_workers: int = Field(default=4, ge=1)
 
     @property
     def capacity(self) -> int:
-        """Sessions that the node holds at most, in all stages."""
+        """Most sessions that the node holds, in all stages."""
         return self.ready_slots + self.run_slots + self.postrun_workers
 
     def fitted(self, max_files: int) -> PoolSizes:
-        """The same, with fewer slots where the process may not have enough files open for all of their sessions.
+        """Returns the sizes, with fewer slots if the process may not open enough files for all of their sessions.
 
         Raises: InvalidRequest when there is no room for one session.
         """
@@ -71,7 +71,7 @@ class PoolSizes(BaseModel):
 
 
 class Pool:
-    """So many places, taken in turn: `async with` waits for one and keeps it."""
+    """A number of slots: `async with` waits for one and holds it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -94,7 +94,7 @@ class Pool:
 
 
 class Pools:
-    """One pool a stage, so that the stages of different sessions overlap and none blocks another."""
+    """One pool per stage, so that the stages of different sessions overlap and none blocks another."""
 
     def __init__(self, sizes: PoolSizes) -> None:
         self.sizes = sizes
@@ -104,7 +104,7 @@ class Pools:
         self.postrun = Pool(sizes.postrun_workers)
 
     def num_free(self, num_init: int, num_ready: int, num_held: int) -> int:
-        """How many sessions may be leased now.
+        """Returns how many sessions may be leased now.
 
         num_init, num_ready: sessions in these stages. num_held: sessions in all stages.
         """
@@ -114,38 +114,38 @@ class Pools:
 
 
 class StageClock:
-    """Budgets count a stage's own work: while an attempt waits its turn, it has none."""
+    """Tracks an attempt's stage. A budget counts the stage's own work: a waiting attempt has none."""
 
     def __init__(self, key: AttemptKey, clock: Callable[[], float] = time.time) -> None:
         self.stage: Stage = "init"
         self.since = clock()
-        """When the attempt came to this stage, or began to work at it. Unix time, UTC, seconds."""
+        """When the attempt entered this stage, or began working in it. Unix time, UTC, seconds."""
         self.timings: tuple[StageTiming, ...] = ()
-        """Timings of the stages that are over."""
+        """Timings of the stages that have ended."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called whenever the attempt is in another stage."""
+        """Called when the attempt enters another stage."""
         self.now = clock
         """Unix time, UTC, seconds."""
         self._key = key
         self._budget_ends_at: float | None = None
 
     def go_on(self, stage: Stage, since: float, timings: tuple[StageTiming, ...]) -> None:
-        """Continue where an earlier life of the node was."""
+        """Continue at the stage from before the node's restart."""
         self.stage, self.since, self.timings = stage, since, timings
 
     def move(self, stage: Stage, budget_s: float | None = None) -> None:
-        """Enter another stage, or another part of it; `budget_s` is None where the attempt waits its turn."""
+        """Enter another stage, or another part of it; `budget_s` is None while the attempt waits."""
         self.stage, self.since = stage, self.now()
         self.allow(budget_s)
         self.on_change()
 
     def allow(self, budget_s: float | None) -> None:
-        """Give the work that begins now this budget."""
+        """Set the budget of the work that begins now."""
         self._budget_ends_at = None if budget_s is None else time.monotonic() + budget_s
 
     def overdue_s(self, held_s: float) -> float | None:
-        """Seconds since the present work's budget ended, without the `held_s` that the gate held it; None without a
-        budget."""
+        """Seconds by which the current work exceeds its budget, without the `held_s` that the gate held it; None
+        without a budget."""
         if self._budget_ends_at is None:
             return None
         return max(0.0, time.monotonic() - self._budget_ends_at - held_s)
@@ -155,7 +155,7 @@ class StageClock:
 
     @contextmanager
     def within(self, stage: Stage, budget_s: float | None = None, since: float | None = None) -> Generator[None]:
-        """Be in a stage, and add its times at the end. `since`: when an earlier life of the node entered it."""
+        """Enter a stage, and record its times at the end. `since`: when it was entered before a restart of the node."""
         self.move(stage, budget_s)
         self.since = self.since if since is None else since
         log.info("session.%s session=%s attempt=%d", stage, *self._key)

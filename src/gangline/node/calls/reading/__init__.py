@@ -1,3 +1,1 @@
-"""How a model call's body becomes a canonical call: here, or for a large one in its own process. Start with
-`body`.
-"""
+"""Turns a model call's body into a canonical call: here, or in a separate process if it is large. Start with `body`."""

@@ -1,7 +1,7 @@
-"""A model call's body made a canonical call, with all that costs time in proportion to the body. Pure, so that a
-process of its own can do it for large bodies (see `pool`): the event loop of a node serves every session.
+"""Parses a model call's body into a canonical call, including all work proportional to the body's size. It is pure, so
+that a separate process can do it for large bodies (see `pool`): the node's event loop serves every session.
 
-And the bounds of one call, and of the bodies that one session has in flight. A call beyond a bound is refused in the
+Also the limits of one call, and of the bodies that one session has in flight. A call beyond a limit is refused in the
 provider's own shape, with the limit and the option that raises it.
 """
 
@@ -26,9 +26,9 @@ from gangline.wire.dialects.contract import Dialect, RawRequest
 _LARGE_BYTES = 128 << 10
 _LARGE_COUNTS = {"{": 800, ",": 8000, ":": 4000, "-": 6000, "[": 3000, "%": 3000}
 _LARGE_NUM_ESCAPES = 2000
-"""What objects, lists, times, dates, data URLs of text and `\\u` escapes are made of. Bodies within these bounds take a
-few milliseconds at most, from their parsing to their record. Most conversations are within them, for a
-process of its own costs more than it saves there."""
+"""Marks of objects, lists, times, dates, data URLs of text and `\\u` escapes. Bodies within these limits take at most a
+few milliseconds from parsing to record. Most conversations are within them: for these a separate process would cost
+more than it saves."""
 _MARKS = [(ord(mark), most) for mark, most in _LARGE_COUNTS.items()]
 _FEWEST = min(_LARGE_COUNTS.values())
 
@@ -38,18 +38,18 @@ _ROLE = re.compile(ROLE_PATTERN)
 
 OPTION = "--call-limits"
 _CONVERSATION = ("messages", "input", "contents")
-"""Fields of a body that hold its messages, in any dialect."""
+"""Fields of a body that contain its messages, in any dialect."""
 _TEXT = (*_CONVERSATION, "system", "instructions", "systemInstruction", "system_instruction")
 _MAX_URL_ESCAPES = 10_000
 _MAX_KEYS = 2_048
-"""Each takes a fraction of a microsecond, whenever the document's text is looked at."""
+"""Each costs a fraction of a microsecond whenever the document's text is scanned."""
 _SHORTEN = "shorten or compact the conversation"
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class BytesInFlight:
-    """The bodies of one session whose calls have not ended."""
+    """The bodies of one session's unfinished calls."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -60,7 +60,7 @@ class BytesInFlight:
 
 
 class TakenBytes:
-    """Memory of one body; what is taken inside a `with` block of it is given back at the end of the block."""
+    """Memory of one body. Bytes added inside its `with` block are released at the end of the block."""
 
     def __init__(self, held: BytesInFlight) -> None:
         self._held = held
@@ -85,8 +85,8 @@ class TakenBytes:
 
 
 def check_body(body: bytes, limits: CallLimits) -> None:
-    """Refuse by its outline a body that would take long to parse. Bodies that are not a JSON object pass: the dialect
-    refuses them in its own words.
+    """Refuse a body that would take long to parse, by its outline. Bodies other than a JSON object pass: the dialect
+    refuses them with its own message.
 
     Raises: LimitExceeded.
     """
@@ -156,24 +156,24 @@ class CallRead(msgspec.Struct, frozen=True):
     call: ModelCall
     mark: CallMark
     digests: tuple[bytes, ...] = ()
-    """Digests of the meaning of each message; empty where they are computed when the call is placed."""
+    """Digest of each message's meaning; empty: computed when the call is placed."""
 
     @property
     def known(self) -> Digests:
-        """The digests by their very message."""
+        """The digests, looked up by the identity of the message."""
         if not self.digests:
             return unknown
-        # With the message, so that no other one gets its identity meanwhile.
+        # # Keeps the message alive, so that no other object gets its id.
         pairs = {id(pair[0]): pair for pair in zip(self.call.messages, self.digests, strict=True)}
         return lambda message: pairs[id(message)][1] if id(message) in pairs else None
 
 
 def is_large(pieces: Sequence[bytes | bytearray]) -> bool:
-    """Whether other sessions would notice that the body of these pieces is read on the event loop."""
+    """Whether reading this body on the event loop would delay other sessions."""
     num_bytes = sum(map(len, pieces))
     if num_bytes > _LARGE_BYTES:
         return True
-    if num_bytes <= _FEWEST:  # most bodies of short conversations
+    if num_bytes <= _FEWEST:  # # most short conversations
         return False
     body = b"".join(pieces)
     data = np.frombuffer(body, np.uint8)  # several times as fast as `bytes.count`
@@ -189,7 +189,7 @@ def is_large(pieces: Sequence[bytes | bytearray]) -> bool:
 def read_here(
     dialect: Dialect, request: RawRequest, kind: Literal["call", "count"], path: str, limits: CallLimits
 ) -> CallRead:
-    """Raises: LimitExceeded, InvalidRequest."""
+    """Parse and check a call in this process. Raises: LimitExceeded, InvalidRequest."""
     check_body(request.body, limits)
     call = dialect.parse_count(request) if kind == "count" else dialect.parse_call(request)
     check_call(call, limits)
@@ -200,7 +200,7 @@ def read_here(
 
 
 def role_in(request: RawRequest) -> str | None:
-    """The role that the client names in a header. Raises: InvalidRequest."""
+    """Returns the role that the client names in a header. Raises: InvalidRequest."""
     role = request.headers.get(AGENT_ROLE)
     if role is not None and not _ROLE.fullmatch(role):
         raise InvalidRequest(
@@ -211,7 +211,8 @@ def role_in(request: RawRequest) -> str | None:
 
 
 def _label(role: str | None) -> str | None:
-    """A role in a body's metadata, which are the client's own: one that is not a name is another label of theirs."""
+    """Returns the role in a body's metadata if it is a valid name. Metadata belong to the client, so another value is
+    just its label."""
     return role if role is not None and _ROLE.fullmatch(role) else None
 
 
@@ -223,7 +224,7 @@ def read_ahead(
     limits: CallLimits,
     volatile: VolatileText,
 ) -> CallRead:
-    """The same, with the digests of its messages. Raises: LimitExceeded, InvalidRequest."""
+    """Like `read_here`, with digests of the messages. Raises: LimitExceeded, InvalidRequest."""
     read = read_here(dialect, request, kind, path, limits)
     for message in read.call.messages:
         if volatile.has_more_than(_MAX_VOLATILE_PIECES, message):

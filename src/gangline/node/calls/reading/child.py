@@ -1,9 +1,9 @@
 """The process that reads large requests: `python -m gangline.node.calls.reading.child`, started by `pool`.
 
-A question is a frame of MessagePack and a frame with the body; its answer is a frame without the messages, then frames
-of messages with their digests, so that whoever reads it holds its interpreter for one frame at a time. Each frame
-begins with its length in eight bytes. The process has no secrets in its environment, writes nothing, and ends when its
-input does. Everything else on the machine goes first: its bytes are a stranger's.
+A question is a frame of MessagePack and a frame with the body. Its answer is a frame without the messages, then frames
+of messages with their digests, so that the reader holds its interpreter for one frame at a time. Each frame begins with
+its length in eight bytes. The process has no secrets in its environment, writes nothing, and ends when its input does.
+It runs niced, since it parses untrusted input.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gangline.wire.dialects.contract import Dialect, RawRequest
 
 HEAD = struct.Struct(">Q")
 _MAX_RSS_KIB = 512 << 10
-"""Memory above which the process ends after its answer: memory of a large request is not given back otherwise."""
+"""Memory above which the process ends after its answer: memory of a large request is not returned otherwise."""
 _NICE = 5
-"""Event loops on the same cores are ahead; low enough that a busy machine still reads in time."""
+"""Event loops on the same cores have priority; low enough that a busy machine still reads in time."""
 
 _FRAME_BYTES = 128 << 10
-"""Approximate size of a frame of messages. One that is longer has its own frame."""
+"""Approximate size of a frame of messages. A longer message has its own frame."""
 
 
 class Question(msgspec.Struct, frozen=True):
     dialect: str
-    """Its class: `module:name`."""
+    """Its class, as `module:name`."""
     request: RawRequest
     """Without its body, which is the next frame."""
     kind: Literal["call", "count"]
@@ -48,7 +48,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error of ours; `kind` is its class."""
+    """A Gangline error; `kind` is its class name."""
 
     kind: str
     message: str
@@ -56,7 +56,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """Some of the messages, in their order."""
+    """Some of the messages, in order."""
 
     messages: tuple[Message, ...]
     digests: tuple[bytes, ...]
@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True):
     read: CallRead | None = None
     """Without its messages and their digests."""
     num_frames: int = 0
-    """Number of frames of messages that follow."""
+    """Number of message frames that follow."""
     refusal: Refusal | None = None
     crash: str | None = None
     """Any other error, as text."""
@@ -84,7 +84,7 @@ def _volatile(rules: tuple[str, ...]) -> VolatileText:
 
 
 def answered(question: Question, body: bytes) -> list[bytes]:
-    """The frames of the answer."""
+    """Returns the frames of the answer."""
     try:
         read = read_ahead(
             _dialect(question.dialect),
@@ -99,7 +99,7 @@ def answered(question: Question, body: bytes) -> list[bytes]:
         return [msgspec.msgpack.encode(Answer(bare, len(frames))), *frames]
     except GanglineError as error:
         return [msgspec.msgpack.encode(Answer(refusal=Refusal(type(error).__name__, error.message, error.details)))]
-    except Exception as error:  # the parent names it in the shape of the dialect
+    except Exception as error:  # # the parent reports it in the dialect's shape
         return [msgspec.msgpack.encode(Answer(crash=f"{type(error).__name__}: {error}"))]
 
 

@@ -1,12 +1,12 @@
-"""Reads large requests in their own processes, so that none of them holds up the node's event loop.
+"""Reads large requests in separate processes, so that they do not delay the node's event loop.
 
 Laws
-- Each session has one request read at a time, and sessions take turns: one that sends large requests without end waits
-  for itself.
+- Each session has one request read at a time, and sessions take turns: a session that keeps sending large requests
+  delays only itself.
 - A request that is not read within `max_s` is refused, and the process that read it is killed.
-- A process is started when it is first needed, and again after it ended.
-- Each process has a thread that writes to it and reads from it. Its output is decoded a frame at a time, into memory
-  that is resident before, since decoding holds up the event loop as well.
+- A process is started when first needed, and again after it ended.
+- Each process has a thread that writes to it and reads from it. Its output is decoded one frame at a time, into memory
+  that was made resident first, since decoding blocks the event loop too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Readers:
             limits=limits.model_dump(),
             volatile=session.volatile_rules,
         )
-        # A client that leaves must not leave half an answer in the pipe: the task continues without it.
+        # # A client that disconnects must not leave half an answer in the pipe, so the task continues without it.
         task = asyncio.create_task(self._read(session.session_id, question, body))
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
@@ -108,11 +108,11 @@ class Readers:
             ) from None
         finally:
             if not asking.done():
-                child.kill()  # then its thread is told so
+                child.kill()  # # its thread then gets an error
                 await asyncio.gather(asking, return_exceptions=True)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop all reads and processes. Idempotent."""
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
@@ -122,21 +122,21 @@ class Readers:
 
 
 class _Child:
-    """One process. Its methods block: they are called on one of the threads, but for `kill`."""
+    """One process. All methods block and run on a reader thread, except `kill`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
 
     def ask(self, question: Question, body: Sequence[bytes | bytearray]) -> CallRead:
-        """Raises: GanglineError of the request; NodeError when the process cannot run, or was killed."""
+        """Raises: GanglineError of the request; NodeError when the process cannot run or was killed."""
         head = msgspec.msgpack.encode(question)
         self._is_killed = False
         try:
             try:
                 return self._asked(head, body)
             except (ConnectionError, EOFError):
-                self.end()  # it had ended, or was ended; a new one has the same chance once
+                self.end()  # # the old process had ended: try once with a new one
                 if self._is_killed:
                     raise
                 return self._asked(head, body)
@@ -170,7 +170,7 @@ class _Child:
         return msgspec.structs.replace(read, call=call, digests=tuple(digests))
 
     def kill(self) -> None:
-        """From any thread; whoever asks it hears of its end."""
+        """Kill the process, from any thread. A blocked `ask` then fails."""
         self._is_killed = True
         if (process := self._process) is not None:
             process.kill()
@@ -192,7 +192,7 @@ def _started() -> subprocess.Popen[bytes]:
     )
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(OSError, AttributeError):  # fewer switches between the two, where the system has room for it
+        with suppress(OSError, AttributeError):  # # fewer context switches, where the system allows it
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return process
 
@@ -222,7 +222,7 @@ def _read(pipe: int, length: int) -> bytearray:
 
 
 def _result(answer: Answer) -> CallRead:
-    """Without its messages. Raises: GanglineError."""
+    """Returns the call without its messages. Raises: GanglineError."""
     if answer.refusal is not None:
         raise _error(answer.refusal)
     if answer.read is None:
@@ -236,7 +236,7 @@ def _error(refusal: Refusal) -> GanglineError:
 
 
 def _as_utf8(request: RawRequest) -> RawRequest:
-    """Bytes of a head that are not UTF-8 came as lone surrogates."""
+    """Replace lone surrogates: they stand for header bytes that are not UTF-8."""
 
     def clean(texts: Mapping[str, str]) -> dict[str, str]:
         return {name: value.encode(errors="replace").decode() for name, value in texts.items()}

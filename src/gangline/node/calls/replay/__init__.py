@@ -1,1 +1,1 @@
-"""Answers that are given again: to retries after a restart, and to forks. Start with `answered`."""
+"""Replayed answers: for retries after a restart, and for forks. Start with `answered`."""

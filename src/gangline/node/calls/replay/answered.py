@@ -1,8 +1,7 @@
 """Calls that the node answered before its restart, read from their records, for retries.
 
-A client whose answer was cut off by the node's end asks again, under the same idempotency key. The sampled reply is in
-the journal, so the client gets that. Calls that asked for log-probs are not among these: their tokens' texts are not
-kept.
+A client whose answer was cut off when the node ended asks again under the same idempotency key, and gets the reply from
+the journal. Calls that asked for log-probs are excluded: the texts of their tokens are not stored.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from gangline.rows.forks.calls import USAGE
 
 
 class AnsweredCall:
-    """Looks to whoever listens like a `Flight` that has ended, answered."""
+    """Behaves like a `Flight` that was answered."""
 
     def __init__(self, choices: Sequence[Completion], num_prompt_tokens: int) -> None:
-        """`choices`: the records of all choices of one call, at least one."""
+        """`choices`: the records of all choices of one call; at least one."""
         first = choices[0]
         self.record_key = str(first.metadata["reply_id"])
         self.created_at = first.started_at
@@ -37,21 +36,21 @@ class AnsweredCall:
         return recorded_reply(self._choices, self.num_prompt_tokens, model=model, created_at=self.created_at)
 
     async def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]:
-        """All of it at once."""
+        """Yields everything at once."""
         yield [whole_delta(choice.choice_index, choice.response, ()) for choice in self._choices]
 
     def replayed(self) -> None:
         self.num_replays += 1
 
     def compact(self) -> None:
-        """It keeps no more than a replay needs."""
+        """Does nothing: it is compact already."""
 
     def abort(self, message: str) -> None:
-        """It has ended."""
+        """Does nothing: it has ended."""
 
 
 def recorded_reply(choices: Sequence[Completion], num_prompt_tokens: int, *, model: str, created_at: float) -> Reply:
-    """The reply to one call, made again of the records of all its choices, with the usage that the client was told.
+    """Rebuild the reply to one call from the records of all its choices, with the usage that the client was sent.
 
     created_at: Unix time, seconds.
     """
@@ -79,7 +78,7 @@ def recorded_reply(choices: Sequence[Completion], num_prompt_tokens: int, *, mod
 
 
 def answered_calls(tree: CompletionTree, since: float, most: int) -> dict[str, AnsweredCall]:
-    """Retry key -> call: the `most` latest ones, answered after `since` (Unix time, seconds)."""
+    """Returns retry key -> call for the `most` latest calls that were answered after `since` (Unix time, seconds)."""
     by_reply: dict[tuple[str, str], list[Completion]] = {}
     for completion in tree:
         retry_key = completion.metadata.get(RETRY_KEY)

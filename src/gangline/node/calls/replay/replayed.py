@@ -1,7 +1,7 @@
-"""A call that is answered from a record: its records are repeated, and its answer is given as it was.
+"""A call that is answered from a record: its records are repeated, and its answer is the recorded one.
 
-Of a fork its tokens are context: they are trained on in the parent, once. Of a session that goes on for a lost node
-they are the session's own.
+In a fork its tokens are context: they are trained on once, in the parent. In a session that continues after a lost node
+they belong to the session itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def replayed_call(
 
 
 class _Repeater:
-    """See `Sampler`. It is never aborted: everything is sampled."""
+    """See `Sampler`. Never aborted, since everything is sampled already."""
 
     is_committing = True
 
@@ -71,10 +71,11 @@ class _Repeater:
         return reply
 
     async def record_aborted(self, message: str) -> None:
-        """It has its record, or none."""
+        """Does nothing: its record exists, or never will."""
 
     def _draft(self, choice: Completion) -> Completion:
-        """The parent's record, as one of this session's. Where its own parent was not given here, it stands alone."""
+        """Returns the parent's record as one of this session. It stands alone if its own parent was not replayed
+        here."""
         ledger, tree = self._parts.ledger, self._replay.parent
         parent_id = self._replay.own_ids.get(choice.parent_id or "")
         draft = choice
@@ -105,7 +106,7 @@ class _Repeater:
         )
 
     def _certificate(self, draft: Completion) -> Certificate:
-        """A lost node's records are in no other row: they are trained on here."""
+        """Records of a lost node are in no other row, so they are trained on here."""
         if self._replay.resumed:
             return draft.certificate
         return msgspec.structs.replace(draft.certificate, untrainable=REPLAYED_TOKENS)

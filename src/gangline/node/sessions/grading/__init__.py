@@ -1,2 +1,1 @@
-"""POSTRUN of one attempt: traces are built and graded, and the rewards of several steps become one. Start with
-`postrun`."""
+"""POSTRUN of one attempt: builds and grades traces, and combines the rewards of several steps. Start with `postrun`."""

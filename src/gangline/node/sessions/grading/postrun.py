@@ -1,6 +1,6 @@
 """POSTRUN of one attempt: traces are built from its calls, and the outcome is graded.
 
-A reward is given by the evaluator or not at all. Nothing is scored because *we* broke.
+A reward is given by the evaluator or not at all. No session is scored because *we* broke.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Trajectory | None = None
     reward: float | None = None
     details: dict[str, Any] = {}
-    """The evaluator's, about its reward."""
+    """The evaluator's details about its reward."""
     values: dict[str, float] = {}
-    """All numbers that the evaluator gave, by name; empty without a reward."""
+    """All numbers from the evaluator, by name; empty without a reward."""
 
     def rewarded(self, trajectory: Trajectory, found: Reward, *evaluators: EvaluatorSpec) -> Graded:
-        """evaluators: those that gave the reward, for `on_unparsed`.
+        """Returns the attempt with its reward applied.
+
+        evaluators: gave the reward; read for `on_unparsed`.
 
         Raises: EvaluatorError when the reward does not fit the trajectory.
         """
@@ -67,7 +69,7 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Postrun:
-    """Run with `graded()`, once; a session whose traces are recorded already, with `scored()`."""
+    """Run `graded()` once, or `scored()` for a session whose traces are already recorded."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Postrun:
         task_id: str,
         worlds: Mapping[str, GradedEnvironment] | None = None,
     ) -> None:
-        """worlds: the session's environments; None where they are gone."""
+        """worlds: the session's environments; None if they have ended."""
         self._key = key
         self._worlds = worlds or {}
         self._task_id = task_id
@@ -91,7 +93,7 @@ class Postrun:
         self._stages = stages
 
     async def graded(self, end: RunEnd) -> Graded:
-        """Build the traces; grade where a model was called and nothing of ours failed. Raises only CancelledError."""
+        """Build the traces, and grade if a model was called and the node did not fail. Raises only CancelledError."""
         attempt = Graded(outcome=end.outcome, failure=end.failure, artifacts=end.artifacts)
         try:
             completions = tuple(await self._journal.read(self._key))
@@ -127,12 +129,12 @@ class Postrun:
         """Grade an attempt that has its traces. Raises only CancelledError.
 
         runtime: the agent's.
-        kept: what its evaluator left when it was graded before, for a recorded session.
+        kept: for a recorded session, the evaluator's artifacts from the earlier grading.
         """
         trajectory = attempt.trajectory or self._empty_trajectory()
         attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
         left: dict[str, bytes] = {}
-        """Artifacts of the evaluator's."""
+        """The evaluator's artifacts."""
         try:
             context = self._context(trajectory, end, runtime, left, kept or {})
             graded = attempt.rewarded(trajectory, await self._evaluate(context), self._task.evaluator)
@@ -144,7 +146,7 @@ class Postrun:
         return msgspec.structs.replace(attempt, artifacts=bounded(left) | attempt.artifacts)
 
     def _spoiled(self, attempt: Graded, trajectory: Trajectory, error: GradingSpoiled) -> Graded:
-        """The session is the agent's failure, and no fault of ours."""
+        """The session counts as the agent's failure, not as ours."""
         log.warning("session.grading_spoiled session=%s attempt=%d message=%s", *self._key, error.message)
         details, on_failure = {"grading_failed": error.message}, self._task.evaluator.on_failure
         outcome = "agent_error" if attempt.outcome == "completed" else attempt.outcome
@@ -196,7 +198,7 @@ class Postrun:
     async def _evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""
         if not context.refresh_runtime:
-            await annotate(context.runtime, None)  # what grading does to the agent's sandbox is not done twice
+            await annotate(context.runtime, None)  # # grading that changes the agent's sandbox must not run twice
         evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)
         budget_s, init_s = self._task.evaluation_timeout_seconds, self._task.init_timeout_seconds
         if context.refresh_runtime:
@@ -211,7 +213,7 @@ class Postrun:
         return await graded(evaluator, context, start_control, budget_s=budget_s)
 
     def _empty_trajectory(self) -> Trajectory:
-        """Trajectory of an agent that never called its model."""
+        """Returns the trajectory of an agent that never called its model."""
         return Trajectory(
             session_id=self._key.session_id,
             task_id=self._task_id,
@@ -222,7 +224,7 @@ class Postrun:
 
 
 def vetting_of(task: TaskRequest) -> dict[str, Any]:
-    """The verdict on the task, as part of a reward's evidence; empty where it was not audited."""
+    """Returns the verdict on the task, as evidence of a reward; empty if the task was not audited."""
     if (found := task.vetting) is None:
         return {}
     verdict = found.verdict if found.digest == vetted_digest(task) else "stale"

@@ -1,11 +1,11 @@
-"""The steps of one attempt: which of them is next, and the reward of all.
+"""The steps of one attempt: which one is next, and the reward of all.
 
 Laws
-- A step without a reward ends the attempt, and the session has none: an agent that keeps a step from being graded
-  would otherwise be rewarded for the steps before.
-- Steps that were not reached count nowhere. A session that ended below a `min_reward` has the reward of those that
+- A step without a reward ends the attempt, and the session has no reward: otherwise an agent that keeps a step from
+  being graded would be rewarded for the steps before.
+- Steps that were not reached do not count. A session that ended below a `min_reward` has the reward of the steps that
   began.
-- The session's outcome, failure and exit are those of the last step that began.
+- The session has the outcome, failure and exit of the last step that began.
 - A step's reward is the score of its last turn in the main conversation, unless its evaluator scored turns itself.
 
 Source: Harbor 0.25, `trial/multi_step.py` and `trial/trial.py` (thresholds, mean and final).
@@ -29,27 +29,27 @@ from gangline.node.sessions.grading.postrun import Graded, vetting_of
 
 class Steps:
     def __init__(self, task: TaskRequest) -> None:
-        """task: one with steps."""
+        """task: must have steps."""
         self._whole = task
         self._graded: list[Graded] = []
-        """One for each step that is over."""
+        """One per finished step."""
         self._ended: str | None = None
-        """Why no further step begins, where there is one."""
+        """Why no further step begins although there is one."""
         self.task = task.at_step(0)
-        """The present step's."""
+        """The current step's."""
 
     @property
     def number(self) -> int:
-        """The present step's; 1 is the first."""
+        """Number of the current step, from 1."""
         return len(self._graded) + 1
 
     @property
     def prepare(self) -> Sequence[PrepareAction]:
-        """The present step's actions in the agent's sandbox."""
+        """The current step's actions in the agent's sandbox."""
         return self._whole.steps[len(self._graded)].prepare
 
     def goes_on(self, graded: Graded) -> bool:
-        """Whether another step begins behind the present one, which is then the present one."""
+        """Move on to the next step, if any. Returns whether there is one."""
         if self.number >= len(self._whole.steps):
             return False
         self._ended = _why_ended(self._whole.steps[self.number - 1], graded)
@@ -60,7 +60,7 @@ class Steps:
         return True
 
     def combined(self, last: Graded) -> Graded:
-        """The whole attempt. last: the present step, which is the last."""
+        """Returns the result of the whole attempt. last: the current step, which is the last."""
         every = [*self._graded, last]
         artifacts = {
             f"step-{number}/{name}": data
@@ -91,7 +91,7 @@ class Steps:
 
 
 def below_minimum(values: Mapping[str, float], minimum: float | Mapping[str, float] | None) -> str | None:
-    """Why a step's numbers end its attempt; None where they do not."""
+    """Returns why a step's numbers end its attempt; None: they do not."""
     if minimum is None:
         return None
     wanted = minimum if isinstance(minimum, Mapping) else {"reward": minimum}
@@ -104,7 +104,8 @@ def below_minimum(values: Mapping[str, float], minimum: float | Mapping[str, flo
 
 
 def combined_values(steps: Sequence[Mapping[str, float]], strategy: str) -> dict[str, float]:
-    """The named numbers of all steps that began: the last one's, or each one's mean, where a missing one is 0."""
+    """Combine the named numbers of all steps that began: the last step's, or the means, where a missing number counts
+    as 0."""
     if strategy == "final":
         return dict(steps[-1])
     names = dict.fromkeys(name for values in steps for name in values)
@@ -112,7 +113,7 @@ def combined_values(steps: Sequence[Mapping[str, float]], strategy: str) -> dict
 
 
 def reward_among(values: Mapping[str, float]) -> float:
-    """The number `reward`, or the only one. Raises: EvaluatorError."""
+    """Returns the number `reward`, or the only number. Raises: EvaluatorError."""
     if "reward" in values:
         return values["reward"]
     if len(values) != 1:
@@ -151,9 +152,9 @@ def _detail(step: StepSpec, graded: Graded, num_before: int) -> dict[str, Any]:
 
 
 def _turn_scores(steps: Sequence[Graded], whole: Trajectory) -> dict[str, float]:
-    """completion id -> score. Each step's grading saw the turns of all steps before.
+    """Returns completion id -> score. Each step's grading saw the turns of all earlier steps.
 
-    whole: the trajectory of all steps, whose builder may have dropped turns.
+    whole: the trajectory of all steps; its builder may have dropped turns.
     """
     kept = {span.completion_id for trace in whole.traces for span in trace.spans}
     scores: dict[str, float] = {}

@@ -1,1 +1,1 @@
-"""The harness of one attempt: checked, run to its end, and what it leaves behind. Start with `run`."""
+"""The harness of one attempt: checked, run to its end, and its log files collected. Start with `run`."""

@@ -1,13 +1,12 @@
-"""RUN of one attempt: the harness at work, until it ends or its budget, a limit or the node's disk ends it.
+"""RUN of one attempt: the harness works until it ends, or until its budget, a limit or the node's disk ends it.
 
-When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed, after a
-grace where the task grants one. So nothing is sampled or written while a session is graded, and tokens sampled before
-are kept.
+When RUN ends, for any reason, first the session's key is fenced, then every process of the sandbox is killed, after a
+grace period if the task grants one. So nothing is sampled or written while a session is graded, and tokens sampled
+before are kept.
 
-Log files of a harness's program in its HOME: kept as artifacts, bounded, and not trusted.
-
-They are read by a command in the sandbox, so they show no more than the agent could read; only regular files are read.
-Of a long file the end is kept, where a failed run reports its reason.
+Log files in the HOME of a harness's program are kept as artifacts, limited in size and not trusted. They are read by a
+command in the sandbox, so they contain only files the agent could read, and only regular files. The end of a long file
+is kept, where a failed run reports its reason.
 """
 
 from __future__ import annotations
@@ -47,15 +46,16 @@ MAX_FILE_BYTES = 128 << 10
 _TIMEOUT_S = 10.0
 _MAX_NAMES_BYTES = 64 << 10
 
-# Patterns are the adapter's, and are expanded here; names that come out of them are the agent's, and never are.
+# # Patterns come from the adapter and are expanded here; the names they match come from the agent and never are.
 _LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && printf "%s\\0" "$name"; done; true'
 
 
 def check_tools_are_shown(harness: Harness, task: TaskRequest, backends: Sequence[BackendView]) -> None:
-    """Refuse an agent where no engine's template renders any conversation, and one that depends on tools where none
-    renders them, or where their calls cannot be read.
+    """Refuse an agent when no engine's template renders any conversation, or when it depends on tools and no engine
+    renders them or reads their calls.
 
-    An engine of which that is unknown is taken at its word, and so is a node that has no engine yet.
+    An engine without that information passes, and so does a node without engines.
+
     Raises: EngineIncapable, ToolsNotRendered.
     """
     agent = task.agent
@@ -83,8 +83,8 @@ def _why_no_tools(template: TemplateFacts) -> str | None:
 
 
 async def collect_logs(handle: Sandbox, patterns: Sequence[str]) -> dict[str, bytes]:
-    """Artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: an unavailable
-    log is no reason to lose a session."""
+    """Returns artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: a
+    missing log is no reason to lose a session."""
     found: dict[str, bytes] = {}
     try:
         for name in await _names(handle, patterns):
@@ -125,15 +125,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     session: ModelSession
     harness: Harness
     launch: Launch | AgentRun | None
-    """None: the harness runs already, begun by an earlier life of the node."""
+    """None: the harness is already running, started before the node's restart."""
     spent_s: float = 0.0
-    """Seconds of RUN's budget that the earlier life used."""
+    """Seconds of RUN's budget used before the restart."""
     since: float | None = None
-    """When the earlier life entered RUN; Unix time, UTC, seconds."""
+    """When RUN was entered before the restart; Unix time, UTC, seconds."""
 
 
 class HarnessRun:
-    """Run with `ended()`, once."""
+    """Run `ended()` once."""
 
     def __init__(
         self,
@@ -142,8 +142,7 @@ class HarnessRun:
         note: Callable[[RunEnd | None], AttemptNote | None],
         now: Callable[[], float],
     ) -> None:
-        """
-        note: makes the note for the node's next life; given None while the harness runs.
+        """note: makes the note for a restart of the node; called with None while the harness runs.
         now: Unix time, UTC, seconds.
         """
         self._prepared = prepared
@@ -181,23 +180,23 @@ class HarnessRun:
         return end
 
     async def evict(self, why: str) -> bool:
-        """End a harness that took too much of the machine. It is the agent's failure, and is graded like others.
+        """End a harness that used too much of the machine. It counts as the agent's failure and is graded like others.
 
-        Returns whether this ended it.
+        Returns whether this call ended it.
         """
         if self._evicted is not None:
             return False
         self._evicted = _disk_limit(why)
-        with suppress(RuntimeFailed):  # gone already
+        with suppress(RuntimeFailed):  # # already gone
             await self._prepared.handle.kill()
         return True
 
     def tell_spent(self) -> None:
-        """Pass on to the node's next life how much of RUN's budget is used."""
+        """Report how much of RUN's budget is used, for a restart of the node."""
         tell_spent(self._prepared.handle, self._clock.spent_s)
 
     async def _executed(self) -> ExecResult:
-        """The command's result; its output until then, where something else ended it."""
+        """Returns the command's result, or its output so far if something else ended it."""
         handle, session = self._prepared.handle, self._prepared.session
         execution = session_task(session.session_id, "command", self._execute())
         limit = asyncio.create_task(session.limit_reached.wait())
@@ -214,10 +213,10 @@ class HarnessRun:
             if not is_over and not grace_s:
                 execution.cancel()
             await session.fence("the session has ended")
-            if not execution.done():  # what the kill makes of it would be mistaken for its own end
+            if not execution.done():  # # the result of the kill must not pass for its own end
                 await annotate(handle, None)
             await handle.kill(grace_s=grace_s if not execution.done() else 0.0)
-            # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
+            # # Its output is kept if its budget or a limit ended it. The kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
@@ -225,7 +224,7 @@ class HarnessRun:
 
     @property
     def _has_processes(self) -> bool:
-        """Whether the agent is a program in the sandbox; one in the node is cancelled."""
+        """Whether the agent is a program in the sandbox; an agent in the node's process is cancelled instead."""
         return self._prepared.launch is None or isinstance(self._prepared.launch, Launch)
 
     async def _execute(self) -> ExecResult:
@@ -234,14 +233,14 @@ class HarnessRun:
         return await run_harness(self._prepared.handle, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
 
     def _note_excess(self, usage: Usage) -> None:
-        """Whether the runtime itself ended the harness for its use of the disk."""
+        """Note that the runtime itself ended the harness for its disk use, if it did."""
         if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
             self._evicted = _disk_limit(why)
 
     def _verdict(self, result: ExecResult, broken: Failure | None) -> _Verdict:
-        """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call.
+        """Returns the outcome of RUN. Reaching a limit is an outcome, however the harness reacted to the refused call.
 
-        broken: our failure, where the last calls met one.
+        broken: our failure that the last calls met, if any.
         """
         if self._evicted is not None:
             ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
@@ -262,19 +261,19 @@ class HarnessRun:
             return "memory_limit", Failure(boundary="harness", code="memory_limit", message=message, retryable=False)
         try:
             verdict = self._prepared.harness.judge(result)
-        except Exception as error:  # a plug-in's
+        except Exception as error:  # # a plug-in's error
             return "infra_error", failure_of(error, session.session_id)
         never_fitted = verdict.ok and self._lacks_a_call and not self._num_before
         if session.failures.context is not None and broken is None and not result.timed_out and not never_fitted:
             return "token_limit", session.failures.context
         if broken is not None:
-            return "infra_error", broken  # the harness could not work: we failed it
+            return "infra_error", broken  # # our failure: the harness could not work
         if verdict.ok and not result.timed_out:
             return self._ended_well()
         if result.timed_out:
             return "agent_timeout", None
         if session.failures.node is not None:
-            return "infra_error", session.failures.node  # it gave up on the call that died with us
+            return "infra_error", session.failures.node  # # it gave up on the call that the node's restart interrupted
         if not session.tree and _did_not_begin(result):
             return "infra_error", _unbegun(result)
         reason = verdict.reason or f"the harness {describe_end(result)}"
@@ -290,7 +289,7 @@ class HarnessRun:
 
     @property
     def _lacks_a_call(self) -> bool:
-        """Whether no call of the agent's was answered, and it needs one."""
+        """Whether the agent needs an answered call and got none."""
         made = islice(self._prepared.session.tree, self._num_before, None)
         return not self._task.agent.allow_no_model_call and all(one.of_environment for one in made)
 
@@ -302,7 +301,7 @@ class _Verdict(NamedTuple):
 
 
 def over_limit(usage: Usage, limits: LimitsSpec) -> str | None:
-    """Why the agent's own limit ends it, if it does."""
+    """Returns why the agent's own limit ends it; None: it does not."""
     if usage.exceeded is None:
         return None
     limit = getattr(limits, usage.exceeded)
@@ -314,13 +313,14 @@ def _disk_limit(why: str) -> Failure:
 
 
 def _did_not_begin(result: ExecResult) -> bool:
-    """Whether the runtime's own helper said so. A program could say it, too, and so this is asked only of a session
-    without a model call: until then no model has acted."""
+    """Whether the runtime's helper reported that the command did not start. A program could print the same text, so
+    this is checked only for a session without a model call, in which no model has acted."""
     return result.exit_code in (126, 127) and result.stderr.startswith(b"gangline: ")
 
 
 def _unbegun(result: ExecResult) -> Failure:
-    """A mistake of the task, such as a PATH without the program, or of the node, where the program is not there."""
+    """Returns the failure of a command that did not start. The task may be wrong, such as a PATH without the program,
+    or the program may be missing on the node."""
     errors = result.stderr[:1000].decode(errors="replace").removeprefix("gangline: ").strip()
     message = (
         f"the agent's program could not be started: {errors}. Compare its command, runtime.env, runtime.limits, "
@@ -330,7 +330,7 @@ def _unbegun(result: ExecResult) -> Failure:
 
 
 def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:
-    """Result of a command that was killed when its budget had ended, or a limit was reached."""
+    """Returns the result of a command that was killed when its budget ended or a limit was reached."""
     end = ExecResult(exit_code=None, timed_out=True)
     if execution.cancelled() or execution.exception() is not None:
         return end

@@ -1,9 +1,9 @@
-"""Results on their way to the server: on the disk before the first try, gone from it only when the server has them.
+"""Delivers results to the server. A result is on disk before the first try and removed only when the server has it.
 
-A node that dies between finishing a session and reporting it reports it after its restart. A server that is down, or
-whose disk is full, is asked again until it answers. A result that comes too late (its lease was lost) stays
-in `refused/`. So does one that the server does not take, such as one that is too large: the server hears of an attempt
-that failed for that reason, since a session of which it hears nothing would be leased again.
+A node that dies between finishing and reporting a session reports it after its restart. Delivery is retried while the
+server is down or its disk is full. A result that arrives too late (its lease was lost) is kept in `refused/`. So is a
+result that the server rejects, for instance because it is too large. In that case the attempt is reported as failed for
+that reason, since a session without any report would be leased again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Delivery:
         self._journal = journal
 
     async def deliver(self, result: SessionResult) -> None:
-        """Returns when the server has stored the result, or has said that it wants it no more.
+        """Return when the server has stored the result or no longer wants it.
 
-        Raises only what nobody expects, such as an error for the result of an attempt that failed so.
+        On an unexpected error, delivers the result of an attempt that failed with that error. Raises only if that fails
+        too.
         """
         try:
             await self._deliver(result)
@@ -53,7 +54,7 @@ class Delivery:
             await self._deliver(_undelivered(result, error))
 
     async def _deliver(self, result: SessionResult) -> None:
-        """Raises: what its encoding does; GanglineError when the server does not take it."""
+        """Raises: encoding errors; GanglineError when the server does not accept the result."""
         path = self._path(self._of(result))
         data = await asyncio.to_thread(_saved, path, result)
         await self._run_hooks(result)
@@ -71,7 +72,7 @@ class Delivery:
         return AttemptKey(result.session_id, result.attempt)
 
     def leftover(self) -> list[AttemptKey]:
-        """Attempts whose finished results an earlier life of this node did not deliver."""
+        """Attempts with finished results that were not delivered before the node's restart."""
         return [self._key(path) for path in sorted(self._folder.glob("*.msgpack"))]
 
     async def deliver_leftover(self, key: AttemptKey) -> None:
@@ -79,7 +80,7 @@ class Delivery:
         data = await asyncio.to_thread(path.read_bytes)
         result = decode_msgpack(data, SessionResult)
         try:
-            await self._post(result, data, path)  # first: its lease runs out
+            await self._post(result, data, path)  # # before the hooks: its lease runs out
         except GanglineError as error:
             await self._deliver(_undelivered(result, error))
         await self._run_hooks(result)
@@ -100,7 +101,7 @@ class Delivery:
                 log.warning("result.refused session=%s attempt=%d message=%s", result.session_id, result.attempt, error)
                 await asyncio.to_thread(_set_aside, path)
                 break
-            except (Unauthorized, ForeignRequest) as error:  # that is not about the result
+            except (Unauthorized, ForeignRequest) as error:  # # not about the result
                 log.error("result.kept file=%s message=%s", path, error)
                 return
             except GanglineError as error:
@@ -113,12 +114,13 @@ class Delivery:
         try:
             await self._journal.close_attempt(self._of(result))
             await asyncio.to_thread(path.unlink, missing_ok=True)
-        except (StoreError, OSError) as error:  # then the node's next life delivers it again, which changes nothing
+        except (StoreError, OSError) as error:  # # it is delivered again after a restart, which has no effect
             log.error("result.not_forgotten file=%s message=%s", path, error)
 
 
 def _undelivered(result: SessionResult, error: BaseException) -> SessionResult:
-    """The attempt is not tried again, for it would most likely leave such a result again."""
+    """Returns the result to report instead. The attempt is not retried: it would most likely leave such a result
+    again."""
     found = failure_of(error, result.session_id)
     log.error("result.not_delivered session=%s attempt=%d message=%s", result.session_id, result.attempt, found.message)
     message = f"the attempt ended as {result.outcome}, but its result could not be delivered: {found.message}"
@@ -127,15 +129,15 @@ def _undelivered(result: SessionResult, error: BaseException) -> SessionResult:
 
 
 def _set_aside(path: Path) -> None:
-    """A late result belongs to no session any more, but its tokens are not thrown away: the newest are kept.
+    """Keep a refused result: its session is over, but its tokens are still useful. Only the newest are kept.
 
-    The last one is kept however large it is: one that is too large for the server lies nowhere else.
+    The last one is kept whatever its size: a result that is too large for the server exists nowhere else.
     """
     refused = path.parent / "refused"
     make_private_folder(refused)
     before = refused / path.name
     if before.exists() and path.exists() and before.stat().st_size > path.stat().st_size:
-        path.unlink()  # it only says that the one before could not be delivered
+        path.unlink()  # # this one only reports that the earlier one could not be delivered
     elif path.exists():
         path.replace(before)
     left_bytes = _MAX_REFUSED_BYTES
@@ -147,10 +149,10 @@ def _set_aside(path: Path) -> None:
 
 
 def _saved(path: Path, result: SessionResult) -> bytes:
-    """The result's MessagePack, on the disk if there is room."""
+    """Returns the result's MessagePack, and saves it on disk if there is room."""
     data = encode_msgpack(result)
     try:
         write_whole(path, data)
-    except OSError as error:  # the server may still have room for it; the journal has the completions
+    except OSError as error:  # # the server may still have room; the journal has the completions
         log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
     return data

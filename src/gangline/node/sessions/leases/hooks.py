@@ -1,15 +1,15 @@
-"""Hooks: commands of the operator's that receive each attempt's result before the server does.
+"""Hooks: the operator's commands that receive each attempt's result before the server does.
 
-For effects of every session of a node: a line in a tracker, a copy in an archive, a message. A hook is a shell command
-on the node's machine, with the node's rights. It gets the `SessionResult` as JSON on stdin, and its key facts as
-variables: `GANGLINE_SESSION_ID`, `GANGLINE_TASK_ID`, `GANGLINE_ATTEMPT`, `GANGLINE_OUTCOME`, and `GANGLINE_REWARD`,
-empty where there is none.
+For side effects of every session of a node: a line in a tracker, a copy in an archive, a message. A hook is a shell
+command on the node's machine, with the node's rights. It gets the `SessionResult` as JSON on stdin, and its key facts
+as variables: `GANGLINE_SESSION_ID`, `GANGLINE_TASK_ID`, `GANGLINE_ATTEMPT`, `GANGLINE_OUTCOME`, and `GANGLINE_REWARD`,
+which is empty without a reward.
 
 Laws
-- The result is on the node's disk before a hook begins: no effect or failure of a hook changes the result, its reward,
+- The result is on the node's disk before a hook begins: no effect or failure of a hook changes the result, its reward
   or its delivery.
-- Each hook has a budget, and is killed at its end; also where the node itself was killed meanwhile.
-- A node that died calls the hooks again for the results that it had not delivered, after it has delivered them.
+- Each hook has a budget and is killed when it ends, even if the node itself was killed meanwhile.
+- After a restart the node runs the hooks again for results that it had not delivered, after delivering them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ log = logging.getLogger("gangline.node")
 
 _MAX_SAID_CHARS = 500
 _MORE_S = 1.0
-"""After its budget, for `timeout` to end it first."""
+"""Extra time after its budget, so that `timeout` ends it first."""
 
 
 class Hooks:
-    """
-    commands: given to `sh -c`, one after another.
-    budget_s: of each.
+    """commands: run with `sh -c`, one after another.
+    budget_s: for each command.
     at_once: sessions whose hooks run at the same time.
     """
 
@@ -47,7 +46,7 @@ class Hooks:
         self._places = asyncio.Semaphore(at_once)
 
     async def run(self, result: SessionResult) -> None:
-        """Returns when all are over; a failure is logged. Raises only CancelledError."""
+        """Return when all hooks have ended; failures are logged. Raises only CancelledError."""
         async with self._places:
             try:
                 document = await asyncio.to_thread(encode_json, result)
@@ -58,14 +57,14 @@ class Hooks:
                 log.error("hook.failed session=%s attempt=%d message=%s", result.session_id, result.attempt, why)
 
     async def _why_failed(self, command: str, result: SessionResult, document: bytes) -> str | None:
-        # `timeout` ends the hook's whole process group, also where the node was killed meanwhile.
+        # `timeout` ends the hook's whole process group, even if the node was killed meanwhile.
         argv = ("timeout", "--signal=KILL", f"{self._budget_s:g}", "sh", "-c", command)
         env = {**os.environ, **_environment(result)}
         errors = b""
         try:
             async with program(*argv, env=env, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as hook:
                 try:
-                    # What the hook has left running may hold its output open.
+                    # # Processes that the hook left running may hold its output open.
                     async with asyncio.timeout(self._budget_s + _MORE_S):
                         _, errors = await hook.communicate(document)
                 except TimeoutError:

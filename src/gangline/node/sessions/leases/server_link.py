@@ -1,10 +1,9 @@
-"""A node's place at its server: leases taken and given back, heartbeats sent.
+"""A node's link to its server: takes and gives back leases, sends heartbeats, and renews leases while the event loop is
+blocked.
 
-Renews a node's leases while its event loop is held up.
-
-The loop itself reports the node's state to the server every few seconds. When it has not done so for a while, this
-thread sends the last heartbeat again over its own connection, so that no other session pays for the delay. A loop
-that stays silent for too long is presumed dead: then the leases expire, and others get the sessions.
+The loop itself reports the node's state to the server every few seconds. If it has not done so for a while, a thread
+sends the last heartbeat again over its own connection, so that a delay in the loop costs no session its lease. A loop
+that stays silent for too long is presumed dead: then the leases expire, and other nodes get the sessions.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class Renewals:
     """Call `start()`, then `sending()` with each heartbeat of the loop, and `stop()` at the end."""
 
     def __init__(self, server: LeaseGiver, *, every_s: float, max_silence_s: float = 300.0) -> None:
-        """
-        every_s: how often the loop sends a heartbeat. Its silence begins after twice as long.
-        max_silence_s: after so long the leases are left to run out.
+        """every_s: how often the loop sends a heartbeat. It counts as silent after twice that time.
+        max_silence_s: after this much silence the leases may expire.
         """
         self._server = server
         self.every_s = every_s
@@ -51,11 +49,11 @@ class Renewals:
         self._thread.start()
 
     def sending(self, beat: Heartbeat) -> None:
-        """The loop is about to send this heartbeat."""
+        """Record a heartbeat that the loop is about to send."""
         self._last = (time.monotonic(), beat)
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop the thread. Idempotent."""
         self._stopping.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -89,13 +87,12 @@ class Renewals:
 
 
 class ServerLink:
-    """`renewals` run alongside the event loop while the node leases."""
+    """`renewals` run in their own thread while the node leases."""
 
     def __init__(self, parts: NodeParts, server: LeaseGiver, *, url: str, identity: str, every_s: float) -> None:
-        """
-        url: where others reach the node.
+        """url: where others reach the node.
         identity: of the node's data folder.
-        every_s: how often a heartbeat is sent, where the server does not ask for fewer.
+        every_s: interval of heartbeats, unless the server asks for a longer one.
         """
         self.renewals = Renewals(server, every_s=every_s)
         self._own_every_s = every_s
@@ -110,14 +107,14 @@ class ServerLink:
         return self.renewals.every_s
 
     async def lease(self, max_sessions: int, wait_s: float) -> list[Lease]:
-        """Raises: NodeIdTaken, and as a connection does."""
+        """Raises: NodeIdTaken, and connection errors."""
         node_id = self._parts.node_id
         return await self._server.lease(
             node_id, url=self._url, max_sessions=max_sessions, wait_s=wait_s, identity=self._identity
         )
 
     async def release(self, lease: Lease, *, has_run: bool = False) -> bool:
-        """Give a session back. Returns whether this node does not hold it any more.
+        """Give a session back. Returns whether this node no longer holds it.
 
         has_run: whether its agent has started.
         """
@@ -126,7 +123,7 @@ class ServerLink:
             await self._server.release(self._parts.node_id, session_id=session_id, fence=fence, has_run=has_run)
         except (LeaseLost, NotFound):
             return True
-        except GanglineError as error:  # then the lease runs out by itself
+        except GanglineError as error:  # # then the lease expires
             log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
             return False
         return True
@@ -134,9 +131,9 @@ class ServerLink:
     async def beat(
         self, held: Mapping[str, tuple[int, Stage]], now: NodeNow, *, draining: bool, offer: Offer | None = None
     ) -> tuple[str, ...] | None:
-        """Report the sessions held: id -> fence and stage. Returns the ids of those that are lost; None: no answer.
+        """Report the sessions held: id -> fence and stage. Returns the ids of lost sessions; None: no answer.
 
-        Raises: NodeIdTaken, for whoever has the id runs sessions under it.
+        Raises: NodeIdTaken, since another node runs sessions under the id.
         """
         beat = Heartbeat(
             node_id=self._parts.node_id,

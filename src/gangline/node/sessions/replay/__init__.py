@@ -1,1 +1,1 @@
-"""Recorded sessions: the files that are kept of them, and their grading once more. Start with `regrading`."""
+"""Recorded sessions: the files kept of them, and regrading. Start with `regrading`."""

@@ -1,6 +1,6 @@
-"""The agent's working folder as an artifact: taken when RUN has ended, brought back to grade the session again.
+"""The agent's working folder as an artifact: archived when RUN has ended, restored to grade the session again.
 
-The archive is the agent's claim. It is made, read and unpacked inside sandboxes only.
+The archive is the agent's claim. It is made, read and unpacked only inside sandboxes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from gangline.domain.usage import Usage, unmeasured
 from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES
 
 FILES = "files.tar"
-"""The artifact. `files.tar.missing` is in its place where it could not be taken, with the reason."""
+"""The artifact. If it could not be made, there is `files.tar.missing` with the reason instead."""
 
 _TAR_TIMEOUT_S = 120.0
 
 
 async def keep_files(runtime: Sandbox) -> dict[str, bytes]:
-    """The files of the working folder, or why they are not kept."""
+    """Returns the archived files of the working folder, or why they are not kept."""
     try:
         taken = await runtime.exec(
             ["tar", "-cf", "-", "."],
@@ -55,7 +55,7 @@ class AbsentFiles(Sandbox):
     """The agent's sandbox of a recorded session without files. Nothing runs in it; reading it raises FilesNotKept."""
 
     def __init__(self, session_id: str, workdir: str, why: str) -> None:
-        """why: the files are not there."""
+        """why: the files are missing."""
         super().__init__(runtime_id=f"{session_id}.absent", workdir=workdir, home=workdir)
         self._why = why
 
@@ -87,10 +87,10 @@ class AbsentFiles(Sandbox):
         self._refuse()
 
     async def kill(self, *, grace_s: float = 0.0) -> None:
-        """Nothing runs."""
+        """Does nothing: nothing runs."""
 
     async def stop(self) -> None:
-        """Nothing is there."""
+        """Does nothing: there is no sandbox."""
 
     def limits(self) -> dict[str, str]:
         return {}

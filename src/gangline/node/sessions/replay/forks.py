@@ -1,5 +1,5 @@
-"""The records that an attempt repeats, fetched from the server: of a fork's parent, or of an earlier lease of its own
-that was lost with its node."""
+"""Fetches from the server the records that an attempt repeats: a fork's parent's, or the session's from an earlier
+lease that was lost with its node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("gangline.node")
 async def replay_of(
     lease: Lease, task: TaskRequest, parts: NodeParts, completions: Sequence[Completion] = ()
 ) -> Replay | None:
-    """None where nothing is repeated. `completions`: those that an earlier life of the node recorded.
+    """Returns None if nothing is repeated. `completions`: recorded before a restart of the node.
 
     Raises: NotFound, ServerUnavailable, InvalidRequest when a fork's parent cannot be forked there.
     """
@@ -61,7 +61,7 @@ async def _of_parent(fork: ForkSpec, task: TaskRequest, parts: NodeParts) -> Rep
 
 
 def _check_engine(role: str, calls: Sequence[RecordedCall], views: Sequence[BackendView]) -> None:
-    """Raises: InvalidRequest where the recorded ids could not be a context of the role's engines."""
+    """Raises: InvalidRequest when the recorded ids could not be a context of the role's engines."""
     # The engines of one role have one tokenizer and one template.
     view = next((view for view in views if view.role == role), None)
     if view is None:
@@ -85,7 +85,7 @@ def _check_engine(role: str, calls: Sequence[RecordedCall], views: Sequence[Back
 
 
 async def _of_lost_lease(lease: Lease, task: TaskRequest, parts: NodeParts) -> Replay | None:
-    """None where there are no records of it, or where they cannot be repeated."""
+    """Returns None if it has no records, or none that can be repeated."""
     assert parts.turns is not None
     kept = await parts.turns.latest(lease.session_id, lease.fence)
     turn, forms = len(recorded_calls(kept.completions)), _forms(task)
@@ -99,8 +99,8 @@ async def _of_lost_lease(lease: Lease, task: TaskRequest, parts: NodeParts) -> R
 
 
 async def begins_anew(failure: Failure, lease: Lease, parts: NodeParts) -> bool:
-    """Whether the session failed because its agent asks otherwise than on the lost node: then those records are
-    forgotten, and its next lease samples all."""
+    """Whether the session failed because its agent's requests differ from those on the lost node. The records are then
+    deleted, and its next lease samples everything."""
     if failure.code != ResumeDiverged.code or parts.turns is None:
         return False
     try:
@@ -112,7 +112,7 @@ async def begins_anew(failure: Failure, lease: Lease, parts: NodeParts) -> bool:
 
 
 def _up_to(completions: Sequence[Completion], turn: int) -> list[Completion]:
-    """Records of calls behind `turn` are of no use: they are sampled again."""
+    """Drop records of calls after `turn`: they are sampled again."""
     calls = recorded_calls(completions)[:turn]
     wanted = {choice.completion_id for call in calls for choice in call.choices}
     return [completion for completion in completions if completion.completion_id in wanted]

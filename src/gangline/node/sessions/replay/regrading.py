@@ -1,7 +1,7 @@
-"""Grading of a recorded session: the steps of POSTRUN over a sandbox with its kept files.
+"""Regrades a recorded session: the steps of POSTRUN in a sandbox with its kept files.
 
-The agent does not run, no model is called for it, and nothing is delivered: the verdict is the caller's. A session that
-grading once failed can be graded now; one that never reached grading cannot.
+The agent does not run, no model is called for it, and nothing is delivered: the caller gets the verdict. A session
+whose grading failed can be graded now; a session that never reached grading cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("gangline.node")
 
 
 async def regrade(request: GradingRequest, parts: NodeParts) -> Grading:
-    """Grade it once more, in one of the places of POSTRUN.
+    """Grade the session again, in one of POSTRUN's slots.
 
     Raises: InvalidRequest, UnknownPlugin, Conflict when the session was not to be graded at all.
     """
@@ -68,7 +68,7 @@ def _task_of(request: GradingRequest) -> TaskRequest:
 
 
 def _end_of(recorded: SessionResult) -> RunEnd:
-    """How its RUN ended. Raises: Conflict."""
+    """Returns how its RUN ended. Raises: Conflict."""
     outcome: Outcome = recorded.run_outcome or recorded.outcome
     if outcome in UNGRADED or recorded.harness_exit is None or recorded.trajectory is None:
         why = "" if recorded.failure is None else f": {recorded.failure.message}"
@@ -83,7 +83,7 @@ def _end_of(recorded: SessionResult) -> RunEnd:
 
 
 async def _runtime(recorded: SessionResult, task: TaskRequest, sandboxes: Sandboxes) -> Sandbox:
-    """A sandbox with the agent's files, or one that refuses to be read. Raises: the runtime's errors."""
+    """Returns a sandbox with the agent's files, or `AbsentFiles`. Raises: the runtime's errors."""
     archive = recorded.artifacts.get(FILES)
     if archive is None or f"{FILES}.cut" in recorded.artifacts:
         why = recorded.artifacts.get(f"{FILES}.missing", b"the task did not ask for it").decode().strip().rstrip(".")

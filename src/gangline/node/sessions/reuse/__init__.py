@@ -1,4 +1,4 @@
-"""A node's stock alongside its sessions.
+"""Sandbox state that a node keeps for reuse.
 
-`checkpoints` has the files of their turns, `warm` the sandboxes that nobody has used yet. Start with `checkpoints`.
+`checkpoints` has files from sessions' turns, `warm` has unused sandboxes. Start with `checkpoints`.
 """

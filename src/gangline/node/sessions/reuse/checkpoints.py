@@ -1,8 +1,8 @@
-"""Checkpoints of sessions at their turns, bounded in bytes and in time.
+"""Checkpoints of sessions at their turns, limited in bytes and in time.
 
-One is made before each model call is sampled: the agent has done its work and waits, so that its files are those of the
-turn. It is kept while the session lasts and for a while after it. When all together take too much of the disk, the
-session that takes the most loses its oldest: an agent that writes much pushes nobody else's out.
+One is made before each model call is sampled: the agent has done its work and waits, so the files are those of the
+turn. It is kept during the session and for a while after it. When all checkpoints take too much disk, the session that
+takes the most loses its oldest one: an agent that writes a lot does not displace other sessions' checkpoints.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gangline.domain.sandbox import Checkpoint, Sandbox
 log = logging.getLogger("gangline.node")
 
 _FILE_BYTES = 4096
-"""What each file counts alongside its content: a disk has only so many, also of empty ones."""
+"""Bytes that each file counts in addition to its content: a disk has a limited number of files, even empty ones."""
 
 
 class Checkpoints:
-    """All of a node. `close` it at the end."""
+    """All checkpoints of a node. Call `close` at the end."""
 
     def __init__(
         self,
@@ -33,19 +33,18 @@ class Checkpoints:
         hold_s: float = 600.0,
         found: Iterable[Checkpoint] = (),
     ) -> None:
-        """
-        release: see `Runtime.release`; None: this node keeps no checkpoints.
-        max_bytes: of all together on the disk.
+        """release: see `Runtime.release`; None: this node keeps no checkpoints.
+        max_bytes: of all checkpoints on the disk.
         hold_s: how long they outlive their session.
-        found: those that an earlier life of this node left.
+        found: left from before a restart of the node.
         """
         self._release_one = release
         self._max_bytes = max_bytes
         self._hold_s = hold_s
         self._kept: defaultdict[str, list[Checkpoint]] = defaultdict(list)
-        """Session -> its checkpoints, the oldest first."""
+        """Session -> its checkpoints, oldest first."""
         self._bases: dict[str, int] = {}
-        """Session -> bytes of the prepared files that its checkpoints are over."""
+        """Session -> bytes of the prepared files that its checkpoints are based on."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         for checkpoint in sorted(found, key=lambda one: one.made_at):
@@ -62,18 +61,18 @@ class Checkpoints:
         return kept + sum(num for session_id, num in self._bases.items() if self._kept.get(session_id))
 
     async def begin(self, session_id: str, handle: Sandbox) -> None:
-        """Freeze the prepared files, so that later checkpoints have little to copy. Before the agent starts.
+        """Freeze the prepared files, so that later checkpoints copy little. Call before the agent starts.
 
-        Raises: RuntimeUnavailable where the runtime has no checkpoints; RuntimeFailed.
+        Raises: RuntimeUnavailable when the runtime has no checkpoints; RuntimeFailed.
         """
         if self._release_one is None:
             raise RuntimeUnavailable("capture.checkpoints needs a node that keeps checkpoints; this one does not.")
         base = await handle.checkpoint(session_id)
         self._bases[session_id] = base.num_bytes
-        await self._release(base)  # it stays as long as anything is over it
+        await self._release(base)  # # kept as long as a checkpoint is based on it
 
     async def take(self, session_id: str, handle: Sandbox) -> str | None:
-        """The id of the checkpoint of this turn; None when it could not be made, which the session outlives."""
+        """Returns the id of this turn's checkpoint; None if it could not be made, after which the session continues."""
         try:
             made = await handle.checkpoint(session_id)
             self._kept[session_id].append(made)
@@ -84,19 +83,19 @@ class Checkpoints:
         return made.checkpoint_id
 
     def find(self, session_id: str, checkpoint_id: str) -> Checkpoint:
-        """Raises: NotFound when it was never made, or is removed."""
+        """Raises: NotFound when it was never made or was removed."""
         for checkpoint in self._kept.get(session_id, ()):
             if checkpoint.checkpoint_id == checkpoint_id:
                 return checkpoint
         raise NotFound(f"session {session_id} has no checkpoint {checkpoint_id} any more on this node.")
 
     def hold(self, session_id: str) -> None:
-        """Keep a session's checkpoints, also after its end, until `ended` is called."""
+        """Keep a session's checkpoints, even after its end, until `ended` is called."""
         if (timer := self._timers.pop(session_id, None)) is not None:
             timer.cancel()
 
     def ended(self, session_id: str) -> None:
-        """The session is over, or its hold is: its checkpoints go after the time that they are held for."""
+        """Record that a session, or its hold, is over: its checkpoints are removed after `hold_s`."""
         self.hold(session_id)
         if session_id in self._kept:
             loop = asyncio.get_running_loop()
@@ -105,12 +104,12 @@ class Checkpoints:
             self._bases.pop(session_id, None)
 
     def all_ended(self, but: Iterable[str]) -> None:
-        """At the node's start: the sessions that it continues with are `but`."""
+        """Call at the node's start; `but` are the sessions that it continues."""
         for session_id in set(self._kept) - set(but):
             self.ended(session_id)
 
     async def close(self) -> None:
-        """Their files go with the sandboxes of the node."""
+        """Cancel all timers and releases. The files are removed with the node's sandboxes."""
         for timer in self._timers.values():
             timer.cancel()
         for task in self._releasing:
@@ -130,11 +129,11 @@ class Checkpoints:
 
     async def _released(self, checkpoints: Iterable[Checkpoint]) -> None:
         for checkpoint in checkpoints:
-            with suppress(RuntimeFailed):  # the keeper is gone, and they with it
+            with suppress(RuntimeFailed):  # # the keeper is gone with its checkpoints
                 await self._release(checkpoint)
 
     def _room(self, session_id: str) -> int:
-        """That a session's checkpoints take."""
+        """Returns the bytes that a session's checkpoints take, with the allowance for each file."""
         kept = self._kept[session_id]
         return sum(one.num_bytes for one in kept) + _FILE_BYTES * _num_files(kept)
 

@@ -1,9 +1,9 @@
-"""Records of model calls on their way to the server while their sessions run: see `CaptureSpec.durable`.
+"""Sends records of model calls to the server while their sessions run: see `CaptureSpec.durable`.
 
 Laws
-- A record is sent once it is in the node's own journal, in the order of the journal. Nobody waits for it.
-- While the server does not answer, records wait in memory, and are sent when it does.
-- A session whose lease is lost is followed no further.
+- A record is sent once it is in the node's own journal, in the journal's order. No call waits for it.
+- While the server does not answer, records wait in memory and are sent later.
+- Records of a session whose lease is lost are no longer sent.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from gangline.domain.views import TurnsReceipt
 from gangline.store.journal.entries import Appended, AttemptKey
 
 Listener = Callable[[Sequence[Completion], bytes], None]
-"""Is given the completions of a call, and their entry in the journal."""
+"""Called with the completions of a call and their entry in the journal."""
 
 log = logging.getLogger("gangline.node")
 
 _GATHER_S = 0.2
-"""So long records of many sessions are gathered into one request."""
+"""Seconds during which records of many sessions are gathered into one request."""
 _RETRY_S = 1.0
 _MAX_SESSIONS = 64
 _MAX_BYTES = 16 << 20
-"""The most that one request carries, unless a single call is larger: one with images, or with routed experts."""
+"""Largest request, unless a single call is larger, such as one with images or routed experts."""
 
 
 class TurnKeeper(Protocol):
-    """The server, as a client reaches it. All raise as a connection does."""
+    """The server as a client reaches it. All methods also raise connection errors."""
 
     async def post_turns(self, node_id: str, turns: Sequence[Turns]) -> TurnsReceipt:
         """Durable on return. Raises: DiskFull."""
         ...
 
     async def kept_turns(self, session_id: str, fence: int) -> KeptTurns:
-        """Records of an earlier lease, the one with the most. `fence`: of the present one."""
+        """Returns the records of the earlier lease with the most records. `fence`: of the current lease."""
         ...
 
     async def begin_anew(self, node_id: str, *, session_id: str, fence: int) -> None:
-        """Forget the records of earlier leases. Raises: LeaseLost."""
+        """Delete the records of earlier leases. Raises: LeaseLost."""
         ...
 
 
@@ -63,10 +63,10 @@ class _Followed:
 
 
 class TurnSender:
-    """`run` until cancelled."""
+    """Run `run` until cancelled."""
 
     def __init__(self, node_id: str, server: TurnKeeper, listeners: list[Listener] | None = None) -> None:
-        """listeners: the journal's, to which it belongs while it follows an attempt."""
+        """listeners: the journal's; this object is one of them while it follows an attempt."""
         self._node_id = node_id
         self._server = server
         self._followed: dict[AttemptKey, _Followed] = {}
@@ -74,7 +74,8 @@ class TurnSender:
         self._listeners: list[Listener] = [] if listeners is None else listeners
 
     def follow(self, key: AttemptKey, fence: int, completions: Sequence[Completion] = ()) -> None:
-        """Send this attempt's records from here on, and `completions`, which an earlier life of the node recorded."""
+        """Send this attempt's records from now on, and `completions`, which were recorded before a restart of the
+        node."""
         if not self._followed:
             self._listeners.append(self.kept)
         self._followed[key] = _Followed(fence)
@@ -82,23 +83,23 @@ class TurnSender:
             self.kept([completion], encode_msgpack(Appended.of([completion])))
 
     def leave(self, key: AttemptKey) -> None:
-        """Its attempt is over: its result has its records. Idempotent."""
+        """Stop following an attempt: its result contains its records. Idempotent."""
         if self._followed.pop(key, None) is not None and not self._followed:
             self._listeners.remove(self.kept)
 
     def kept(self, completions: Sequence[Completion], entry: bytes) -> None:
-        """A call that the journal has, and its entry there."""
+        """Queue a journalled call for sending. entry: its entry in the journal."""
         followed = self._followed.get(AttemptKey(completions[0].session_id, completions[0].attempt))
         if followed is not None:
             followed.waiting.append(entry)
             self._wake.set()
 
     async def latest(self, session_id: str, fence: int) -> KeptTurns:
-        """What the server has of a session's earlier leases. Raises: ServerUnavailable, StoreError."""
+        """Returns the server's records of a session's earlier leases. Raises: ServerUnavailable, StoreError."""
         return await self._server.kept_turns(session_id, fence)
 
     async def begin_anew(self, session_id: str, fence: int) -> None:
-        """Have it forget them. Raises: LeaseLost, ServerUnavailable, StoreError."""
+        """Have the server delete them. Raises: LeaseLost, ServerUnavailable, StoreError."""
         await self._server.begin_anew(self._node_id, session_id=session_id, fence=fence)
 
     async def run(self) -> None:
@@ -118,7 +119,7 @@ class TurnSender:
                 await asyncio.sleep(_RETRY_S)
 
     async def _send_all(self) -> None:
-        """Raises: GanglineError, as a connection does."""
+        """Raises: connection errors, as GanglineError."""
         while batch := list(islice(self._next(), _MAX_SESSIONS)):
             receipt = await self._server.post_turns(self._node_id, [turns for _, turns in batch])
             for key, turns in batch:

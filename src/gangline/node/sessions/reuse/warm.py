@@ -1,13 +1,13 @@
-"""Sandboxes that are started and prepared before any session asks for them.
+"""Sandboxes that are started and prepared before a session needs them.
 
 Laws
-- A warm sandbox was never used: it is given to one session, and dies with it. Nothing is ever used twice.
-- It is given only for the very same specification, prepare actions included, and the same submitter.
-- Those that nobody took in time are stopped, and so are the oldest beyond the node's count and memory.
-- Spare ones are started one after another, so that they take little from the sessions that run.
+- A warm sandbox is unused: it is given to one session and ends with it. Nothing is used twice.
+- It is given only for exactly the same specification, including prepare actions, and the same submitter.
+- Sandboxes that are not taken in time are stopped, and so are the oldest beyond the node's count and memory.
+- Spares are started one after another, so that they take little from running sessions.
 
-Everything of a session's own comes later: its key and its environment are those of its commands, and its user, its
-network and its folder are the sandbox's.
+Everything specific to a session comes later: its key and its environment belong to its commands, while user, network
+and folder belong to the sandbox.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ log = logging.getLogger("gangline.node")
 
 
 class WarmSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a node's warm sandboxes."""
+    """Limits of a node's warm sandboxes."""
 
     count: int
     """All together."""
     memory_bytes: int = 16 << 30
-    """The sum of their limits. One without a limit counts as nothing."""
+    """The sum of their memory limits. A sandbox without a limit counts as 0."""
     age_s: float = 300.0
-    """How long one waits for a session."""
+    """How long a sandbox waits for a session."""
 
 
 class WarmKey(NamedTuple):
-    """Sandboxes of equal keys are interchangeable."""
+    """Sandboxes with equal keys are interchangeable."""
 
     submitter: str
     spec: str
@@ -61,16 +61,16 @@ class _Spare(NamedTuple):
 
 
 class WarmPool:
-    """`close` it at the end."""
+    """Call `close` at the end."""
 
     def __init__(self, start: Callable[[RuntimeSpec, str], Awaitable[Sandbox]], sizes: WarmSizes) -> None:
-        """`start`: start and prepare a sandbox with this id; one that fails leaves nothing."""
+        """`start`: starts and prepares a sandbox with this id, and leaves nothing behind if it fails."""
         self._start = start
         self._sizes = sizes
         self._spares: list[_Spare] = []
         """Oldest first."""
         self._wanted: deque[tuple[WarmKey, RuntimeSpec]] = deque(maxlen=sizes.count)
-        """To be started: one for each that was asked for."""
+        """Sandboxes to start: one for each that was asked for."""
         self._filling: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -81,19 +81,19 @@ class WarmPool:
 
     @property
     def is_starting(self) -> bool:
-        """Whether any is being started."""
+        """Whether a sandbox is being started."""
         return self._filling is not None
 
     async def take(self, spec: RuntimeSpec, submitter: str | None) -> Sandbox | None:
-        """A warm sandbox, from now on the caller's; None when there is none. Another one is then started for the next
-        session of the kind."""
-        if spec.gpus:  # a spare would keep GPUs from those that need them
+        """Returns a warm sandbox, which then belongs to the caller; None if there is none. Another one is started for
+        the next session of the same kind."""
+        if spec.gpus:  # # a spare would keep GPUs from other sessions
             return None
         key = WarmKey.of(spec, submitter)
         taken: Sandbox | None = None
         while taken is None and (spare := next((one for one in self._spares if one.key == key), None)) is not None:
             self._spares.remove(spare)
-            with suppress(GanglineError):  # it is gone, such as with the keeper
+            with suppress(GanglineError):  # # already gone, for instance with the keeper
                 await spare.handle.usage()
                 taken = spare.handle
             if taken is None:
@@ -128,14 +128,14 @@ class WarmPool:
     async def _add(self, key: WarmKey, spec: RuntimeSpec, memory_bytes: int) -> None:
         try:
             handle = await self._start(spec, new_id("warm"))
-        except GanglineError as error:  # its session will meet the same error, and report it
+        except GanglineError as error:  # # its session will get the same error and report it
             log.warning("warm.failed backend=%s message=%s", spec.backend, error)
             return
         self._spares.append(_Spare(key, handle, memory_bytes, asyncio.get_running_loop().time()))
         self._trim()
 
     def _trim(self) -> None:
-        """Stop those that are too many, too large together, or too old."""
+        """Stop sandboxes beyond the count, the memory or the age limit."""
         loop, sizes = asyncio.get_running_loop(), self._sizes
         while self._spares and (
             len(self._spares) > sizes.count
