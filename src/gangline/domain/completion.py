@@ -1,8 +1,8 @@
-"""A completion: one captured model call, and the prefix tree that a session's completions form.
+"""A completion is one captured model call; a session's completions form a prefix tree.
 
 A completion stores only the difference from its parent. With P the parent's context (its prompt ids, then its sampled
-ids), the full prompt is `P[:prompt_shared] + prompt_suffix_ids`; messages likewise. So a conversation of T turns costs
-O(T), and the condition "the engine saw exactly the sampled ids" is one comparison: `prompt_shared == len(P)`.
+ids), the full prompt is `P[:prompt_shared] + prompt_suffix_ids`; likewise for messages. So a conversation of T turns
+costs O(T), and "the engine saw exactly the sampled ids" is one comparison: `prompt_shared == len(P)`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gangline.domain.masks import MaskEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 OF_ENVIRONMENT = "of_environment"
-"""In `Completion.metadata`: true where an environment made the call."""
+"""In `Completion.metadata`: true if an environment made the call."""
 
 OWN_EVIDENCE = ("routed_experts", "sampling_mask")
-"""Kinds of evidence with their own fields; those of others are in the field `evidence`."""
+"""Kinds of evidence with their own fields; all others are in the field `evidence`."""
 
 PromptSource = Literal["engine", "stitched", "rendered"]
-"""Who made the prompt ids: the engine's rendering (T0), ours by stitching (T1), ours by rendering (T2)."""
+"""Who made the prompt ids: the engine's rendering (T0), our stitching (T1), our rendering (T2)."""
 
 Context = Literal["first", "exact", "diverged"]
 """`exact`: the prompt begins with every id of the parent's context. `first`: no parent."""
@@ -35,7 +35,7 @@ Context = Literal["first", "exact", "diverged"]
 LogprobKind = Literal["raw", "processed", "temperature_scaled", "missing"]
 
 ParseStatus = Literal["ok", "partial", "failed"]
-"""How a reply's tool calls were read: all, some, or none of those that the model began."""
+"""Whether all, some or none of a reply's tool calls could be parsed."""
 
 Constraint = Literal["tool_choice", "response_format"]
 """A request's constraint on its reply that engines enforce with a grammar."""
@@ -59,15 +59,15 @@ DivergenceCause = Literal[
 
 
 EMPTY_GENERATION = "empty_generation"
-"""Name in a record's metadata where the whole reply ended by itself without any content: `delivered`, or `retried`
-where it was sampled again."""
+"""Name in a record's metadata if the whole reply ended by itself without content: `delivered`, or `retried` if it was
+sampled again."""
 
 MEDIA = ("images", "documents")
-"""Why a call is untrainable whose prompt holds more than token ids, which say nothing of pixels. Calls whose images are
-certified (`Certificate.images`) are trainable. Documents are those that are not text."""
+"""Why a call is untrainable whose prompt contains more than token ids, which do not represent pixels. Calls with
+certified images (`Certificate.images`) are trainable. Documents are only those other than text."""
 
 Relation = Literal["root", "continuation", "branch", "sibling", "retry", "changed", "spawned", "compacted"]
-"""The relation of a call to an earlier one of its session, the origin.
+"""The relation of a call to an earlier call of its session, the origin.
 
 root: no origin. continuation: the first call that continues the origin. branch: another continuation of the same
 origin. sibling: the same prompt. retry: the same prompt, and the origin was aborted. changed: would continue the
@@ -85,86 +85,85 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call came out of an earlier one, by its messages. It says nothing about ids: the certificate does."""
+    """How a call follows from an earlier one, by its messages. For the ids see the certificate."""
 
     relation: Relation = "root"
     origin_id: str | None = None
-    """The parent where `relation` is continuation or branch; of the others, maybe of another conversation."""
+    """The parent, for continuation and branch; otherwise possibly a call of another conversation."""
     cause: DivergenceCause | None = None
     """The client's change, for the relation `changed`."""
     first_change: int | None = None
-    """Index of the first request message that differs from the origin's, for the relation `changed`; None where the
+    """Index of the first request message that differs from the origin's, for the relation `changed`; None if the
     difference precedes all messages."""
     reason: str = ""
-    """The evidence for the relation, for people; empty where it is plain."""
+    """The evidence for the relation, as text; empty if it is obvious."""
 
 
 class NumbersEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of sampled tokens that a call's record holds, of a kind of evidence that a plug-in brings."""
+    """Numbers of sampled tokens in a call's record, for a kind of evidence from a plug-in."""
 
     num_tokens: int = 0
     digest: str = ""
     """SHA-256 of the bytes, in hexadecimal."""
     refused: str | None = None
-    """Why they are not known; nothing is held then."""
+    """Why the numbers are unknown; no bytes are stored then."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact parts of one completion. Source: design, token truth."""
+    """Which parts of a completion are exact. Source: design, token truth."""
 
     prompt_source: PromptSource
     context: Context
     logprobs: LogprobKind
     finish_reason: str
-    """stop, length, tool_calls, abort, ..., as the engine said."""
+    """stop, length, tool_calls, abort, ..., as the engine reported."""
     parse: ParseStatus = "ok"
     first_divergence: int | None = None
     """Index into the parent's context of the first id that differs; None unless diverged."""
     cause: DivergenceCause | None = None
     fallback: str | None = None
-    """Why the call was observed although the engine takes ids; None when it was stitched, or never could be."""
+    """Why the engine rendered the prompt although it takes ids; None when it was stitched, or never could be."""
     as_rendered: bool | None = None
-    """Whether a stitched prompt is the template's rendering of the whole conversation, but for the model's own turns,
-    which are kept as they were prompted and sampled. None: it was not compared, or not stitched."""
+    """Whether a stitched prompt equals the template's rendering of the whole conversation, except for the model's own
+    turns, which stay as they were prompted and sampled. None: not compared, or not stitched."""
     unlike_rendering: str | None = None
-    """The difference, where `as_rendered` is false."""
+    """The difference, if `as_rendered` is false."""
     untrainable: str | None = None
     """Why no token of this call may be trained on (NaN log-probs, missing ids ...); None when they may."""
     stop_reason: str | None = None
-    """Stop string or stop id that ended the reply, where the engine reports one."""
+    """Stop string or stop id that ended the reply, if the engine reports one."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
-    """An engine that honours the constraint reports log-probs over the tokens its grammar allowed, not of the model's
-    own distribution: no trainer recomputes them."""
+    """An engine that enforces the constraint reports log-probs over the tokens its grammar allowed, not over the
+    model's own distribution, so no trainer can recompute them."""
     version_spans: tuple[VersionSpan, ...] = ()
     engine: str = ""
     engine_version: str = ""
     tokenizer_digest: str = ""
     template_digest: str = ""
     engine_role: str | None = None
-    """The role whose own engines answered, with a model that is not the policy's; None: the policy's engines did."""
+    """The role whose own engines answered, with a model other than the policy's; None: the policy's engines did."""
     images: ImageEvidence | None = None
-    """The pixels behind the prompt's placeholder ids; None where the prompt holds no image."""
+    """The pixels for the prompt's placeholder ids; None if the prompt contains no image."""
     routed_experts: ExpertEvidence | None = None
     """The experts that the model chose for the context; None unless `capture.routed_experts` asks for them."""
     sampling_mask: MaskEvidence | None = None
-    """The ids that each sampled token was drawn among; None where `capture.sampling_masks` asks for none, or nothing
-    was cut away."""
+    """The ids that each sampled token was drawn from; None if `capture.sampling_masks` is off or no id was cut away."""
     evidence: dict[str, NumbersEvidence] | msgspec.UnsetType = msgspec.UNSET
-    """Evidence of the kinds that `capture.evidence` asks for, by name; absent where it asks for none."""
+    """Evidence of the kinds that `capture.evidence` asks for, by name; absent without any."""
 
     def evidence_of(self, kind: str) -> Any:
-        """The evidence of a kind, by its name; None where none was asked for."""
+        """Returns the evidence of a kind, by its name; None if it was not asked for."""
         return getattr(self, kind) if kind in OWN_EVIDENCE else (self.evidence or {}).get(kind)
 
 
 class Held(NamedTuple):
-    """Evidence of one kind that a record holds."""
+    """Evidence of one kind in a record."""
 
     evidence: Any
     """For its certificate."""
     data: bytes
-    """Empty where the evidence is refused."""
+    """Empty if the evidence is refused."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,10 +175,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     status: Literal["complete", "aborted"]
     """aborted: the client or the session disconnected first, or the reply was empty and sampled again. The tokens
-    sampled until then are kept and never trained on."""
+    sampled so far are kept and never trained on."""
     parent_id: str | None
     branch_key: str
-    """Digest of (model, tools, template arguments): calls of different keys share no prefix."""
+    """Digest of (model, tools, template arguments): calls with different keys share no prefix."""
     dialect: str
     model: str
     choice_index: int = 0
@@ -191,16 +190,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     sampled_texts: tuple[str, ...] = ()
     """[len(sampled_ids)], as the engine reports them; empty unless `capture.token_texts` asks for them."""
     routed_experts: bytes = b""
-    """Numbers of experts, as `certificate.routed_experts` describes them. Records of an open session come without."""
+    """Expert numbers in the layout of `certificate.routed_experts`. Empty in records of an open session."""
     sampling_mask: bytes = b""
-    """Kept ids, as `certificate.sampling_mask` describes them. Records of an open session come without."""
+    """Kept ids in the layout of `certificate.sampling_mask`. Empty in records of an open session."""
     evidence: dict[str, bytes] | msgspec.UnsetType = msgspec.UNSET
-    """Bytes of each kind in `certificate.evidence`. Records of an open session come without."""
+    """Bytes of each kind in `certificate.evidence`. Absent in records of an open session."""
     messages_shared: int
     new_messages: tuple[Message, ...]
     response: Message
     tools: tuple[ToolDefinition, ...] = ()
-    """Empty where there is a parent: its tools hold (see `CompletionTree.tools`)."""
+    """Empty with a parent, whose tools apply (see `CompletionTree.tools`)."""
     certificate: Certificate
     lineage: Lineage = Lineage()
     started_at: float
@@ -211,7 +210,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_environment(self) -> bool:
-        """Whether one of the session's environments made the call, not the agent."""
+        """Whether one of the session's environments made the call, rather than the agent."""
         return bool(self.metadata.get(OF_ENVIRONMENT))
 
     @property
@@ -220,14 +219,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return self.trainable_for(None)
 
     def trainable_for(self, engine_role: str | None) -> bool:
-        """Whether the model behind a role's own engines (None: the policy) may be trained on it."""
+        """Whether the model of a role's own engines (None: the policy) may be trained on it."""
         certificate = self.certificate
         is_whole = self.status == "complete" and certificate.untrainable is None and len(self.sampled_ids) > 0
         is_others = self.of_environment and engine_role is None
         return is_whole and certificate.engine_role == engine_role and not is_others
 
     def data_of(self, kind: str) -> bytes:
-        """Bytes of a kind of evidence, as the certificate describes them."""
+        """Returns the bytes of a kind of evidence, in the layout of the certificate."""
         return getattr(self, kind) if kind in OWN_EVIDENCE else (self.evidence or {}).get(kind, b"")
 
     @property
@@ -235,13 +234,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.routed_experts) + len(self.sampling_mask) + sum(map(len, (self.evidence or {}).values()))
 
     def with_evidence(self, held: Mapping[str, Held]) -> Completion:
-        """The same record with evidence of these kinds, by their names."""
+        """Returns the record with evidence of these kinds, by name."""
         certificate = _with(self.certificate, {name: one.evidence for name, one in held.items()})
         data = _with(self, {name: one.data for name, one in held.items()})
         return msgspec.structs.replace(data, certificate=certificate)
 
     def without_evidence_bytes(self) -> Completion:
-        """The same record, of which the certificate alone tells of evidence."""
+        """Returns the record without evidence bytes; the certificate still describes them."""
         if not self.num_evidence_bytes:
             return self
         return msgspec.structs.replace(self, routed_experts=b"", sampling_mask=b"", evidence=msgspec.UNSET)
@@ -258,7 +257,7 @@ def _with(record: _RecordT, found: Mapping[str, Any]) -> _RecordT:
 
 
 class RecordedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of an open session that are in the node's journal, in commit order."""
+    """Calls of an open session from the node's journal, in commit order."""
 
     attempt: int
     completions: tuple[Completion, ...]
@@ -304,14 +303,14 @@ class CompletionTree:
         return self._context_len[completion_id]
 
     def prompt_ids(self, completion: Completion) -> TokenIds:
-        """Full prompt ids [T]. `completion` need not be in the tree yet; its parent must."""
+        """Returns the full prompt ids [T]. `completion` need not be in the tree yet; its parent must."""
         pieces = [completion.prompt_suffix_ids]
         want, at = completion.prompt_shared, completion.parent_id
         while want > 0:
             if at is None:
                 raise ValueError(f"{completion.completion_id}: shares ids but has no parent")
             parent = self._by_id[at]
-            # `want` ids are wanted from the front of the parent's context: [shared | suffix | sampled].
+            # `want` ids are needed from the front of the parent's context: [shared | suffix | sampled].
             num_prompt = self.num_prompt_ids(parent)
             if want > num_prompt:
                 pieces.append(parent.sampled_ids[: want - num_prompt])
@@ -324,17 +323,17 @@ class CompletionTree:
         return np.concatenate(pieces) if pieces else token_ids()
 
     def context_ids(self, completion: Completion) -> TokenIds:
-        """Prompt then sampled ids [T]."""
+        """Returns prompt, then sampled ids [T]."""
         return np.concatenate([self.prompt_ids(completion), completion.sampled_ids])
 
     def messages(self, completion: Completion) -> tuple[Message, ...]:
-        """All messages of the request. An echo of a sampled turn stands there as it was sampled."""
+        """Returns all messages of the request. Echoes of sampled turns appear as they were sampled."""
         pieces = [completion.new_messages]
         want, at = completion.messages_shared, completion.parent_id
         while want > 0:
             if at is None:
                 raise ValueError(f"{completion.completion_id}: shares messages but has no parent")
-            # `want` messages are wanted from the front of the parent's [shared | new | response].
+            # `want` messages are needed from the front of the parent's [shared | new | response].
             parent = self._by_id[at]
             own = (*parent.new_messages, parent.response)
             if want > parent.messages_shared:
@@ -344,7 +343,8 @@ class CompletionTree:
         return tuple(message for piece in reversed(pieces) for message in piece)
 
     def tools(self, completion: Completion) -> tuple[ToolDefinition, ...]:
-        """Tools of the request: those of the conversation's first call, for other tools are another branch key."""
+        """Returns the tools of the request, which the conversation's first call has: other tools mean another branch
+        key."""
         return completion.tools if completion.parent_id is None else self._tools[completion.parent_id]
 
 

@@ -1,4 +1,4 @@
-"""The canonical form of conversations between harness and model: every dialect is parsed into it and rendered from
+"""The canonical form of conversations between harness and model. Every dialect is parsed into it and rendered from
 it."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-# Messages and their parts hold no cycles, so the collector need not look at them (`gc=False`): long conversations are
-# thousands of objects, and a look at them takes tens of milliseconds.
+# Messages and their parts contain no cycles, so the collector can skip them (`gc=False`): long conversations have
+# thousands of objects, and examining them takes tens of milliseconds.
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -19,8 +19,8 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag="text"):
 class Thinking(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
     text: str
     signature: str | None = None
-    """The provider's opaque field (signature, encrypted_content, thoughtSignature). Ours holds a record key, so that an
-    echo finds its completion."""
+    """The provider's opaque field (signature, encrypted_content, thoughtSignature). Ours contains a record key, so that
+    an echo finds its completion."""
 
 
 class Image(msgspec.Struct, frozen=True, gc=False, tag="image"):
@@ -39,7 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
     call_id: str
     name: str
     arguments: str
-    """JSON text, as the model wrote it or as the client echoed it."""
+    """JSON text, as the model wrote it or the client echoed it."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
@@ -59,18 +59,18 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 class ToolDefinition(msgspec.Struct, frozen=True):
     name: str
-    """As the engine sees it: unique. Of a tool in a namespace, `NAMESPACE__NAME`."""
+    """As the engine sees it: unique. For a tool in a namespace, `NAMESPACE__NAME`."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
     kind: Literal["function", "custom"] = "function"
-    """`custom`: takes free text, by a grammar or not; the engine sees a function of one string, `input`."""
+    """`custom`: takes free text, with or without a grammar; the engine sees a function of one string, `input`."""
     grammar: dict[str, Any] | None = None
     """Grammar of a custom tool, as the client sent it."""
     namespace: str | None = None
     local_name: str | None = None
-    """The name inside its namespace, as the client knows it; None outside of one."""
+    """The client's name for it inside its namespace; None without a namespace."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -93,11 +93,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much a model is to think, in the words of providers, the least first."""
+"""Amounts of thinking, in the providers' words, least first."""
 
 
 class ThinkingWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client says of thinking in its dialect's words; None: nothing."""
+    """A client's request about thinking, in its dialect's terms; None: not set."""
 
     is_on: bool | None = None
     effort: str | None = None
@@ -105,7 +105,7 @@ class ThinkingWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a harness, in no provider's words."""
+    """One request of a harness, independent of the provider."""
 
     dialect: str
     model: str
@@ -118,31 +118,31 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     num_top_logprobs: int | None = None
-    """Log-probs that the *client* asked for; None when it did not."""
+    """Number that the *client* asked for; None when it did not."""
     response_format: dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
     thinking: ThinkingWish = ThinkingWish()
-    """Besides `template_kwargs`: what no argument of the template says yet."""
+    """Settings that are not yet part of `template_kwargs`."""
     template_wished: dict[str, Any] = {}
-    """What the client said of both, where its task says something else."""
+    """The client's own settings for both, if its task overrides them."""
     dropped: tuple[str, ...] = ()
     """Request fields and hosted tools that have no meaning here and were left out; kept for the record."""
     undeclared: dict[str, str] = {}
-    """Field -> its JSON text, of the fields among `dropped` that the dialect does not know: they may carry state."""
+    """Field -> its JSON text, for the fields in `dropped` that the dialect does not know: they may carry state."""
     previous_reply_id: str | None = None
-    """The call continues the conversation of this earlier reply of the session; `messages` holds only new ones."""
+    """The call continues the conversation of this earlier reply of the session; `messages` has only the new ones."""
     keeps_tools: bool = False
-    """With `previous_reply_id`: tools are those of that reply's call, and `tools` is empty."""
+    """With `previous_reply_id`: the tools of that reply's call apply, and `tools` is empty."""
     leads_with_instructions: bool = False
-    """The first message binds this call alone: one that continues from its reply leaves it behind."""
+    """The first message applies to this call alone; a call that continues from its reply drops it."""
     agent_id: str | None = None
-    """The client's own name for the calling agent, where it distinguishes agents."""
+    """The client's own name for the calling agent, if it distinguishes agents."""
     agent_role: str | None = None
-    """The role that the caller plays among several, as it named it: a label for rewards and credit, nothing more."""
+    """The caller's role among several, as it named it: only a label, for rewards and credit."""
     of_environment: bool = False
-    """Whether an environment of the session makes the call, not the agent."""
+    """Whether an environment of the session makes the call, rather than the agent."""
     echo: dict[str, Any] = {}
-    """Request fields that the dialect's reply repeats; nobody else reads them."""
+    """Request fields that the dialect's reply repeats; not read elsewhere."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,11 +151,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     """Prompt tokens that the engine had in its cache."""
     num_thinking_tokens: int = 0
-    """Sampled tokens of thinking, where the engine reports them."""
+    """Sampled tokens of thinking, if the engine reports them."""
 
 
 def message_text(message: Message) -> str:
-    """All plain text of a message, tool results included, thinking left out."""
+    """Returns all plain text of a message, including tool results but not thinking."""
     texts: list[str] = []
     for part in message.parts:
         if isinstance(part, Text):

@@ -1,4 +1,4 @@
-"""Environments of a session: servers of tools that are the agent's world, and the record of each call of theirs."""
+"""Environments of a session: tool servers that are the agent's world, and the record of each of their calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class EnvironmentKind(Protocol):
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
     hidden_tools: ClassVar[frozenset[str]]
-    """Tools for the grader alone, alongside those that the task hides."""
+    """Tools for the grader alone, in addition to the ones that the task hides."""
     offers_tools: ClassVar[bool]
-    """Whether the agent gets any tool. Its harness must be able to take them."""
+    """Whether the agent gets any tools. Its harness must support them."""
     command: Sequence[str]
     """An MCP server on its standard streams, in the environment's sandbox."""
     env: Mapping[str, str]
@@ -26,11 +26,11 @@ class EnvironmentKind(Protocol):
 
 @runtime_checkable
 class HasOpening(Protocol):
-    """A kind whose command reads something before it speaks MCP."""
+    """A kind whose command reads input before it speaks MCP."""
 
     opening: bytes
-    """Written to the command's stdin first. What the agent must not know goes here: each process of a sandbox can read
-    the arguments of all others."""
+    """Written to the command's stdin first. Secrets from the agent belong here: every process in a sandbox can read the
+    arguments of all others."""
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,14 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a call as MCP has it, and the environment's step."""
+    """The result of a call in MCP's format, and the environment's step."""
 
     content: Sequence[Mapping[str, Any]]
     """Content blocks."""
     structured: Mapping[str, Any] | None = None
     is_error: bool = False
     reward: float | None = None
-    """None where the call was no step."""
+    """None if the call was not a step."""
     done: bool = False
     """Whether the episode is over."""
 
@@ -66,12 +66,12 @@ class EnvironmentCall(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Mapping[str, Any]
     text: str
-    """The result's text; the front of a long one."""
+    """The result's text; only the front of a long one."""
     is_error: bool
     reward: float | None
     done: bool
     completion_id: str | None = None
-    """The model's turn that made the call; None where it is not known."""
+    """The model's turn that made the call; None if unknown."""
     began_at: float
     """Unix time, UTC, seconds."""
     duration_s: float
@@ -81,28 +81,28 @@ class SessionEnvironment(Protocol):
     """One environment of a running session."""
 
     tools: Sequence[OfferedTool]
-    """Tools that the agent is offered."""
+    """Tools offered to the agent."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """The agent's call, which is recorded.
+        """Make and record a call of the agent.
 
         Raises: InvalidRequest for a tool that is not offered; EnvironmentFailed; SessionOver after `fence`.
         """
         ...
 
     async def fence(self) -> None:
-        """Take no more calls of the agent's, and end those that run. Idempotent."""
+        """Refuse further calls of the agent, and end running ones. Idempotent."""
         ...
 
 
 class GradedEnvironment(Protocol):
-    """An environment after the agent's end."""
+    """An environment after the agent has ended."""
 
     hidden_tools: Mapping[str, OfferedTool]
     """Tools that only the grader may call, by name."""
     failure: str | None
-    """Why the environment was of no use to the agent; None where it worked."""
+    """Why the environment did not work for the agent; None if it worked."""
 
     async def ask(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """The grader's call of any tool. Raises: EnvironmentFailed."""
+        """Call any tool for the grader. Raises: EnvironmentFailed."""
         ...

@@ -3,53 +3,53 @@
     GanglineError
     ├── CallerError            a request that cannot be answered
     │   ├── InvalidRequest     400
-    │   │   ├── ReplyNotFound  it continues a reply that the session does not have
-    │   │   └── ForkDiverged   a fork's agent asks otherwise than its parent's did
-    │   │       └── ResumeDiverged  retryable: one that goes on for a lost node asks otherwise
+    │   │   ├── ReplyNotFound  continues a reply that the session does not have
+    │   │   └── ForkDiverged   a fork's agent sent another request than its parent's
+    │   │       └── ResumeDiverged  retryable: the same, in a session that continues after a lost node
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
-    │   ├── ForeignRequest     403: a web page of another site, or another host's name
-    │   ├── ReadOnly           403: a signed-in browser that may only read
+    │   ├── ForeignRequest     403: from another site's web page, or for another host
+    │   ├── ReadOnly           403: a signed-in browser with read-only access
     │   ├── NotFound           404
-    │   ├── MethodNotAllowed   405: the path takes other methods
+    │   ├── MethodNotAllowed   405: the path has other methods
     │   ├── Conflict           409
-    │   │   └── NodeIdTaken    another node has the id
-    │   ├── RequestTimeout     408: the body did not come
-    │   ├── UnsupportedMediaType 415: a body that is not JSON, or compressed in an unknown way
-    │   ├── UpgradeRefused     426: WebSocket is not spoken
+    │   │   └── NodeIdTaken    another node uses the id
+    │   ├── RequestTimeout     408: the body did not arrive
+    │   ├── UnsupportedMediaType 415: a body that is not JSON, or has an unknown compression
+    │   ├── UpgradeRefused     426: WebSocket is not supported
     │   ├── LimitExceeded      413: a request beyond its limits
     │   │   └── TooMany        429, retryable: concurrency limit reached
-    │   ├── ActionRefused      a tool could not do an action: no such file, a command still runs
-    │   ├── UnknownPlugin      400, names the known ones
+    │   ├── ActionRefused      a tool's action failed: no such file, a command still runs
+    │   ├── UnknownPlugin      400, lists the known ones
     │   ├── InvalidGroup       an incomplete group, for a trainer that needs whole ones
-    │   └── OutOfTasks         a trainer's tasks were used up before it had its groups
+    │   └── OutOfTasks         a trainer ran out of tasks before its groups were complete
     ├── EngineError            the inference engine
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
-    │   │   └── EngineMalformed  502: its answer cannot be read
+    │   │   └── EngineMalformed  502: its answer cannot be parsed
     │   ├── EngineRefused      the engine answered 4xx
-    │   │   └── MessagesRefused  its chat template takes no such conversation: no fault of the agent's
+    │   │   └── MessagesRefused  its chat template refuses the conversation: not the agent's fault
     │   ├── ContextOverflow    prompt and reply do not fit the context
     │   ├── EngineIncapable    no token ids or no log-probs: its replies cannot be trained on
-    │   └── WeightsNotLoaded   retryable: not all engines have a trainer's new weights; lists each one's
+    │   └── WeightsNotLoaded   retryable: not all engines loaded a trainer's weights; lists each one's
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; names the missing package
-    │   ├── RuntimeFailed      retryable: it did not start, or died
+    │   ├── RuntimeFailed      retryable: did not start, or died
     │   ├── EnvironmentFailed  retryable: an environment's server did not start, ended, or does not answer
     │   ├── FilesNotKept       a recorded session's files are needed to grade it again
     │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
-    │   ├── ActionServerFailed the sandbox's action server ended, lied, or does not answer
-    │   ├── ToolUnavailable    a service that a tool needs failed, or is not allowed: no doing of the agent's
+    │   ├── ActionServerFailed the sandbox's action server ended, or gives no valid answer
+    │   ├── ToolUnavailable    a tool's service failed, or is not allowed: not the agent's fault
     │   └── GradingSpoiled     the agent's files prevent its grading
     ├── BuilderError
     ├── EvaluatorError
-    │   ├── GraderUnavailable  a grader's own service failed: no doing of the agent's
-    │   └── TaskAtFault        how the task is graded is a mistake: no doing of the agent's
+    │   ├── GraderUnavailable  a grader's service failed: not the agent's fault
+    │   └── TaskAtFault        the task's grading is wrong: not the agent's fault
     ├── StoreError             retryable: database, journal, disk
     │   ├── DiskFull
     │   └── OtherVersion
     └── NodeError              ours
-        ├── LeaseLost          the session was given to another node
+        ├── LeaseLost          the session was leased to another node
         ├── NodeDraining       retryable: the node takes no more sessions
         ├── TooManyFiles       retryable: this process or its machine has too many open files
         ├── DrainTimeout       504, retryable: model calls did not end before a weight update
@@ -117,14 +117,14 @@ class ReplyNotFound(InvalidRequest):
 
 
 class ForkDiverged(InvalidRequest):
-    """A model call of a fork differs from the recorded one that would answer it."""
+    """A fork's model call differs from the recorded call that would answer it."""
 
     code = "fork_diverged"
     boundary = "harness"
 
 
 class ResumeDiverged(ForkDiverged):
-    """A model call of a session that another node began differs from the recorded one that would answer it."""
+    """A model call differs from the record that would answer it, in a session that began on another node."""
 
     code = "resume_diverged"
     retryable = True
@@ -136,21 +136,21 @@ class Unauthorized(CallerError):
 
 
 class SessionOver(CallerError):
-    """A model call of a session that was fenced, or that has used up its turns."""
+    """A model call in a session that was fenced or has used up its turns."""
 
     code = "session_over"
     status = 403
 
 
 class ForeignRequest(CallerError):
-    """A request that a web page of another site made, or one for another host."""
+    """A request from another site's web page, or for another host."""
 
     code = "foreign_request"
     status = 403
 
 
 class ReadOnly(CallerError):
-    """A signed-in browser that may only read asked for a change."""
+    """A signed-in browser with read-only access requested a change."""
 
     code = "read_only"
     status = 403
@@ -162,7 +162,7 @@ class NotFound(CallerError):
 
 
 class MethodNotAllowed(CallerError):
-    """`allow` in the details names the methods of the path."""
+    """`allow` in the details lists the path's methods."""
 
     code = "method_not_allowed"
     status = 405
@@ -174,7 +174,7 @@ class Conflict(CallerError):
 
 
 class NodeIdTaken(Conflict):
-    """A node with another data folder has this id, and was heard a short while ago."""
+    """A node with another data folder has this id and was heard from recently."""
 
     code = "node_id_taken"
 
@@ -211,7 +211,7 @@ class TooMany(LimitExceeded):
 
 
 class ActionRefused(CallerError):
-    """An action of a tool that was not done; `reason` is a short code such as `not_found`."""
+    """A tool's action was not carried out; `reason` is a short code such as `not_found`."""
 
     code = "action_refused"
 
@@ -254,7 +254,7 @@ class EngineUnavailable(EngineError):
 class EngineMalformed(EngineUnavailable):
     """The engine answered, but its answer is not a reply: not JSON, not HTTP, without choices, with impossible ids.
 
-    Calls fail over as from an engine that does not answer; where no other engine takes the call, the client gets a 502.
+    Calls fail over as if the engine had not answered. If no other engine takes the call, the client gets a 502.
     """
 
     code = "engine_malformed"
@@ -266,13 +266,13 @@ class EngineRefused(EngineError):
 
 
 class MessagesRefused(EngineRefused):
-    """The model's chat template refuses a conversation, as fitted as it can be, and takes a plain one."""
+    """The model's chat template refuses a conversation even after fitting, but accepts a plain one."""
 
     code = "messages_refused"
 
 
 class ContextOverflow(EngineError):
-    """The prompt, with the reply asked for, is longer than the model's context."""
+    """The prompt, with the requested reply, is longer than the model's context."""
 
     code = "context_length_exceeded"
     status = 400
@@ -283,7 +283,7 @@ class EngineIncapable(EngineError):
 
 
 class WeightsNotLoaded(EngineError):
-    """A weight update that was not done, or done by halves. Pushing again repairs both."""
+    """A weight update failed, entirely or in part. Pushing again repairs both."""
 
     code = "weights_not_loaded"
     retryable = True
@@ -334,19 +334,19 @@ class ToolsNotRendered(HarnessError):
 
 
 class GradingSpoiled(HarnessError):
-    """The agent's files or actions made the grader fail: the session's own failure, never one of the infrastructure."""
+    """The agent's files or actions made the grader fail: the session's own failure, never an infrastructure fault."""
 
     code = "grading_spoiled"
 
 
 class ActionServerFailed(HarnessError):
-    """A sandbox's action server is of no use any more. It is the agent's, so this is the session's own failure."""
+    """A sandbox's action server no longer works. It belongs to the agent, so this is the session's own failure."""
 
     code = "action_server_failed"
 
 
 class ToolUnavailable(HarnessError):
-    """A service that a tool of the agent needs is down, gives no usable answer, or is not allowed to this task."""
+    """A service that an agent's tool needs is down, gives no usable answer, or is not allowed for this task."""
 
     code = "tool_unavailable"
 
@@ -362,15 +362,15 @@ class EvaluatorError(GanglineError):
 
 
 class GraderUnavailable(EvaluatorError):
-    """A service that a grader needs is down, slow or gives no usable answer. No control is asked: it would only show
-    whether the service works by now."""
+    """A service that a grader needs is down, slow, or gives no usable answer. No control session is run: it would only
+    show whether the service works by now."""
 
     code = "grader_unavailable"
 
 
 class TaskAtFault(EvaluatorError):
-    """A mistake in how the task is graded, which shows only with some answers. It is not the agent's: no control is
-    asked."""
+    """A mistake in the task's grading that shows only for some answers. It is not the agent's fault, so no control
+    session is run."""
 
     code = "task_at_fault"
 
@@ -382,7 +382,7 @@ class StoreError(GanglineError):
 
 
 class OtherVersion(StoreError):
-    """The data is of a version of Gangline that this one does not read: trying again cannot help."""
+    """The data was written by a version of Gangline that this one cannot read: retrying does not help."""
 
     code = "other_version"
     retryable = False
@@ -411,7 +411,7 @@ class NodeDraining(NodeError):
 
 
 class TooManyFiles(NodeError):
-    """The process may open no more files: see `open_files`. Sessions that it fails are given back."""
+    """The process may open no more files: see `open_files`. Sessions that fail for this are given back."""
 
     code = "too_many_open_files"
     status = 503
@@ -438,8 +438,8 @@ class ClusterUnavailable(NodeError):
 
 
 def errors_by_code() -> dict[str, type[GanglineError]]:
-    """All error classes that are loaded, those of plug-ins too. A class that inherits its code stands behind its
-    parent."""
+    """Returns all loaded error classes by code, including plug-ins'. A class that inherits its code is represented by
+    its parent."""
     found: dict[str, type[GanglineError]] = {}
     waiting: list[type[GanglineError]] = [GanglineError]
     while waiting:

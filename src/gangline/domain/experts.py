@@ -1,4 +1,4 @@
-"""Experts that a mixture-of-experts model chose for tokens: their evidence with a call, and the array of a row."""
+"""Experts that a mixture-of-experts model chose for tokens: the evidence of a call, and the array of a row."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 ExpertArray = NDArray[np.unsignedinteger[Any]]
-"""[tokens, layers, chosen] numbers of experts, in the order in which the engine reported them."""
+"""[tokens, layers, chosen] expert numbers, in the order in which the engine reported them."""
 
 ExpertNumber = Literal["uint8", "uint16"]
-"""uint8 where the engine counts to 255 at most, else uint16; little-endian."""
+"""uint8 if the engine's highest number is at most 255, else uint16; little-endian."""
 
 
 class ExpertsMissing(ValueError):
-    """The experts of some token of a row are not known; the message says whose, and why."""
+    """The experts of some token of a row are unknown; the message has the token and the reason."""
 
 
 class ExpertEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a call's context whose experts its record holds. Earlier positions are its parent's."""
+    """The part of a call's context whose experts its record contains. Earlier positions are in its parent's."""
 
     start: int = 0
-    """Index into the prompt, then the sampled ids, of the first token."""
+    """Index of the first token into the prompt, then the sampled ids."""
     num_tokens: int = 0
-    """Tokens in a row; the last one of the context has none, for no layer has seen it."""
+    """Consecutive tokens; the context's last one has no experts, since no layer has seen it."""
     num_layers: int = 0
     num_chosen: int = 0
     """Experts that a layer chooses for a token."""
@@ -33,7 +33,7 @@ class ExpertEvidence(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     """SHA-256 of the bytes, in hexadecimal."""
     refused: str | None = None
-    """Why the experts of the context are not all known; nothing is held then."""
+    """Why some experts of the context are unknown; no bytes are stored then."""
 
     @property
     def end(self) -> int:
@@ -41,17 +41,17 @@ class ExpertEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_known(self) -> int:
-        """Leading positions of the context whose experts this record and its ancestors hold."""
+        """Leading positions of the context whose experts this record and its ancestors contain."""
         return self.end if self.refused is None else 0
 
     def array(self, data: bytes) -> ExpertArray:
-        """[num_tokens, num_layers, num_chosen]. Raises: ValueError when `data` has another length."""
+        """Returns [num_tokens, num_layers, num_chosen]. Raises: ValueError when `data` has another length."""
         found: ExpertArray = np.frombuffer(data, dtype=np.dtype(self.number).newbyteorder("<"))
         return found.reshape(self.num_tokens, self.num_layers, self.num_chosen)
 
 
 class RowExperts(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts of a row's tokens: of the whole prompt, then of the response without its last token."""
+    """Experts of a row's tokens: the whole prompt, then the response without its last token."""
 
     num_tokens: int = 0
     num_layers: int = 0
@@ -59,7 +59,7 @@ class RowExperts(msgspec.Struct, frozen=True, kw_only=True):
     number: ExpertNumber = "uint8"
     data: bytes = b""
     missing: str | None = None
-    """Why they are not known; everything else is empty then."""
+    """Why they are unknown; everything else is empty then."""
 
     @classmethod
     def of(cls, array: ExpertArray) -> RowExperts:
@@ -69,7 +69,7 @@ class RowExperts(msgspec.Struct, frozen=True, kw_only=True):
         return cls(number=number, data=array.astype(f"<u{array.dtype.itemsize}", copy=False).tobytes(), **sizes)
 
     def array(self) -> ExpertArray:
-        """[num_tokens, num_layers, num_chosen]. Raises: ExpertsMissing."""
+        """Returns [num_tokens, num_layers, num_chosen]. Raises: ExpertsMissing."""
         if self.missing is not None:
             raise ExpertsMissing(self.missing)
         found: ExpertArray = np.frombuffer(self.data, dtype=np.dtype(self.number).newbyteorder("<"))

@@ -1,4 +1,4 @@
-"""Ids: validated before they touch a path, a query or a log."""
+"""Ids, validated before they are used in a path, a query or a log."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import secrets
 from gangline.domain.errors import InvalidRequest
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-"""Letters, digits, `.`, `_`, `-`; at most 128 characters, without a leading dot or dash and without path separators."""
+"""Letters, digits, `.`, `_`, `-`; at most 128 characters, no leading dot or dash, no path separators."""
 
 RECORD_KEY = re.compile(r"[0-9a-f]{16}")
-"""A reply's key in the records, which its ids in every dialect contain."""
+"""A reply's key in the records, part of its ids in every dialect."""
 
 ROLE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""The name of a role that a client plays among several, or a label of a node."""
+"""The name of a client's role among several, or a label of a node."""
 
 _ID = re.compile(ID_PATTERN)
 
 
 def validated_id(value: str, what: str) -> str:
-    """Return `value`. Raises: InvalidRequest when it is not an id."""
+    """Returns `value`. Raises: InvalidRequest when it is not an id."""
     if not _ID.fullmatch(value):
         raise InvalidRequest(f"{what} must match {ID_PATTERN}, got {value[:140]!r}.")
     return value
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `task-3f9c1a72b04d`."""
+    """Returns a new id such as `task-3f9c1a72b04d`."""
     return f"{prefix}-{secrets.token_hex(6)}"
 
 
 def new_secret(prefix: str) -> str:
-    """A fresh key with 192 random bits; the prefix names its purpose."""
+    """Returns a new key with 192 random bits; the prefix names its purpose."""
     return f"{prefix}-{secrets.token_urlsafe(24)}"

@@ -1,9 +1,9 @@
-"""The files of a row's images, found in its messages and checked against its certificates.
+"""The files of a row's images, taken from its messages and checked against its certificates.
 
     reader = ImageReader.load(MODEL_FOLDER)
     inputs = reader.pixels(image_files(row))  # pixel_values, image_grid_thw
 
-A row's images are those of its last turn's prompt: every turn before it was conditioned on the front of them, in the
+A row's images are the images in its last turn's prompt: every earlier turn was conditioned on the first of them, in the
 same places.
 """
 
@@ -40,11 +40,11 @@ class HoldsImages(Protocol):
 
 
 class Refused(ValueError):
-    """An image cannot be certified; the message says why."""
+    """An image cannot be certified; the message has the reason."""
 
 
 def file_of(image: Image) -> bytes:
-    """The bytes of an inline image. Raises: Refused."""
+    """Returns the bytes of an inline image. Raises: Refused."""
     if not is_inline(image):
         raise Refused("an image is at an address: the engine fetched it, and its bytes are not known here")
     head, _, data = image.url.partition(",")
@@ -59,19 +59,19 @@ def file_of(image: Image) -> bytes:
 
 
 class PixelsMissing(ValueError):
-    """A row has placeholder ids of images that it does not hold; the message says which."""
+    """A row has placeholder ids of images that it does not contain; the message names them."""
 
 
 def placed_images(row: HoldsImages) -> tuple[PlacedImage, ...]:
-    """Every image of the row; `start` counts from the beginning of its whole prompt."""
+    """Returns every image of the row; `start` counts from the beginning of its whole prompt."""
     evidence = [certificate.images for certificate in row.certificates if certificate.images is not None]
     return evidence[-1].placed if evidence else ()
 
 
 def image_files(row: HoldsImages) -> list[bytes]:
-    """The file of each image, in order, as it was sent to the engine.
+    """Returns the file of each image, in order, as it was sent to the engine.
 
-    Raises: PixelsMissing when the row's messages do not hold just the files that its certificates name.
+    Raises: PixelsMissing when the files in the row's messages differ from the ones its certificates name.
     """
     placed = placed_images(row)
     messages = itertools.chain(row.prompt_messages, row.response_messages)
@@ -88,7 +88,7 @@ def image_files(row: HoldsImages) -> list[bytes]:
 
 
 def image_problems(trace: Trace) -> Iterator[str]:
-    """Where a trained trace and its images do not agree; the trace has its whole prompt."""
+    """Yields disagreements between a trained trace and its images. The trace must have its whole prompt."""
     placed = placed_images(trace)
     if not placed or not trace.loss_mask.any():
         return

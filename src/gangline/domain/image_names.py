@@ -1,4 +1,4 @@
-"""Names of images, so that a task's and a node's can be compared; and many of them in few bytes. Pure.
+"""Names of images, so that a task's can be compared with a node's, and a compact form for many of them. Pure.
 
 An image with a path is in a folder of the node's machine. Any other is an engine's own, in the folder `""`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 MAX_IMAGES = 2000
-"""Images of one folder that a node tells. Of a folder with more it tells nothing."""
+"""Most images of one folder that a node reports. A folder with more is not reported."""
 
 _DIGEST_CHARS = 8
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{12})[0-9a-f]{0,52}")
@@ -21,7 +21,7 @@ _IMPLIED = re.compile(r"^(?:(?:index\.)?docker\.io/|localhost/)?(?:library/)?")
 
 
 def located(image: str) -> tuple[str, str]:
-    """Its folder, and its name there."""
+    """Returns the image's folder and its name there."""
     if image.startswith("/"):
         folder, name = posixpath.split(posixpath.normpath(image))
         return folder, name
@@ -29,7 +29,7 @@ def located(image: str) -> tuple[str, str]:
 
 
 def _canonical(image: str) -> str:
-    """A name as engines read it: with its tag, and without the registry and folder that they assume; or a short id."""
+    """Returns a name in engines' form: with its tag, without the default registry and folder; or a short id."""
     if (found := _ID.fullmatch(image)) is not None:
         return found[1]
     whole, at, digest = _IMPLIED.sub("", image).partition("@")
@@ -41,10 +41,10 @@ def _canonical(image: str) -> str:
 
 
 def engine_names(listed: Iterable[tuple[str, str, str, str]], *, short: bool = False) -> set[str]:
-    """Every name by which an engine's images can be asked for.
+    """Returns every name by which an engine's images can be requested.
 
-    listed: repository, tag, digest and id of each, `<none>` where it has none. short: the engine also finds an image of
-    any registry by the end of its name.
+    listed: repository, tag, digest and id of each, or `<none>`. short: the engine also finds an image of any registry
+    by the end of its name.
     """
     names: set[str] = set()
     for repository, tag, digest, image_id in listed:
@@ -63,12 +63,12 @@ def _ends(name: str) -> list[str]:
 
 
 def packed(names: Collection[str]) -> str:
-    """Digests of the names, of eight characters each. They say which names are there, not what they are."""
+    """Returns an eight-character digest for each name, which allows a lookup but does not reveal the names."""
     return "".join(sorted(_digest(name) for name in names))
 
 
 def has_image(digests: str, name: str) -> bool:
-    """told: as `packed` gives it. Of 2,000 names, one in two million others is taken for one of them."""
+    """digests: from `packed`. With 2,000 names, one in two million other names is a false positive."""
     return _digest(name) in _digests(digests)
 
 

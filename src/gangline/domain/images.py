@@ -1,4 +1,4 @@
-"""Images in a prompt: which ids stand for each, and which pixels the ids stood for."""
+"""Images in a prompt: which ids represent each, and which pixels those ids represented."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class PlacedImage(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """SHA-256 of the file as the client sent it, in hexadecimal."""
     pixel_digest: str
-    """SHA-256 of its size and its decoded RGB bytes: equal for two files of the same pixels."""
+    """SHA-256 of its size and its decoded RGB bytes: equal for two files with the same pixels."""
     grid: tuple[int, int, int]
     """Patches of time, height and width that the processor makes of it (`image_grid_thw`)."""
 
 
 class ImageEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the images of a call's prompt."""
+    """Certified facts about the images of a call's prompt."""
 
     placed: tuple[PlacedImage, ...] = ()
-    """Every image of the prompt, in order; empty where `refused` says why nothing is certain."""
+    """Every image of the prompt, in order; empty if `refused` is set."""
     placeholder_id: int = -1
-    """The id that stands for a patch."""
+    """The id that represents a patch."""
     processor: str = ""
     """Class of the image processor, then a digest of its configuration."""
     refused: str | None = None
-    """Why the pixels behind the ids are not certain; the call is untrainable then."""
+    """Why the pixels for the ids are uncertain; the call is untrainable then."""
 
 
 def images_in(messages: Iterable[Message]) -> Iterator[Image]:
-    """Images in the order in which prompts have them: of one message, those of tool results come first."""
+    """Yields images in the order of prompts: within a message, images of tool results come first."""
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolResult):

@@ -1,12 +1,12 @@
-"""The life of a session as tables: the allowed transitions, and the states that allow another attempt.
+"""The lifecycle of a session as tables: the allowed transitions, and the states that allow another attempt.
 
                  lease             start            launch            end
     queued ────────────▶ init ──────────▶ ready ─────────▶ run ─────────▶ postrun ──▶ ended
       ▲                    │                │                │                │
       └────────────────────┴── lease lost, or infrastructure fault with attempts left ──┘
 
-Between `queued` and `ended` the server knows a session by its lease; the four stages are the node's and reach
-the server with heartbeats.
+Between `queued` and `ended` the server tracks a session by its lease. The four stages are the node's, which reports
+them with heartbeats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Outcome = Literal[
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 UNGRADED: tuple[Outcome, ...] = ("no_model_call", "infra_error", "cancelled")
-"""Outcomes of sessions that say nothing of how good the model is. They are not graded, and their reward is None."""
+"""Outcomes of sessions that do not measure the model. They are not graded, and their reward is None."""
 
 _MOVES: dict[SessionState, frozenset[SessionState]] = {
     "queued": frozenset({"leased", "ended"}),
@@ -60,5 +60,5 @@ def is_infrastructure_fault(failure: Failure) -> bool:
 
 
 def may_retry(failure: Failure, attempt: int, max_attempts: int) -> bool:
-    """Whether a session that failed at its `attempt` (1 is the first) goes round again."""
+    """Whether a session that failed at its `attempt` (1 is the first) is retried."""
     return failure.retryable and is_infrastructure_fault(failure) and attempt < max_attempts

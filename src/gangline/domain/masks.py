@@ -1,6 +1,6 @@
-"""Sampling masks: the ids that top-k and top-p kept when a token was drawn. The evidence of a call, the mask of a row.
+"""Sampling masks: the ids that top-k and top-p kept when a token was drawn, as evidence of a call and as mask of a row.
 
-A trainer that replays them computes the log-prob of a token among the same ids that the engine drew it from.
+A trainer that replays them computes a token's log-prob among the same ids that the engine drew it from.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _NUMBER = np.dtype("<i4")
 
 
 class SamplingMask(msgspec.Struct, frozen=True, eq=False):
-    """Kept ids of tokens in a row, token after token, in the engine's order."""
+    """Kept ids of consecutive tokens, in the engine's order."""
 
     counts: NDArray[np.int32]
-    """[T]: how many ids were kept; 0 where nothing was cut away, or nothing was drawn."""
+    """[T]: how many ids were kept; 0 if nothing was cut away or nothing was drawn."""
     ids: TokenIds
     """[sum(counts)]"""
 
     @classmethod
     def of_data(cls, data: bytes, num_tokens: int) -> SamplingMask:
-        """Raises: ValueError when `data` does not hold as many numbers as its counts say."""
+        """Raises: ValueError when `data` does not contain as many numbers as its counts require."""
         numbers = np.frombuffer(data, _NUMBER).astype(np.int32)
         counts, ids = numbers[:num_tokens], numbers[num_tokens:]
         if len(counts) != num_tokens or (counts < 0).any() or int(counts.sum()) != len(ids):
@@ -35,7 +35,7 @@ class SamplingMask(msgspec.Struct, frozen=True, eq=False):
         return cls(counts, ids)
 
     def data(self) -> bytes:
-        """Counts, then ids: int32, little-endian."""
+        """Returns counts, then ids: int32, little-endian."""
         return np.concatenate([self.counts, self.ids]).astype(_NUMBER).tobytes()
 
     @property
@@ -44,12 +44,12 @@ class SamplingMask(msgspec.Struct, frozen=True, eq=False):
         return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
 
     def first(self, num_tokens: int) -> SamplingMask:
-        """The mask of the first tokens alone."""
+        """Returns the mask of the first tokens."""
         counts = self.counts[:num_tokens]
         return SamplingMask(counts, self.ids[: int(counts.sum())])
 
     def only(self, wanted: NDArray[np.bool_]) -> SamplingMask:
-        """The mask of the wanted tokens [T] alone: the others keep no ids."""
+        """Returns the mask of the wanted tokens [T]; the others keep no ids."""
         return SamplingMask(np.where(wanted, self.counts, 0).astype(np.int32), self.ids[np.repeat(wanted, self.counts)])
 
     def sets(self) -> list[list[int]]:
@@ -58,7 +58,7 @@ class SamplingMask(msgspec.Struct, frozen=True, eq=False):
 
 
 class MaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The kept ids that a call's record holds: of each of its sampled tokens."""
+    """The kept ids in a call's record, for each of its sampled tokens."""
 
     num_tokens: int = 0
     num_ids: int = 0
@@ -66,7 +66,7 @@ class MaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     """SHA-256 of the bytes, in hexadecimal."""
     refused: str | None = None
-    """Why they are not known; nothing is held then."""
+    """Why they are unknown; no bytes are stored then."""
 
     @classmethod
     def of(cls, mask: SamplingMask, data: bytes) -> MaskEvidence:
@@ -74,7 +74,7 @@ class MaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
         return cls(num_tokens=len(mask.counts), num_ids=len(mask.ids), digest=hashlib.sha256(data).hexdigest())
 
     def mask(self, data: bytes) -> SamplingMask:
-        """Raises: ValueError when the bytes are not those that this certifies, or none are."""
+        """Raises: ValueError when the bytes do not match this certificate, or it certifies none."""
         if self.refused is not None:
             raise ValueError(self.refused)
         if hashlib.sha256(data).hexdigest() != self.digest:
@@ -86,11 +86,11 @@ class RowMask(msgspec.Struct, frozen=True, kw_only=True):
     """Kept ids of a row's response tokens."""
 
     num_tokens: int = 0
-    """Those of the whole response. A token that was not sampled keeps 0 ids."""
+    """Tokens of the whole response. A token that was not sampled keeps 0 ids."""
     data: bytes = b""
-    """As `SamplingMask.data`."""
+    """See `SamplingMask.data`."""
     missing: str | None = None
-    """Why they are not known; everything else is empty then."""
+    """Why they are unknown; everything else is empty then."""
 
     def mask(self) -> SamplingMask:
         """Raises: ValueError."""

@@ -17,9 +17,9 @@ _MOST_SHOWN = 20
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each error, `field: problem`, with a suggestion where a name is nearly right.
+    """Returns one line per error, `field: problem`, with a suggestion if a name is nearly right.
 
-    model: the one that was validated.
+    model: the validated model.
     """
     return [_line(item, model) for item in error.errors()]
 
@@ -39,7 +39,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _fields_at(place: Sequence[int | str], model: type[BaseModel]) -> list[str]:
-    """Field names of the models that can be at a place; steps that are not field (an index, a tag) change nothing."""
+    """Returns field names of the models at a place. Steps that are not a field (an index, a tag) are skipped."""
     models = [model]
     for step in place:
         kinds = [one.model_fields[str(step)].annotation for one in models if str(step) in one.model_fields]
@@ -48,7 +48,7 @@ def _fields_at(place: Sequence[int | str], model: type[BaseModel]) -> list[str]:
 
 
 def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation such as `dict[str, A] | B | None`."""
+    """Yields the models in an annotation such as `dict[str, A] | B | None`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     for argument in get_args(kind):
@@ -56,7 +56,7 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 class Problems:
-    """All problems of one file, reported together."""
+    """Collects all problems of one file, to report them together."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -67,14 +67,14 @@ class Problems:
 
     @contextmanager
     def collected(self) -> Generator[None]:
-        """Keep the problem that ends the block."""
+        """Collect the error that ends the block."""
         try:
             yield
         except (InvalidRequest, UnknownPlugin) as error:
             self._found.append(error)
 
     def require_none(self) -> None:
-        """Raises: the only problem, or InvalidRequest with all of them, one a line."""
+        """Raises: the only problem, or InvalidRequest with all of them, one per line."""
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:

@@ -1,8 +1,8 @@
 """Rules for the network `list`: addresses that a sandbox may reach, such as `pypi.org`, `*.debian.org`,
 `10.0.0.5:8080`, `[::1]:9000`.
 
-A name stands for its public addresses only. An address that is not public (this machine's own, a private network's, a
-link's) is reachable only where a rule contains that very address. Pure: nothing is resolved here.
+A name covers only its public addresses. An address that is not public (this machine's own, a private network's, a
+link's) is reachable only if a rule lists that exact address. Pure: names are not resolved here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class NetworkRule(msgspec.Struct, frozen=True):
     """One line of `runtime.network_allow`."""
 
     host: str
-    """In its usual form: a name in lower case, or an address; for a wildcard, the part after `*.`."""
+    """In normal form: a lower-case name or an address; for a wildcard, the part after `*.`."""
     port: int | None = None
-    """None: the usual ones of HTTP."""
+    """None: the default HTTP ports."""
     is_wildcard: bool = False
     """Every name below `host`, but not `host` itself."""
 
@@ -53,7 +53,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
 
 
 def split_host_port(text: str) -> tuple[str, int | None]:
-    """`host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address. Raises: ValueError."""
+    """Parse `host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address. Raises: ValueError."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -72,9 +72,9 @@ def _port(digits: str, text: str) -> int:
 
 
 def normal_host(text: str) -> str:
-    """A name or an address in its usual form, the same for all that mean it. Raises: ValueError.
+    """Returns a name or an address in normal form, the same for all spellings. Raises: ValueError.
 
-    Numbers that only some resolvers take for an address (`127.1`, `0x7f000001`) are neither.
+    Numbers that only some resolvers accept as an address (`127.1`, `0x7f000001`) are neither.
     """
     if (address := _address(text)) is not None:
         return str(address)
@@ -88,12 +88,12 @@ def normal_host(text: str) -> str:
 
 
 def is_named(rules: Iterable[NetworkRule], host: str, port: int) -> bool:
-    """Whether a rule names this host, in its usual form, with this port."""
+    """Whether a rule names this host, in normal form, with this port."""
     return any(rule.names(host) and rule.allows_port(port) for rule in rules)
 
 
 def may_dial(rules: Iterable[NetworkRule], address: str, port: int) -> bool:
-    """Whether a named host may turn out to be at this address: it is public, or named itself."""
+    """Whether a named host may resolve to this address: it is public, or is named itself."""
     found = _address(address)
     if found is None:
         return False

@@ -28,7 +28,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     gate_calls_waiting: int
     calls_in_flight: int
     model_calls: int
-    """Total kept, cut-off ones included."""
+    """Total recorded, including cut-off ones."""
     prompt_tokens: int
     """Total ids of prompts."""
     sampled_tokens: int
@@ -40,7 +40,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     untrainable: int
     """Total completions that no row may use."""
     checkpoints: int = 0
-    """Checkpoints of sessions that are kept."""
+    """Session checkpoints kept."""
     checkpoint_bytes: int = 0
     """Their disk usage."""
     warm_sandboxes: int = 0
@@ -53,8 +53,8 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, metrics: Mapping[str, float]) -> Self | None:
-        """The figures in `metrics`; None for a node that does not report them: another implementation, or one that has
-        just joined."""
+        """Returns the figures in `metrics`; None for a node that does not report them: another implementation, or one
+        that has just joined."""
         try:
             return msgspec.convert(dict(metrics), cls, strict=False)  # figures travel as floats
         except msgspec.ValidationError:

@@ -1,6 +1,6 @@
 """A node's answers: its state, its gate, its engines, and the sessions that callers opened on it.
 
-Plain records without I/O; the node sends them as JSON, the client reads them back.
+Plain records without I/O. The node sends them as JSON, and the client reads them back.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ BreakerState = Literal["closed", "open", "trying"]
 
 
 class GateState(msgspec.Struct, frozen=True, kw_only=True):
-    """The gate of a node, behind which model calls wait while weights are updated."""
+    """A node's gate, which holds model calls while weights are updated."""
 
     is_paused: bool
     mode: GateMode | None
     """None while the gate is open."""
     version: int | None
-    """Policy version as last set; None: never set."""
+    """Policy version last set; None: never set."""
     lease_left_s: float | None
     """None while the gate is open."""
     num_waiting: int
     num_in_flight: int
     is_drained: bool
-    """Paused, and no call is in flight."""
+    """Paused, with no call in flight."""
     num_expired_leases: int
     notes: tuple[str, ...] = ()
-    """For people: which engines report versions of their own, so that `version` is not that of their tokens."""
+    """For people: engines that report versions themselves, so that `version` does not apply to their tokens."""
 
 
 class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,55 +44,55 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     template_digest: str = ""
     """Digest of the texts of fixed conversations, without their dates."""
     appends_tool_turns: bool | None = None
-    """A prompt of a run of calls, with thinking, begins with the prompt before it."""
+    """Whether, in a sequence of calls with thinking, each prompt begins with the previous one."""
     appends_user_turns: bool | None = None
     keeps_thinking: bool | None = None
     """Whether the template keeps the thinking of turns before a user's message."""
     renders_tools: bool | None = None
-    """Whether a request's tools are in its prompt. Where they are not, the model cannot know them."""
+    """Whether a request's tools are in its prompt. Otherwise the model cannot know them."""
     renders_tool_results: bool | None = None
-    """Likewise of the results of tool calls."""
+    """Likewise for the results of tool calls."""
     renders_current_thinking: bool | None = None
     """Whether thinking before a call, since the last user's message, is in the prompt."""
     takes_system: bool | None = None
-    """`takes_...`: the template accepts messages of this form, and its prompt has their texts in their order."""
+    """`takes_...`: the template accepts messages of this form, and its prompt contains their texts in order."""
     takes_system_alone: bool | None = None
     """Without a user's message."""
     takes_several_system: bool | None = None
     """Several system messages at the front."""
     takes_late_system: bool | None = None
-    """System messages behind a user's message, or a reply."""
+    """System messages after a user's message or a reply."""
     takes_system_after_results: bool | None = None
-    """System messages behind the results of tool calls."""
+    """System messages after the results of tool calls."""
     takes_neighbours: bool | None = None
-    """Two messages of one role, one after the other."""
+    """Two consecutive messages of one role."""
     takes_reply_first: bool | None = None
     """Replies before any user's message."""
     takes_empty_replies: bool | None = None
     takes_user_after_results: bool | None = None
-    """A user's message behind the results of tool calls."""
+    """A user's message after the results of tool calls."""
     takes_parallel_calls: bool | None = None
     """Several calls in one reply, and their results."""
     takes_results_without_calls: bool | None = None
     takes_calls_without_results: bool | None = None
-    """A call that a user's message follows. Only whether it is accepted."""
+    """A call followed by a user's message. Only whether it is accepted."""
     takes_text_and_thinking_with_calls: bool | None = None
-    """A call with text and with thinking in one reply, where it takes one with either. Only whether it is accepted."""
+    """A call with both text and thinking in one reply, if it takes a call with either. Only whether it is accepted."""
     call_ids: Literal["any", "nine"] | None = None
-    """Form of the ids of calls: `any` takes the node's own, `nine` only nine of [a-zA-Z0-9]. None: takes no calls."""
+    """Form of call ids: `any` takes the node's own, `nine` only nine of [a-zA-Z0-9]. None: takes no calls."""
     prints_call_ids: bool | None = None
     """Whether prompts show the ids of calls."""
 
-    # -- choices: None where unknown, empty where the template has no word for it
+    # -- choices: None if unknown, empty if the template has no argument for it
     thinking_on: dict[str, Any] | None = None
-    """Arguments of the template that turn thinking on, such as {"enable_thinking": true}."""
+    """Template arguments that turn thinking on, such as {"enable_thinking": true}."""
     thinking_off: dict[str, Any] | None = None
     efforts: dict[str, tuple[str, ...]] | None = None
-    """Argument of the template -> words for the amount of thinking that it takes."""
+    """Template argument -> values for the amount of thinking."""
     keeps_thinking_with: dict[str, Any] | None = None
-    """Arguments that make the template keep earlier thinking, where it does not of itself."""
+    """Arguments that make the template keep earlier thinking, if it does not by default."""
     reads_tools: bool | None = None
-    """Whether tool calls in replies are read on this side; None: the engine reads them, or it is unknown."""
+    """Whether tool calls in replies are parsed by the node; None: the engine parses them, or it is unknown."""
     refuses: str = ""
     """Why the template renders no conversation at all; empty: it does, or it is unknown."""
     refuses_tools: str = ""
@@ -101,16 +101,16 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why it renders no tools without parameters or descriptions, or none with unions and nested values in their
     schemas; empty: it takes all of these, or no tools, or it is unknown."""
     user_turns_as_rendered: bool | None = None
-    """Whether prompts stitched at user turns are the template's rendering of the whole conversation, with a system
-    message where the template takes one. Where they are not, every such call is compared."""
+    """Whether prompts stitched at user turns equal the template's rendering of the whole conversation, with a system
+    message if the template takes one. If not, every such call is compared."""
     tool_turns_as_rendered: bool | None = None
-    """Likewise of prompts after the results of tools, over two rounds of calls."""
+    """Likewise for prompts after tool results, over two rounds of calls."""
     reports_ends: bool | None = None
-    """Whether the ids of a turn that ended by itself have its end, as the engine reports them."""
+    """Whether the engine reports the end-of-turn id of a turn that ended by itself."""
 
 
 class EngineTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase of an engine's calls, as the engine measured it since its start."""
+    """A phase of an engine's calls, measured by the engine since its start."""
 
     mean_s: float
     num_calls: int
@@ -124,42 +124,43 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     """Its kind: `vllm`, `sglang`, `openai_text`."""
     label: str | None
-    """Where it runs, such as a host's or node's name."""
+    """Where it runs, such as the name of a host or node."""
     role: str | None = None
-    """The role whose calls it answers; None: it serves the policy."""
+    """The role whose calls it answers; None: the policy's."""
     api_key_env: str | None
-    """Name of the environment variable that holds its key; None: it wants none."""
+    """Name of the environment variable with its key; None: it needs none."""
     is_near: bool
-    """On the node's own machine, by its label, or without one by its address: chosen before all others."""
+    """Whether it is on the node's own machine, by its label, or by its address without one. Such backends are chosen
+    first."""
     state: BackendState
     model: str
     version: str
     tier: str = ""
-    """How its prompts are captured at most, and why: `auto`, `observe` or `text`, then words."""
+    """How far its prompts can be captured, and why: `auto`, `observe` or `text`, then an explanation."""
     template: TemplateFacts
     template_told: tuple[str, ...] = ()
-    """The same in a few words each."""
+    """The same as short phrases."""
     template_lacks: tuple[str, ...] = ()
-    """What it cannot do, a sentence for each, with what to do."""
+    """What it cannot do: one sentence each, with the remedy."""
     sees_images: bool | None = None
     """Whether calls with images can be trained on: an image processor is known. None: unknown."""
     num_sessions: int
-    """Assigned to it now."""
+    """Sessions assigned to it now."""
     num_assigned: int
-    """Sessions that were ever assigned to it."""
+    """Sessions ever assigned to it."""
     num_calls: int
     """In flight."""
     num_failures: int
-    """Health checks failed in a row."""
+    """Consecutive failed health checks."""
     error: str | None
     times: dict[str, EngineTime] = {}
-    """`queue`, `prefill`, `decode` by its own page of metrics, where they were asked for and it has one."""
+    """`queue`, `prefill`, `decode` from its own metrics page, if they were requested and it has one."""
     weights_known: bool = True
-    """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
+    """False: it was added or recovered after a policy version was set, or a weight update was cut off."""
     reports_versions: bool = False
-    """Its tokens have the policy version that it reports, not that of the gate."""
+    """Its tokens have the policy version that it reports, not the gate's."""
     since: float
-    """When it took this state. Unix time, UTC, seconds."""
+    """When it entered this state. Unix time, UTC, seconds."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +175,7 @@ class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     node_id: str
-    """The node that has it."""
+    """The node that runs it."""
     api_key: str
     base_url: str
     """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`. Source: 002, session management."""
@@ -189,7 +190,7 @@ class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     task_id: str
     status: Literal["open", "completed", "finalized", "aborted"]
-    """completed: the agent said so; the session still answers calls until it is finalized."""
+    """completed: as reported by the agent; the session still answers calls until it is finalized."""
     model: str
     created_at: float
     """Unix time, UTC, seconds."""
@@ -200,44 +201,44 @@ class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's circuit breaker: open, it takes no sessions."""
+    """A node's circuit breaker; while open, it takes no sessions."""
 
     state: BreakerState
     boundary: Boundary | None = None
     """Boundary of the faults; None while closed without a recent failure."""
     num_faults: int = 0
-    """In a row, at that boundary."""
+    """Consecutive, at that boundary."""
     message: str = ""
-    """Message of the last of them."""
+    """Message of the last fault."""
     tries_in_s: float | None = None
-    """Until the next session is taken; None unless open."""
+    """Seconds until the next session is taken; None unless open."""
 
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that should have gone on."""
+    """A session that is stuck beyond its budget."""
 
     session_id: str
     attempt: int
     stage: Stage
     since: float
-    """When it came there. Unix time, UTC, seconds."""
+    """When it got there. Unix time, UTC, seconds."""
     overdue_s: float
-    """For how long its budget has been over."""
+    """Seconds beyond its budget."""
     waits_at: dict[str, list[str]]
-    """Each of its tasks -> the innermost frames, the last one the innermost."""
+    """Each of its tasks -> the innermost frames, the innermost last."""
 
 
 class DiskState(msgspec.Struct, frozen=True, kw_only=True):
-    """Room on the disk of a node's data folder, and the reserve that is kept."""
+    """Room on the disk of a node's data folder, and the reserve."""
 
     free_bytes: int
     reserve_bytes: int
     free_files: int
-    """Files that may still be made."""
+    """Files that can still be created."""
     reserve_files: int
-    """0 where the file system has no fixed number of them."""
+    """0 if the file system has no fixed number of files."""
     is_low: bool
-    """Whether no session is leased."""
+    """Whether leasing is paused."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +246,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     node_id: str
     model: str
-    """Name that its engines serve the model under."""
+    """Name under which its engines serve the model."""
     stages: dict[Stage, int]
     """stage -> sessions in it."""
     sizes: dict[str, int]
@@ -255,7 +256,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     breaker: BreakerView
     stuck: list[Stuck]
-    """Sessions that are beyond their budget."""
+    """Sessions beyond their budget."""
     disk: DiskState
     num_external_sessions: int
     """Open sessions of agents that run elsewhere."""

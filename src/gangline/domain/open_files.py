@@ -1,4 +1,4 @@
-"""Recognises errors caused by too many open files, also when they were wrapped in other errors."""
+"""Recognises errors caused by too many open files, even if wrapped in other errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENOUGH = 65_536
 
 
 def out_of_files(error: BaseException | None) -> TooManyFiles | None:
-    """The error to report instead of `error`, when EMFILE or ENFILE is it, or behind it; else None."""
+    """Returns the error to report instead of `error` if EMFILE or ENFILE caused it; else None."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, TooManyFiles):

@@ -1,4 +1,4 @@
-"""Regular expressions of a task: what is refused at submit."""
+"""Checks a task's regular expressions at submit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REPEATS = (_SRE.MAX_REPEAT, _SRE.MIN_REPEAT)
 
 
 def checked_pattern(pattern: str) -> str:
-    """Raises: ValueError where it is not a regular expression, or one whose time surely doubles with each character."""
+    """Raises: ValueError when it is not a regular expression, or its time certainly doubles with each character."""
     try:
         re.compile(pattern)
         parsed = cast("Sequence[Any]", _SRE.parse(pattern))
@@ -27,7 +27,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def _doubles(items: Sequence[Any], *, can_fail_after: bool) -> bool:
-    """Whether an endless repetition of nothing but an endless repetition is tried again because a later part fails."""
+    """Whether an endless repetition of just an endless repetition is retried because a later part fails."""
     for number, (kind, argument) in enumerate(items):
         can_fail = can_fail_after or any(map(_can_fail, items[number + 1 :]))
         if kind in _REPEATS and can_fail and _is_endless(argument) and _is_only_endless(argument[2]):
@@ -38,7 +38,7 @@ def _doubles(items: Sequence[Any], *, can_fail_after: bool) -> bool:
 
 
 def _can_fail(item: Any) -> bool:
-    """Whether a part can keep a match from being one."""
+    """Whether a part can make a match fail."""
     kind, argument = item
     if kind in _REPEATS:
         return argument[0] > 0
@@ -61,7 +61,7 @@ def _is_only_endless(items: Sequence[Any]) -> bool:
 
 
 def _parts(argument: Any) -> list[Sequence[Any]]:
-    """The sequences inside an item, whatever its kind is."""
+    """Returns the sequences inside an item of any kind."""
     if isinstance(argument, _SRE.SubPattern):
         return [cast("Sequence[Any]", argument)]
     if isinstance(argument, list | tuple):

@@ -1,4 +1,4 @@
-"""What a session needs of a node, what a node offers, and why one does not suit the other. Pure."""
+"""Compares a session's needs with a node's offer, and explains why they do not match. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gangline.domain.task_values import HARMLESS
 _NETWORKS: tuple[str, ...] = get_args(NetworkPolicy)
 
 _MAX_IMAGE_CHARS = 1000
-"""Bound for the names of a task's images together, by the store's index. Longer ones do not count."""
+"""Longest total of a task's image names, for the store's index. Longer lists are ignored."""
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator of a node lets tasks use. Tasks may come from people that the operator does not trust."""
+    """Features that a node's operator lets tasks use. Tasks may come from people that the operator does not trust."""
 
     runtimes: frozenset[str] | None = None
     """Names of runtime plug-ins; None: all that are installed."""
@@ -28,7 +28,7 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """Names for `capture.template_kwargs`."""
 
     def refusal(self, runtime: str) -> str | None:
-        """Why a runtime is refused; None: it is not."""
+        """Returns why a runtime is refused; None: it is not."""
         if self.runtimes is None or runtime in self.runtimes:
             return None
         return f"the node's operator allows only {_listed(self.runtimes)} (`--runtimes`)"
@@ -44,7 +44,7 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_template(self, arguments: Iterable[str]) -> None:
-        """Raises: InvalidRequest, naming the arguments of the model's template that the operator refuses."""
+        """Raises: InvalidRequest, naming the template arguments that the operator refuses."""
         if refused := frozenset(arguments) - self.template_kwargs:
             raise InvalidRequest(
                 f"capture.template_kwargs {_listed(refused)} is refused: the node's operator allows only "
@@ -57,41 +57,41 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node must have to run the sessions of a task."""
+    """Requirements of a task's sessions for a node."""
 
     runtimes: tuple[str, ...] = ()
-    """Names of runtime plug-ins: the agent's, the grader's, and those of its environments. Sorted."""
+    """Names of runtime plug-ins, for the agent, the grader and the environments. Sorted."""
     labels: tuple[str, ...] = ()
-    """Labels of the node, of the same. Sorted."""
+    """Labels that the node must have, for the same. Sorted."""
     images: tuple[tuple[str, str], ...] = ()
-    """Runtime and image, of the same, where they name one. Sorted."""
+    """Runtime and image, for specifications with an image. Sorted."""
     gpus: tuple[tuple[str, int], ...] = ()
-    """Runtime and the most GPUs that one of its sandboxes has, of the same. Sorted."""
+    """Runtime and the most GPUs of one of its sandboxes. Sorted."""
     networks: tuple[str, ...] = ()
-    """Network policies of the same. Sorted."""
+    """Network policies that are used. Sorted."""
     template_kwargs: tuple[str, ...] = ()
-    """Names of the template's arguments that the task chooses. Sorted."""
+    """Names of template arguments that the task sets. Sorted."""
 
     @property
     def num_gpus(self) -> int:
-        """How many a session needs: its sandboxes share them."""
+        """GPUs that a session needs: its sandboxes share them."""
         return max((number for _, number in self.gpus), default=0)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node can run."""
+    """Capabilities that a node offers."""
 
     runtimes: tuple[str, ...] = ()
     """Names of runtime plug-ins that can start sandboxes there."""
     missing: dict[str, str] = {}
-    """Name of another runtime plug-in -> why it cannot."""
+    """Name of any other runtime plug-in -> why it cannot."""
     labels: tuple[str, ...] = ()
-    """Its architecture, and the labels that its operator gave it."""
+    """Its architecture, and its operator's labels."""
     images: dict[str, dict[str, str]] = {}
-    """Name of a runtime plug-in -> folder -> the images there (see `image_names`). An image in no folder of these may
-    be there, or be pulled."""
+    """Name of a runtime plug-in -> folder -> the images there (see `image_names`). An image in another folder may
+    exist, or be pulled."""
     gpus: dict[str, int] = {}
-    """Name of a runtime plug-in -> GPUs that it can give to sandboxes, taken ones included. Runtimes of a node share
+    """Name of a runtime plug-in -> GPUs that it can give to sandboxes, including taken ones. A node's runtimes share
     them."""
     networks: tuple[str, ...] = _NETWORKS
     """Network policies that its operator allows. Sorted."""
@@ -103,7 +103,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.gpus.values(), default=0)
 
     def lacks(self, needs: Needs) -> list[str]:
-        """What is missing, a sentence for each; none: the node can run it."""
+        """Returns what is missing, one sentence each; empty: the node can run it."""
         runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
         images = [f"image `{image}` for runtime `{name}`" for name, image in needs.images if self._misses(name, image)]
         gpus = [self._lack_of_gpus(name, num) for name, num in needs.gpus if num > self.gpus.get(name, 0)]
@@ -119,7 +119,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return runtimes + images + gpus + networks + labels + arguments
 
     def _misses(self, runtime: str, image: str) -> bool:
-        """Whether the image is surely not there. Of a runtime that the node lacks nothing is known."""
+        """Whether the image is certainly missing. Unknown for a runtime that the node does not offer."""
         folder, name = located(image)
         digests = self.images.get(runtime, {}).get(folder)
         return digests is not None and not has_image(digests, name)
@@ -152,7 +152,7 @@ def needs_of(task: TaskRequest) -> Needs:
 
 
 def nearest(needs: Needs, offers: Iterable[tuple[str, Offer]]) -> str | None:
-    """Why no node can run it, by the node that lacks the least; None where one can, or where there is none.
+    """Returns why no node can run it, for the node that lacks the least; None if one can, or there are no nodes.
 
     offers: node id -> offer.
     """

@@ -1,4 +1,4 @@
-"""Values from graders, agents and plug-ins as plain data, which MessagePack and JSON both hold.
+"""Converts values from graders, agents and plug-ins to plain data that MessagePack and JSON can represent.
 
 Numbers of NumPy, torch, `decimal` and `fractions` become Python's; arrays, sets, dataclasses, structs and models become
 lists and dicts. A value without a plain form becomes text: a number that is not finite or needs more than 64 bits, a
@@ -29,17 +29,17 @@ def plain(value: object) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """The text, with a lone surrogate, as cut texts and file names that are not UTF-8 have it, as `\\udXXX`."""
+    """Returns the text with lone surrogates, from cut texts and file names that are not UTF-8, as `\\udXXX`."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def plain_number(value: object) -> float | None:
-    """The finite number that a value is, whoever's type it has; None where it is not one."""
+    """Returns the value as a finite number, whatever library's type it has; None if it is not one."""
     try:
         mask = getattr(value, "mask", False)
         if not callable(mask) and bool(mask):
-            return None  # NumPy's missing value: its `item` is whatever lies beneath
-        # Arrays and tensors have it: their number, where they hold one.
+            return None  # NumPy's missing value: its `item` is the masked data
+        # Arrays and tensors have it: their number, if they contain just one.
         item = getattr(value, "item", None)
         held = item() if callable(item) else value
         number = float(held) if isinstance(held, (Real, Decimal)) else math.nan
@@ -49,19 +49,19 @@ def plain_number(value: object) -> float | None:
 
 
 class _Plain:
-    """One value's way, with the room that is left for it."""
+    """Converts one value within the remaining room."""
 
     def __init__(self) -> None:
         self._room_bytes = _MAX_BYTES
         self._inside: set[int] = set()
-        """Ids of the values around the present one."""
+        """Ids of the values that contain the current one."""
 
     def of(self, value: object, depth: int) -> Any:
-        """`depth`: how many levels more may be nested."""
+        """`depth`: how many more levels may be nested."""
         self._room_bytes -= _VALUE_BYTES
         try:
             return self._simple(value, depth)
-        except Exception:  # a stranger's methods, and the recursion limit
+        except Exception:  # foreign methods, and the recursion limit
             return self._shown(value)
 
     def _simple(self, value: object, depth: int) -> Any:
@@ -126,7 +126,7 @@ class _Plain:
         return plain_text(text) if len(text) <= room else plain_text(text[:room]) + " (cut)"
 
     def _shown(self, value: object) -> str:
-        """An object as its author shows it."""
+        """Returns an object's own text form."""
         try:
             if isinstance(value, BaseException):
                 return self._text(f"{type(value).__name__}: {value}")
@@ -137,13 +137,13 @@ class _Plain:
 
 
 def _fields(value: object) -> Mapping[object, object] | None:
-    """The fields of a mapping or a record; None for other values."""
+    """Returns the fields of a mapping or a record; None for other values."""
     if isinstance(value, Mapping):
         return cast("Mapping[object, object]", value)
     if isinstance(value, msgspec.Struct):
         return {name: getattr(value, name) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    # Of pydantic, which is not loaded for this: the errors of every command come through here.
+    # Pydantic models, without importing pydantic: every command's errors come through here.
     is_model = not isinstance(value, type) and isinstance(getattr(type(value), "model_fields", None), Mapping)
     return dict(cast("Any", value)) if is_model else None

@@ -1,4 +1,4 @@
-"""An evaluator's reward as plain data, which the node can send and keep whatever types a grader's libraries return."""
+"""An evaluator's reward as plain data, which the node can send and store whatever types a grader's libraries return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.domain.plain import plain, plain_number, plain_text
 
 
 def plain_reward(found: Any) -> Reward:
-    """Raises: EvaluatorError when it is not a reward, or one of its numbers is not a finite number."""
+    """Raises: EvaluatorError when it is not a reward, or one of its numbers is not finite."""
     if not isinstance(found, Reward):
         raise EvaluatorError(f"the evaluator returned {_shown(found)}, not a Reward")
     details: Any = plain(found.details)

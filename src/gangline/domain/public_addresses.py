@@ -1,9 +1,9 @@
-"""Whether an address is reached by anyone on the internet: neither this machine's, nor its network's, nor its cloud's.
+"""Whether an address is public on the internet: not this machine's, its network's or its cloud's.
 
-Tables instead of `ipaddress.is_global`, whose answer differs between versions of Python.
+Uses tables instead of `ipaddress.is_global`, whose answer differs between versions of Python.
 
-Source: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890), as of 2026; a block is public where its
-"Globally Reachable" is true. IANA IPv6 Global Unicast Allocations: 2000::/3.
+Source: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890), as of 2026; a block is public if its "Globally
+Reachable" is true. IANA IPv6 Global Unicast Allocations: 2000::/3.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _V4_CLOSED = (
 _V4_OPEN_AMONG_THEM = ("192.0.0.9/32", "192.0.0.10/32")
 
 _V6_GLOBAL = IPv6Network("2000::/3")
-"""Everything else is closed: loopback, local, multicast, and addresses of IPv4 in forms that nobody routes."""
+"""Everything else is closed: loopback, local, multicast, and IPv4 addresses in forms that are not routed."""
 _V6_CLOSED = (
     "2001::/23",  # protocol assignments; 2001::/32 is Teredo
     "2001:db8::/32",
@@ -55,7 +55,8 @@ _closed_v6, _open_v6 = tuple(map(IPv6Network, _V6_CLOSED)), tuple(map(IPv6Networ
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """An IPv4 address inside an IPv6 one (mapped, or by the well-known prefix of NAT64) counts as that IPv4 address."""
+    """Whether the address is public. An IPv4 address inside an IPv6 one (mapped, or with NAT64's well-known prefix)
+    counts as that IPv4 address."""
     if isinstance(address, IPv4Address):
         return _is_in(address, _open_v4) or not _is_in(address, _closed_v4)
     if address.scope_id is not None:

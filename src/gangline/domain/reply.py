@@ -1,6 +1,6 @@
 """A sampled reply for a harness, whole or as a stream of deltas, independent of any provider's format.
 
-Token ids never travel here: they are captured on the way. A stream is `ReplyDelta`s, then the whole `Reply`.
+It contains no token ids: these are captured before. A stream is `ReplyDelta`s, then the whole `Reply`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     utf8: tuple[int, ...] | None = None
-    """Its bytes, where the engine says."""
+    """Its bytes, if the engine reports them."""
     top: tuple[TokenLogprob, ...] = ()
     """The likeliest tokens at this position."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of one tool call. `call_id` and `name` come with the first piece only."""
+    """A piece of one tool call. Only the first piece has `call_id` and `name`."""
 
     index: int
     arguments: str = ""
@@ -37,7 +37,7 @@ class ReplyDelta(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Log-probs of the tokens behind this delta; empty unless the client asked."""
+    """Log-probs of this delta's tokens; empty unless the client asked for them."""
 
     @property
     def shows_nothing(self) -> bool:
@@ -49,11 +49,11 @@ class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     finish_reason: str
     stop_reason: str | None = None
-    """Stop string or stop id that ended the reply, where the engine reports one."""
+    """Stop string or stop id that ended the reply, if the engine reports one."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """None unless the client asked."""
+    """None unless the client asked for them."""
     parse: ParseStatus = "ok"
-    """Whether all tool calls in the sampled text could be read; others are part of the message's text."""
+    """Whether all tool calls in the sampled text could be parsed; the others are part of the message's text."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
-    """A reply that came in one piece, as the one delta of its stream."""
+    """Returns the single delta for a reply that came in one piece."""
     calls = [part for part in message.parts if isinstance(part, ToolCall)]
     return ReplyDelta(
         choice_index=index,

@@ -1,8 +1,9 @@
 """The contract of runtimes: subclass `Runtime`, which starts sandboxes, and `Sandbox`, which is one of them.
 
-Abstract methods are what every runtime has. The others are abilities, whose defaults say that the runtime lacks them.
-`gangline.sandbox.supervised.SupervisedSandbox` is a `Sandbox` for runtimes on the node's own machine: it runs commands
-and moves files, and leaves the making of the sandbox. `gangline.testing.runtime_conformance` checks all of it.
+Every runtime implements the abstract methods. The others are optional, and their defaults report that the runtime lacks
+them. `gangline.sandbox.supervised.SupervisedSandbox` is a base class for runtimes on the node's own machine: it runs
+commands and moves files, and leaves creating the sandbox to the subclass. `gangline.testing.runtime_conformance` checks
+all of it.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def in_binary_units(num_bytes: int) -> str:
-    """`2 GiB`, `1.5 MiB`, `100 bytes`."""
+    """Returns for instance `2 GiB`, `1.5 MiB`, `100 bytes`."""
     power = min(max(0, num_bytes.bit_length() - 1) // 10, len(_UNITS) - 1)
     return f"{num_bytes / 1024**power:.4g} {_UNITS[power]}"
 
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
-"""Called with each piece of output as it comes, on the event loop."""
+"""Called with each piece of output as it arrives, on the event loop."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One command, for `Sandbox.run` and `Sandbox.open_channel`."""
 
     command: str | Sequence[str]
-    """A string goes to `sh -c`."""
+    """A string is run with `sh -c`."""
     cwd: str | None = None
     """Relative to `workdir`, or absolute inside; None: `workdir`."""
     env: Mapping[str, str] = {}
-    """Variables of this command. It also has PATH, HOME, LANG, those of the image and of the spec's `env`, and no
-    others; these here win."""
+    """Variables of this command. The command otherwise has only PATH, HOME, LANG, and the variables of the image and of
+    the spec's `env`, which these override."""
     stdin: bytes | None = None
     timeout_s: float | None = None
     max_output_bytes: int = 1 << 20
-    """Each of stdout and stderr is cut to so many: the front is kept."""
+    """Limit for each of stdout and stderr; the front is kept."""
     user: RuntimeUser = "agent"
-    """Processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`."""
+    """Processes of `agent` cannot signal, trace or read processes of `grader`, whose HOME is `grader_home`."""
     grace_s: float = 0.0
-    """Out of time or cancelled, processes get SIGTERM, and SIGKILL those seconds later if they have not ended."""
+    """On timeout or cancellation, processes get SIGTERM, and SIGKILL after this many seconds if they have not ended."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,14 +63,14 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     timed_out: bool = False
     stdout: bytes = b""
-    """Bounded; the front is kept, and `truncated` says when more came."""
+    """Limited; the front is kept, and `truncated` is set if there was more."""
     stderr: bytes = b""
     truncated: bool = False
     duration_s: float = 0.0
     memory_limit_bytes: int | None = None
-    """The sandbox's limit of memory, where the kernel killed the command for it: its first process, or one whose
-    SIGKILL a shell reports as its own exit code, 137. None otherwise, and where memory is limited per process: there
-    the kernel refuses memory instead, and the program ends in its own way."""
+    """The sandbox's memory limit if the kernel killed the command for it: its first process, or one whose SIGKILL a
+    shell reports as its own exit code, 137. None otherwise, and if memory is limited per process: then the kernel
+    refuses memory instead, and the program ends in its own way."""
 
     @property
     def ok(self) -> bool:
@@ -77,7 +78,7 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory_kill(self) -> str:
-        """`killed: more than 2 GiB of memory`; empty where memory did not end the command."""
+        """`killed: more than 2 GiB of memory`; empty if memory did not end the command."""
         limit = self.memory_limit_bytes
         return "" if limit is None else f"killed: more than {in_binary_units(limit)} of memory"
 
@@ -85,80 +86,80 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
 CheckpointMethod = Literal["overlay", "frozen_copy", "reflink", "copy"]
 """How a checkpoint was made.
 
-`overlay`: its files became a frozen layer, and the sandbox continues in a new one over it; no process of it lived.
-`frozen_copy`: copied while all processes of the sandbox were stopped. `reflink`: the same or `copy`, by a file system
-that shares the bytes. `copy`: copied without stopping any.
+`overlay`: its files became a frozen layer, and the sandbox continues in a new layer above; it had no processes.
+`frozen_copy`: copied while all processes of the sandbox were stopped. `reflink`: like `frozen_copy` or `copy`, with a
+file system that shares the bytes. `copy`: copied without stopping processes.
 """
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a sandbox's writable folders at one time. Processes are not part of it, nor is the grader's HOME."""
+    """The files of a sandbox's writable folders at one time. Processes and the grader's HOME are not part of it."""
 
     checkpoint_id: str
     """Unique."""
     runtime_id: str
-    """The sandbox that it was made of."""
+    """The sandbox that it was made from."""
     owner: str
     runtime: str
     """Name of the runtime plug-in."""
     spec_digest: str
-    """A sandbox over it needs the same specification."""
+    """A sandbox based on it needs the same specification."""
     number: int
-    """From 1, counted in its sandbox."""
+    """From 1, counted within its sandbox."""
     name: str
     """As given to `checkpoint`."""
     method: CheckpointMethod
     is_frozen: bool
-    """Whether no process of the sandbox ran while it was made; otherwise its files may be of different moments."""
+    """Whether no process of the sandbox ran while it was made; otherwise its files may be from different moments."""
     num_bytes: int
     """Disk usage in bytes, without files that it shares with checkpoints below it."""
     num_files: int
     made_at: float
     """Unix time, UTC, seconds."""
     folder: str
-    """On the host, the runtime's own."""
+    """On the host, owned by the runtime."""
 
 
 class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a runtime needs to start one sandbox."""
+    """Everything a runtime needs to start one sandbox."""
 
     runtime_id: str
-    """Unique; also names the sandbox's folder."""
+    """Unique; also the name of the sandbox's folder."""
     owner: str
     """Label of the node; the reaper removes labelled sandboxes that have no lease."""
     spec: RuntimeSpec
     folder: Path
-    """On the host, empty, the runtime's own; removed by `stop`."""
+    """On the host, empty, owned by the runtime; removed by `stop`."""
     proxy_port: int | None = None
     """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy` or
     `list`."""
     hidden: tuple[Path, ...] = ()
-    """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
+    """Host folders that the sandbox must not see, even inside a folder that it does see."""
     prepare_folders: tuple[Path, ...] = ()
     """Host folders that it sees read-only at the same path until it is first killed, and never again."""
     sharing: str | None = None
-    """Sandboxes with the same name, such as those of one session, share their GPUs; None: with none."""
+    """Sandboxes with the same name, such as the sandboxes of one session, share their GPUs; None: not shared."""
     base: Checkpoint | None = None
-    """The sandbox begins with these files: a fork. Its folder lies alongside that of the checkpoint's sandbox, and its
+    """The sandbox begins with these files: a fork. Its folder is next to that of the checkpoint's sandbox, and its
     owner and specification are the same."""
 
 
 class Channel(ABC):
     """Our end of a channel to a command in a sandbox: see `Sandbox.channel`.
 
-    A cancelled `read` loses nothing. The data of a cancelled `write` is still taken, whole.
+    A cancelled `read` loses no data. The data of a cancelled `write` is still sent in full.
     """
 
     @abstractmethod
     async def read(self, max_bytes: int = 1 << 16) -> bytes:
-        """At least one byte, at most `max_bytes`; b"" when no process holds the other end any more, and after
+        """Returns at least one byte, at most `max_bytes`; b"" when no process holds the other end, and after
         `close`."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Wait until the data is taken: a reader that is slow slows this down.
+        """Wait until the data is sent: a slow reader slows this down.
 
-        Raises: RuntimeFailed when no process holds the other end any more, and after `close`.
+        Raises: RuntimeFailed when no process holds the other end, and after `close`.
         """
 
     @abstractmethod
@@ -167,13 +168,14 @@ class Channel(ABC):
 
     @abstractmethod
     async def ended(self) -> ExecResult:
-        """Wait for the command's end: its exit, and the front of its stdout and stderr.
+        """Wait for the command's end. Returns its exit and the front of its stdout and stderr.
 
-        Closed, or killed with its sandbox, it ended by signal 9. Raises: RuntimeFailed when the sandbox is gone.
+        If closed, or killed with its sandbox, it ended by signal 9. Raises: RuntimeFailed when the sandbox is gone.
         """
 
     def fileno(self) -> int:
-        """The socket that a keeper shares with its node: needed of keepable runtimes. Raises: RuntimeFailed."""
+        """Returns the socket that a keeper shares with its node. Required of keepable runtimes. Raises:
+        RuntimeFailed."""
         raise RuntimeFailed("this runtime's channels cannot be kept: a keepable runtime's have a `fileno`.")
 
 
@@ -189,11 +191,10 @@ class Sandbox(ABC):
         grader_home: str | None = None,
         proxy_url: str | None = None,
     ) -> None:
-        """
-        runtime_id: as `RuntimeStart` has it.
+        """runtime_id: from `RuntimeStart`.
         workdir: inside the sandbox; where that is the host, a real path.
         home: a private HOME inside the sandbox.
-        grader_home: HOME of the user `grader`, which no command of the agent's can enter; None: there is no such user.
+        grader_home: HOME of the user `grader`, which no command of the agent can enter; None: there is no such user.
         proxy_url: how the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`.
         """
         self.runtime_id = runtime_id
@@ -208,8 +209,8 @@ class Sandbox(ABC):
     async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         """Run a command and wait for it and its output.
 
-        On timeout, and when the caller is cancelled, the command's whole process tree is killed. Background processes
-        outlive their command otherwise. Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has
+        On timeout, and when the caller is cancelled, the command's whole process tree is killed. Otherwise background
+        processes outlive their command. Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has
         no such user; InvalidRequest for an empty command.
         """
 
@@ -226,7 +227,7 @@ class Sandbox(ABC):
         user: RuntimeUser = "agent",
         grace_s: float = 0.0,
     ) -> ExecResult:
-        """`run`, for callers. See `ExecRequest`."""
+        """Call `run` with an `ExecRequest` of these fields."""
         request = ExecRequest(
             command=command,
             cwd=cwd,
@@ -240,12 +241,13 @@ class Sandbox(ABC):
         return await self.run(request, on_output)
 
     async def open_channel(self, request: ExecRequest) -> Channel:
-        """Start a command, as `run` does, whose descriptor 3 is the other end of a channel: a stream of bytes in both
-        directions (a Unix socket without a name, which nothing else in the sandbox can reach).
+        """Start a command, like `run`, whose descriptor 3 is the other end of a channel: a stream of bytes in both
+        directions (an unnamed Unix socket, which no other process in the sandbox can reach).
 
         The command's standard input is empty. It lives until it ends by itself, the channel is closed, or the sandbox
-        is killed or stopped. Its bytes are the agent's claims. Agents in the node need channels; others do not.
-        Raises: as `run`.
+        is killed or stopped. Its bytes are the agent's claims. Only agents in the node need channels.
+
+        Raises: like `run`.
         """
         raise RuntimeUnavailable(
             f"the runtime of sandbox {self.runtime_id} has no channels. Use another one, such as `sandbox`."
@@ -259,18 +261,18 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         user: RuntimeUser = "agent",
     ) -> Channel:
-        """`open_channel`, for callers."""
+        """Call `open_channel` with an `ExecRequest` of these fields."""
         return await self.open_channel(ExecRequest(command=command, cwd=cwd, env=env or {}, user=user))
 
     # -- files ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file (relative to `workdir`, or absolute inside); parents are made."""
+        """Write a file (relative to `workdir`, or absolute inside). Creates its parents."""
 
     @abstractmethod
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        """Read a regular file. Untrusted: no link is followed, no path leaves the sandbox.
+        """Returns the content of a regular file. Untrusted: no link is followed, no path leaves the sandbox.
 
         Raises: NotFound, LimitExceeded, InvalidRequest (a link, a device, an escape).
         """
@@ -283,52 +285,59 @@ class Sandbox(ABC):
         Removes a file, a link or a folder with its content, whatever its modes; empties and keeps both HOMEs, `workdir`
         and the spec's `folders`. Also removes a file or link in place of one of its parents. Makes the parent folders
         usable by their owner again. Follows no link; a missing path is not an error.
-        Raises: InvalidRequest when the path is not one that files can be moved through.
+
+        Raises: InvalidRequest when files cannot be moved through the path.
         """
 
-    # -- its end -------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def kill(self, *, grace_s: float = 0.0) -> None:
         """Kill every process in the sandbox and keep its files; a later `run` works.
 
-        With a `grace_s`, the processes of commands that run get SIGTERM first, and those seconds to end by themselves.
+        With a `grace_s`, processes of running commands first get SIGTERM and this many seconds to end.
         """
 
     @abstractmethod
     async def stop(self) -> None:
         """Kill and remove everything. Idempotent."""
 
-    # -- what it promises ----------------------------------------------------------------------------------------
+    # -- guarantees and usage ------------------------------------------------------------------------------------
 
     @abstractmethod
     def limits(self) -> dict[str, str]:
-        """Name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+        """Returns the name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`;
+        `not set`.
 
-        Every limit of `LimitsSpec`, and `network`. An enforcement that holds each process for itself, not all together,
-        says `per process`. `grader_user` is there where `run` takes the user `grader`.
+        Contains every limit of `LimitsSpec`, and `network`. An enforcement that applies to each process, not to all
+        together, contains `per process`. `grader_user` is included if `run` supports the user `grader`.
         """
 
     async def usage(self) -> Usage:
-        """Its resources over all its lives; those of the disk as they were last measured. An amount that the runtime
-        cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the sandbox is gone."""
+        """Returns its resource use over all its restarts, with disk usage as last measured.
+
+        An amount that the runtime cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the
+        sandbox is gone.
+        """
         return unmeasured("the runtime does not measure it")
 
     # -- checkpoints: see also `Runtime.release` -----------------------------------------------------------------
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
-        """Keep the present files of the writable folders, until `Runtime.release`. Commands continue, but for a pause.
+        """Keep the current files of the writable folders until `Runtime.release`. Commands continue, except for a
+        pause.
 
         Later writes never change it. It outlives kills, and the sandbox.
-        Raises: RuntimeUnavailable where `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
+
+        Raises: RuntimeUnavailable when `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
         """
         raise self._without_checkpoints()
 
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
-        """Kill every process and return to a checkpoint's files; None: to those that the sandbox began with.
+        """Kill every process and restore a checkpoint's files; None: the files that the sandbox began with.
 
-        Also empties the grader's HOME. Raises: as `checkpoint`; NotFound when it was released; InvalidRequest when it
-        is of another owner, runtime or specification.
+        Also empties the grader's HOME. Raises: like `checkpoint`; NotFound when it was released; InvalidRequest when it
+        has another owner, runtime or specification.
         """
         raise self._without_checkpoints()
 
@@ -339,35 +348,36 @@ class Sandbox(ABC):
 
 
 class Runtime(ABC):
-    """A kind of sandbox. The plug-in is the class, and is made without arguments."""
+    """A kind of sandbox. The plug-in is the class, constructed without arguments."""
 
     name: ClassVar[str]
-    """That of its entry point."""
+    """Name of its entry point."""
     is_keepable: ClassVar[bool] = False
     """Whether its sandboxes may live in the node's keeper, and so outlive the node's process.
 
-    The keeper finds the runtime by its name. Its sandboxes die with the process that started them: the keeper. Its
+    The keeper finds the runtime by its name. Its sandboxes end with the process that started them: the keeper. Its
     channels have a `fileno`.
     """
     has_services: ClassVar[bool] = False
-    """Whether its sandboxes may have the `services` of their specification. Other runtimes refuse such tasks."""
+    """Whether its sandboxes support the `services` of their specification. Other runtimes refuse such tasks."""
 
     @abstractmethod
     async def start(self, start: RuntimeStart) -> Sandbox:
-        """Start a sandbox; one that fails, or is cancelled, leaves nothing. Begin with `check_start`.
+        """Start a sandbox. Leaves nothing behind on failure or cancellation. Implementations begin with `check_start`.
 
         Raises: InvalidRequest, RuntimeUnavailable, RuntimeFailed.
         """
 
     @abstractmethod
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        """Remove every sandbox, process, mount and folder under `root` that carries `owner`, but those in `keep`.
+        """Remove every sandbox, process, mount and folder under `root` that is labelled `owner`, except the ones in
+        `keep`.
 
-        Checkpoints, too: by `checkpoint_id`. Returns how many sandboxes were removed.
+        Also removes checkpoints, by `checkpoint_id`. Returns how many sandboxes were removed.
         """
 
     def check_start(self, start: RuntimeStart) -> None:
-        """Raises: InvalidRequest for odd names, and for services that the runtime does not start."""
+        """Raises: InvalidRequest for invalid names, and for services that the runtime does not start."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
         if start.spec.services and not self.has_services:
@@ -377,64 +387,66 @@ class Runtime(ABC):
             )
 
     async def check(self) -> None:
-        """Whether it runs here, by trying. Raises: RuntimeUnavailable, which names the missing part and the command to
-        run."""
+        """Check by trying whether it runs here. Raises: RuntimeUnavailable, which names the missing part and the
+        command to run."""
         if (why := self.missing()) is not None:
             raise RuntimeUnavailable(why)
 
     def missing(self) -> str | None:
-        """The missing part and the command to run, after a look at installed programs alone; None: none is known.
+        """Returns the missing part and the command to run, by a check of installed programs only; None: none is known.
 
-        Nodes pass over sessions of a runtime that lacks a part.
+        Nodes skip sessions of a runtime that lacks a part.
         """
         return None
 
     @classmethod
     def check_spec(cls, spec: RuntimeSpec) -> None:
-        """Refuse a specification that no node, on any machine, could start a sandbox of. Called at submit.
+        """Refuse a specification with which no node, on any machine, could start a sandbox. Called at submit.
 
         Raises: InvalidRequest, which begins with the field (`runtime.workdir`) and has the remedy.
         """
         return
 
     async def images(self) -> Mapping[str, Collection[str]]:
-        """Folder -> names of the images directly in it; the folder `""` has those without a path, by each of their
-        names (see `image_names`). Only of folders that are known wholly. Raises: RuntimeFailed, RuntimeUnavailable.
+        """Returns folder -> names of the images directly in it. The folder `""` has images without a path, by each of
+        their names (see `image_names`). Only includes folders that are known completely. Raises: RuntimeFailed,
+        RuntimeUnavailable.
 
-        Nodes pass over sessions that need another image of such a folder, for none pulls.
+        Nodes skip sessions that need another image of such a folder, since nodes pull no images.
         """
         return {}
 
     @property
     def num_gpus(self) -> int | None:
-        """How many GPUs this machine has for sandboxes, taken ones included; None: the runtime never gives any."""
+        """GPUs that this machine has for sandboxes, including taken ones; None: the runtime never gives any."""
         return None
 
     def services_of(self, runtime_id: str, spec: RuntimeSpec) -> SideServices:
-        """Those alongside a sandbox that is not stopped yet. Called where `has_services`."""
+        """Returns the services of a sandbox that is not stopped yet. Only called with `has_services`."""
         raise RuntimeUnavailable(f"runtime `{self.name}` starts no services.")
 
     async def release(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint as soon as no sandbox is over it. Idempotent."""
+        """Remove a checkpoint once no sandbox is based on it. Idempotent."""
         return
 
 
 class SideServices(Protocol):
-    """The services alongside an agent's sandbox. The agent reaches them, so what they say is a claim, as its files are."""
+    """The services of an agent's sandbox. The agent reaches them, so their output is a claim, like its files."""
 
     async def exec(
         self, service: str, command: str, *, timeout_s: float, user: str | None = None, max_output_bytes: int = 1 << 16
     ) -> ExecResult:
-        """Run a command of `sh -c` in a service's container. user: None is the service's own.
+        """Run a command with `sh -c` in a service's container. user: None: the service's own.
 
-        One that takes too long may continue until the sandbox is stopped.
+        A command that takes too long may continue until the sandbox is stopped.
+
         Raises: RuntimeFailed, also where there is no such service.
         """
         ...
 
     async def archive(self, service: str, path: str, *, max_bytes: int) -> bytes:
-        """A file or folder of a service's container, as a tar archive in which it is at the top.
+        """Returns a file or folder of a service's container as a tar archive, with it at the top level.
 
-        Raises: NotFound where there is no such file, LimitExceeded; as `exec`.
+        Raises: NotFound when there is no such file, LimitExceeded; the errors of `exec`.
         """
         ...

@@ -1,4 +1,4 @@
-"""The services alongside an agent's container, such as a database: other containers that it reaches by name."""
+"""Services of an agent's container, such as a database: other containers that it reaches by name."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class ServiceHealthcheck(_Spec):
     """A command in the service's container that exits with 0 once the service works."""
 
     command: Line | Argv
-    """A string goes to `sh -c`."""
+    """A string is run with `sh -c`."""
     timeout_seconds: float = Field(default=30, gt=0, le=120)
-    """Time of one try; it is repeated each second."""
+    """Limit for one try; tries are one second apart."""
     within_seconds: float = Field(default=60, gt=0, le=3600)
-    """The service must work so long after its start; else the sandbox does not start."""
+    """Deadline after the service's start; if it does not work by then, the sandbox does not start."""
 
 
 class ServiceSpec(_Spec):
-    """One service. It has the limits of the agent's container once more for itself."""
+    """One service. It has the same limits as the agent's container, counted separately."""
 
     image: Annotated[Image, Field(max_length=512)]
     """Name of an image, which must be on the node's machine."""
     entrypoint: Argv | None = None
     """Replaces the image's entry point, and its command with it."""
     command: tuple[Command, ...] | None = None
-    """Arguments of the entry point; None is the image's own."""
+    """Arguments of the entry point; None: the image's own."""
     env: Environment = Field(default_factory=dict)
     user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_:.-]{0,64}$")
-    """User, with or without `:group`; None is the image's own, which may be root."""
+    """User, with or without `:group`; None: the image's own, which may be root."""
     workdir: str | None = Field(default=None, pattern=r"^/[^\x00]*$")
     healthcheck: ServiceHealthcheck | None = None
-    """None: it is not waited for."""
+    """None: the start does not wait for it."""
     completes: bool = False
-    """Whether it ends by itself, with exit code 0, before the sandbox has started: to fill a database, say."""
+    """Whether it ends by itself, with exit code 0, before the sandbox has started, for instance to fill a database."""
     depends_on: dict[ServiceName, ServiceCondition] = Field(default_factory=dict)
-    """Services that come first, and what must be true of each: it was `started`, or is `ready`, which means healthy or
+    """Services that start before this one, with the condition for each: `started`, or `ready`, which means healthy or
     completed."""
 
     @property
@@ -71,7 +71,7 @@ class ServiceSpec(_Spec):
 
 
 def checked_services(services: dict[str, ServiceSpec]) -> dict[str, ServiceSpec]:
-    """Raises: ValueError when one waits for a service that is not there, for itself, or for one that is never ready."""
+    """Raises: ValueError when a service waits for a missing service, for itself, or for one never ready."""
     for name, service in services.items():
         for other, condition in service.depends_on.items():
             if other not in services:

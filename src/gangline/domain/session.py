@@ -24,7 +24,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     """1 for the first."""
     fence: int
-    """Grows with every lease of the session; a result with an older one is refused."""
+    """Grows with every lease of the session; a result with an older fence is refused."""
     expires_at: float
     """Unix time, UTC, seconds, on the server's clock."""
     lease_s: float
@@ -60,7 +60,7 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     outcome: Outcome
     run_outcome: Outcome | None = None
-    """Outcome of RUN where grading changed it; None where it is `outcome`."""
+    """Outcome of RUN if grading changed it; None if it is `outcome`."""
     failure: Failure | None = None
     reward: float | None = None
     reward_details: dict[str, Any] = {}
@@ -70,24 +70,24 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Every completion of this attempt, as in the journal."""
     timings: tuple[StageTiming, ...] = ()
     artifacts: dict[str, bytes] = {}
-    """Small files by name: logs of the harness and of the evaluator, bounded."""
+    """Small files by name: logs of the harness and of the evaluator, limited in size."""
     limits: dict[str, str] = {}
-    """Which limit the runtime really enforced, and how."""
+    """Limits that the runtime actually enforced, and how."""
     usage: SessionUsage | None = None
-    """Resources of the attempt's sandboxes; None where it had none."""
+    """Resource use of the attempt's sandboxes; None without any."""
     held_out: bool = False
-    """It measures, and is never trained on: its task's own mark, which stays where nobody knows the task any more."""
+    """Copied from its task, so that it survives the task: the session is for evaluation and never trained on."""
 
 
 def is_usable(session: SessionResult) -> bool:
-    """Whether it did its work and has tokens to train on, as `enough_sessions` counts."""
+    """Whether it finished its work and has tokens to train on, as `enough_sessions` counts."""
     traces = () if session.trajectory is None else session.trajectory.traces
     has_ended = session.outcome == "completed" or session.outcome in STOPPED_BY_LIMIT
     return has_ended and any(trace.untrainable is None and bool(trace.loss_mask.any()) for trace in traces)
 
 
 def made_no_call(session: SessionResult) -> bool:
-    """Whether none of its model calls was answered: it says nothing of how good the model is."""
+    """Whether none of its model calls was answered, so that it does not measure the model."""
     has_traces = session.trajectory is not None and bool(session.trajectory.traces)
     return not has_traces and not any(completion.status == "complete" for completion in session.completions)
 
@@ -100,22 +100,22 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     """How many calls of this lease were sent before these."""
     calls: tuple[msgspec.Raw, ...]
-    """Each the journal's entry of one call, `Appended`, as MessagePack: neither node nor server encodes it again."""
+    """The journal's entry of each call, `Appended`, as MessagePack: neither node nor server encodes it again."""
 
 
 class KeptTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that the server has of a session's earlier lease, with the most of them."""
+    """The server's records of a session's earlier lease, the one with the most records."""
 
     fence: int = 0
-    """0: it has none."""
+    """0: there are none."""
     completions: tuple[Completion, ...] = ()
 
 
 class GradingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recorded session that a node is to grade again."""
+    """A recorded session that a node should grade again."""
 
     task: dict[str, Any]
-    """The `TaskRequest`, as JSON data, with the evaluator that is to grade."""
+    """The `TaskRequest`, as JSON data, with the evaluator to use."""
     result: SessionResult
     """The recorded result; its completions are not needed."""
 
@@ -127,7 +127,7 @@ class Grading(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     attempt: int
     outcome: Outcome
-    """`infra_error` where it could not be graded: `failure` has the reason."""
+    """`infra_error` if it could not be graded: `failure` has the reason."""
     failure: Failure | None = None
     reward: float | None = None
     trace_rewards: dict[str, float] = {}
@@ -135,7 +135,7 @@ class Grading(msgspec.Struct, frozen=True, kw_only=True):
     turn_scores: dict[str, float] = {}
     """completion id -> score."""
     details: dict[str, Any] = {}
-    """The evaluator's, about its reward."""
+    """The evaluator's details about its reward."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     sessions: dict[str, tuple[int, Stage]]
     """session id -> (fence, stage)."""
     capacity: int
-    """How many sessions the node would hold in all."""
+    """Most sessions that the node would hold in all."""
     draining: bool = False
     backends: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, float] = {}
@@ -155,7 +155,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     identity: str = ""
     """Identity of its data folder: unchanged by restarts, different for another node with the same id."""
     offer: Offer | None = None
-    """What it can run; None says nothing, and the node is given every session."""
+    """Its capabilities; None: not reported, and the node gets every session."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that this node must drop at once: cancelled, or leased to another node."""
     lease_s: float
     every_s: float = 0.0
-    """Seconds until the next heartbeat, where the node's own interval is shorter: a server of many nodes asks for
+    """Seconds until the next heartbeat, if the node's own interval is shorter: a server of many nodes asks for
     fewer."""
 
 

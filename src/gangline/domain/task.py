@@ -36,9 +36,9 @@ from gangline.domain.vetting import TaskVerdict
 
 NetworkPolicy = Literal["none", "proxy", "full", "list"]
 SystemCall = Literal["keyring", "io_uring", "userfaultfd", "perf_events", "bpf", "vsock", "user_namespaces"]
-"""Interfaces to the kernel that agents are refused unless their task asks for them."""
+"""Kernel interfaces that agents are refused unless their task asks for them."""
 TextEncoding = Literal["utf-8", "base64"]
-"""How bytes are written in JSON: as text, or, where they are not text, in base 64."""
+"""How bytes are written in JSON: as text, or in base 64 if they are not text."""
 
 
 MAX_DEPTH = 64
@@ -46,12 +46,12 @@ MAX_SAMPLES = 4096
 
 
 class _Spec(BaseModel):
-    # An infinite number has no form in JSON: it would be stored as none at all.
+    # JSON has no infinite number: it would be stored as null.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def decoded(content: str, encoding: TextEncoding) -> bytes:
-    """Raises: ValueError when `content` is not of the encoding."""
+    """Raises: ValueError when `content` does not match the encoding."""
     return content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
 
 
@@ -60,7 +60,7 @@ class ExecAction(_Spec):
 
     type: Literal["exec"]
     command: Command
-    """Given to `sh -c` in `workdir`; a non-zero exit fails INIT."""
+    """Run with `sh -c` in `workdir`; a non-zero exit fails INIT."""
     timeout_seconds: Seconds = 300
 
 
@@ -85,18 +85,18 @@ PrepareAction = Annotated[ExecAction | WriteAction, Field(discriminator="type")]
 
 
 class LimitsSpec(_Spec):
-    """Resource limits of a sandbox; None is no limit. A runtime reports which of these it enforces, and how."""
+    """Resource limits of a sandbox; None: no limit. A runtime reports which of these it enforces, and how."""
 
     memory_bytes: Size | None = 4 << 30
-    """Memory of all its processes together, where control groups enforce it; else of each process."""
+    """Memory of all its processes together if control groups enforce it; else of each process."""
     cpus: float | None = Field(default=2.0, gt=0, le=65_536)
     max_pids: int | None = Field(default=512, gt=0, le=4_194_304)
     max_file_bytes: Size | None = None
-    """Size of one file; None is as much as `disk_bytes`."""
+    """Size of one file; None: as much as `disk_bytes`."""
     disk_bytes: Size | None = 10 << 30
     """Total size of its files. An agent that exceeds it is ended: outcome `agent_error`, code `disk_limit`."""
     max_files: Size | None = 1_000_000
-    """Files and folders, empty ones too. An agent that has more is ended in the same way."""
+    """Files and folders, including empty ones. An agent that exceeds it is ended in the same way."""
 
 
 class RuntimeSpec(_Spec):
@@ -105,32 +105,30 @@ class RuntimeSpec(_Spec):
     backend: str = "sandbox"
     """Name of a runtime plug-in: `sandbox`, `docker`, `podman`, or `process` (no isolation)."""
     image: Image | None = None
-    """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None is the host's,
+    """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None: the host's,
     read-only)."""
     python: str | None = Field(default=None, pattern=r"^/[^\x00]+$")
     """A Python environment on the node's machine, such as a venv: its folder, which the runtime sees read-only at the
     same path together with the installation that it was made from. Its programs come first in `PATH`, so that `python3`
-    is its interpreter. Containers have none: packages belong in their image."""
+    is its interpreter. Not for containers: packages belong in their image."""
     node_labels: tuple[Annotated[str, Field(pattern=ROLE_PATTERN)], ...] = Field(default=(), max_length=16)
-    """Labels that the node must have: the architecture of its machine, such as `x86_64` or `aarch64`, or one that its
-    operator gave it, such as `gpu`. Where no node has them, the task waits and says so."""
+    """Labels that the node must have: the architecture of its machine, such as `x86_64` or `aarch64`, or a label from
+    its operator, such as `gpu`. If no node has them, the task waits and reports it."""
     gpus: int = Field(default=0, ge=0, le=64)
-    """GPUs of its own (`docker`, `podman`): no other session of the machine has them meanwhile. Where no node has as
-    many, the task waits and says so."""
+    """GPUs for this sandbox alone (`docker`, `podman`): no other session of the machine has them meanwhile. If no node
+    has as many, the task waits and reports it."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
-    """Addresses that network `list` opens alongside the node's proxy: `host`, `*.domain` (all names below it) or an
-    address, each with or without `:port`; the default ports are 80 and 443. An address that is not public must be
+    """Addresses that network `list` opens in addition to the node's proxy: `host`, `*.domain` (all names below it) or
+    an address, each with or without `:port`; the default ports are 80 and 443. An address that is not public must be
     listed itself."""
     system_calls_allow: tuple[SystemCall, ...] = ()
-    """Interfaces to the kernel that the agent gets alongside the usual ones: browsers need `user_namespaces` for
-    sandboxes of their own. Where an engine or the machine refuses one itself, asking for it changes nothing.
-    """
+    """Kernel interfaces that the agent gets in addition to the default ones: browsers need `user_namespaces` for their
+    own sandboxes. If an engine or the machine refuses one itself, asking for it has no effect."""
     workdir: FolderPath = "/workspace"
     """Where the harness starts."""
     folders: tuple[FolderPath, ...] = ()
-    """More folders that are the session's own, writable and empty at first, such as `/logs`: for programs that have
-    their paths built in."""
+    """More folders of the session, writable and empty at first, such as `/logs`, for programs with built-in paths."""
     mounts: dict[FolderPath, HostFolder] = Field(default_factory=dict, max_length=64)
     """Folders of the node's machine that the sandbox sees read-only at other paths: path inside to the folder there
     (`sandbox`, `apptainer`, `docker`, `podman`). The node's operator must have named it, or a folder around it, in
@@ -141,9 +139,9 @@ class RuntimeSpec(_Spec):
     services: Annotated[dict[ServiceName, ServiceSpec], AfterValidator(checked_services)] = Field(
         default_factory=dict, max_length=MAX_SERVICES
     )
-    """Other containers of the session's own, such as a database, that are reached by their names on a network which
-    nobody else is on (`docker`, `podman`). They start before `prepare` and last as long as the sandbox. They reach the
-    outside under network `full` alone, and never the node's proxy."""
+    """Other containers of the session, such as a database, reached by name on a network of their own (`docker`,
+    `podman`). They start before `prepare` and last as long as the sandbox. They reach the outside only under network
+    `full`, and never the node's proxy."""
 
     @field_validator("network_allow")
     @classmethod
@@ -166,8 +164,8 @@ class RuntimeSpec(_Spec):
 
 
 class EnvironmentSpec(_Spec):
-    """A server of tools that is the agent's world. Each session has its own, apart from the agent, and the record has
-    every call."""
+    """A tool server that is the agent's world. Each session has its own, separate from the agent, and every call is
+    recorded."""
 
     kind: str
     """Name of a plug-in: `gymnasium`, `pettingzoo`, `textarena`, `reasoning_gym`, `openenv`, `nemo_gym`, `tau2`, or
@@ -175,14 +173,14 @@ class EnvironmentSpec(_Spec):
     config: dict[str, Any] = Field(default_factory=dict)
     """Checked against the kind's own configuration type at submit."""
     place: Literal["beside", "inside"] = "beside"
-    """`beside`: in its own sandbox. `inside`: in the agent's, by the user `grader`, whose processes and HOME the
-    agent cannot reach. It ends with the agent there, and starts anew for the grader, over the files that are left."""
+    """`beside`: in its own sandbox. `inside`: in the agent's, by the user `grader`, whose processes and HOME the agent
+    cannot reach. It ends with the agent, and is restarted for the grader with the remaining files."""
     runtime: RuntimeSpec | None = None
-    """The sandbox alongside the agent's. None is one like the agent's, prepared in the same way, without a network."""
+    """The sandbox for `beside`. None: like the agent's, prepared in the same way, without a network."""
     hidden_tools: tuple[str, ...] = ()
     """Tools that the agent is not offered and cannot call; the grader can. A kind may hide more."""
     show_instructions: bool = True
-    """Whether the server's own instructions, such as a game's first observation, follow the task's."""
+    """Whether the server's own instructions, such as a game's first observation, are appended to the task's."""
     start_timeout_seconds: Seconds = 60
     call_timeout_seconds: Seconds = 60
 
@@ -197,7 +195,7 @@ class McpServer(_Spec):
     """A server that gives the agent tools over the Model Context Protocol: a command, or a URL."""
 
     command: tuple[Command, ...] = ()
-    """A program in the runtime and its arguments, which talks over its standard streams."""
+    """A program in the runtime and its arguments; it uses its standard streams."""
     env: Environment = Field(default_factory=dict)
     """Environment of the command."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
@@ -231,37 +229,36 @@ SkillFile = Annotated[str, AfterValidator(_inside_skill)]
 
 
 class AgentSpec(_Spec):
-    """The harness and how it is set."""
+    """The harness and its settings."""
 
     harness: str
     """Name of a harness plug-in."""
     model_name: str | None = None
-    """Model name given to the harness; None is the engine's served model."""
+    """Model name given to the harness; None: the engine's served model."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Checked against the harness's own configuration type at submit."""
     env: Environment = Field(default_factory=dict)
     max_turns: int | None = Field(default=None, gt=0)
-    """Model calls before the session is ended with outcome `turn_limit`; None is no limit."""
+    """Model calls before the session is ended with outcome `turn_limit`; None: no limit."""
     max_sampled_tokens: int | None = Field(default=None, gt=0)
-    """Sampled tokens, of all calls together, after which the next call ends the session with outcome `token_limit`;
-    None is no limit."""
+    """Total sampled tokens after which the next call ends the session with outcome `token_limit`; None: no limit."""
     max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
-    """How often in a row the agent may do the same with the same result: after so many times the next call ends the
-    session with outcome `agent_loop`. A cycle of up to four actions counts too. None is no limit."""
+    """How often in a row the agent may do the same with the same result; the next call then ends the session with
+    outcome `agent_loop`. A cycle of up to four actions counts too. None: no limit."""
     grace_seconds: float = Field(default=0.0, ge=0, le=60)
-    """How long the agent's processes have between SIGTERM and SIGKILL, such as to write their logs, when its time, a
+    """Seconds between SIGTERM and SIGKILL for the agent's processes, for instance to write their logs, when its time, a
     limit or a cancellation ends the session. They reach no model then."""
     allow_no_model_call: bool = False
-    """Whether an agent that ends by itself without a model call has completed its task, and is graded: for reference
+    """Whether an agent that ends by itself without a model call has completed its task and is graded: for reference
     solutions and other programs that need no model. Otherwise its outcome is `no_model_call`, without a reward."""
     allow_unrendered_tools: bool = False
     """Whether a harness that depends on tools starts although the model's chat template does not render them: for
-    prompts that describe the tools themselves, or models that are to learn them."""
+    prompts that describe the tools themselves, or models that should learn them."""
     mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
     """Tool servers for the harness's program, by name. A harness without support for them rejects the task."""
     skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)
-    """Skills that the harness's program is given: name -> path in the skill's folder -> content; `SKILL.md` is among
-    them. A harness without support for them rejects the task."""
+    """Skills for the harness's program: name -> path in the skill's folder -> content; `SKILL.md` must be among them. A
+    harness without support for them rejects the task."""
 
     @field_validator("skills")
     @classmethod
@@ -273,16 +270,16 @@ class AgentSpec(_Spec):
 
 
 class ParameterRule(_Spec):
-    """The policy for one sampling parameter of the harness: overridden, clamped, or passed."""
+    """The policy for one sampling parameter of the harness: overridden, clamped, or passed through."""
 
     override: float | None = None
-    """Value sent always, regardless of the harness's request."""
+    """Always sent, regardless of the harness's request."""
     default: float | None = None
     """Sent when the harness sends none."""
     min: float | None = None
     max: float | None = None
-    """Bounds of the value that the harness asks for. Where it sends none and there is no `default`, the provider's
-    usual value is clamped: temperature and top_p 1, penalties 0, max_tokens and top_k without limit."""
+    """Bounds for the value that the harness asks for. If it sends none and there is no `default`, the provider's
+    default is clamped: temperature and top_p 1, penalties 0, max_tokens and top_k without limit."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ParameterRule:
@@ -294,7 +291,7 @@ class ParameterRule(_Spec):
 
 
 class SamplingPolicy(_Spec):
-    """The operator's policy on sampling; it takes precedence over the harness. Parameters without a rule pass
+    """The operator's sampling policy, which takes precedence over the harness. Parameters without a rule pass
     unchanged."""
 
     temperature: ParameterRule | None = None
@@ -312,54 +309,54 @@ class CaptureSpec(_Spec):
     tier: Literal["auto", "observe"] = "auto"
     """`auto` stitches exact ids wherever the engine takes them; `observe` lets the engine render every prompt."""
     thinking: Literal["follow_template", "retain"] = "follow_template"
-    """At a new user turn, where the template strips earlier thinking: start a new chain as deployment would see it,
-    or stitch on."""
+    """At a new user turn where the template strips earlier thinking: start a new chain as deployment would see it, or
+    keep stitching."""
     template_kwargs: TemplateArguments = {}
-    """Arguments of the model's chat template for every call, such as {"enable_thinking": false}. They replace those
-    that the harness sends; the record's metadata has both. The node's operator says which names are allowed."""
+    """Arguments of the model's chat template for every call, such as {"enable_thinking": false}. They replace the
+    harness's own; the record's metadata has both. The node's operator decides which names are allowed."""
     not_as_rendered: Literal["fall_back", "stitch"] = "fall_back"
-    """A stitched prompt that the template would write otherwise, apart from the model's own turns: let the engine
-    render it as deployment would see it, or send it and say so in the certificate."""
+    """If the template would write a stitched prompt differently, apart from the model's own turns: let the engine
+    render it as deployment would see it, or send it and record that in the certificate."""
     sampling: SamplingPolicy | None = None
-    """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
+    """Sampling parameters that the trainer needs; a policy of the node is applied after it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """Every model call gets its own seed, made from this one, the session's number in its group and the call's
-    number in its session. An engine that samples by seeds gives the same tokens again, as long as the harness sends the
-    same. It replaces the harness's own seed; a rule of `sampling` for `seed` takes precedence. A session's next attempt
-    draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session that its
-    caller opened is number 0."""
+    """Every model call gets its own seed, derived from this one, the session's number in its group and the call's
+    number in its session. An engine that samples by seeds then repeats the same tokens, as long as the harness sends
+    the same. It replaces the harness's own seed; a rule of `sampling` for `seed` takes precedence. A session's next
+    attempt uses the same seeds; concurrent calls of a harness are numbered as they arrive. A session that its caller
+    opened is number 0."""
     empty_generation_retries: int = Field(default=0, ge=0, le=10)
-    """How often a reply that ends by itself without text, thinking or a tool call is sampled again, in one model call.
-    Replies that are given up are recorded and never trained on; a seed is replaced by one made from it. If the last one
-    is empty too, it is delivered. 0 delivers the first: it is what the policy sampled. Calls in tokens are delivered as
-    they are."""
+    """How often a reply that ends by itself without text, thinking or a tool call is sampled again, within one model
+    call. Replies that are given up are recorded and never trained on; a seed is replaced by one derived from it. If the
+    last one is empty too, it is delivered. 0 delivers the first, which is what the policy sampled. Calls in tokens are
+    delivered as they are."""
     volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
-    """Regular expressions; None is the usual ones, for dates, times and billing lines. Matching text of system messages
-    does not make a call another conversation: the engine receives the text of the conversation's first call there, and
-    the record keeps the client's."""
+    """Regular expressions; None: the default ones, for dates, times and billing lines. Matching text of system messages
+    does not make a call a new conversation: the engine receives the text of the conversation's first call, and the
+    record keeps the client's."""
 
     checkpoints: Literal["none", "turn"] = "none"
     """`turn`: keep the files of the sandbox at each model call, before it is sampled. The record's metadata names the
     checkpoint. They last as long as the session and the node's `checkpoint_hold_s`, unless the node needs their room.
-    Not every runtime has them."""
+    Not every runtime supports them."""
     durable: Literal["node", "turn"] = "node"
-    """`turn`: each model call's record reaches the server within about a second. Where a node is lost with its disk,
-    the next one answers those calls from there, and samples none of them again. `node`: the record is on the node's
-    disk until the session has ended, and a session that is lost with it begins anew. A fork begins anew at its
-    parent."""
+    """`turn`: each model call's record reaches the server within about a second. If a node is lost with its disk, the
+    next node answers those calls from these records and samples none of them again. `node`: the record is on the node's
+    disk until the session has ended, and a session that is lost with it starts over. A fork starts over at its parent.
+    """
     token_texts: bool = False
-    """Keep the text of each sampled token alongside its id, as the engine reports it: a part of a character is U+FFFD.
-    Tasks in Polar's format have it on."""
+    """Keep the text of each sampled token with its id, as the engine reports it: a part of a character is U+FFFD. Tasks
+    in Polar's format have it on."""
     routed_experts: bool = False
     """Keep the experts that a mixture-of-experts model chooses for each token, for trainers that replay them. Calls are
-    refused where the policy's engine does not report them. Replies are asked for whole: a stream comes in one piece."""
+    refused if the policy's engine does not report them. Replies are requested whole: a stream arrives in one piece."""
     sampling_masks: bool = False
-    """Keep the ids that top-k and top-p left to draw each token from, for trainers that replay them: only with them can
-    such tokens be trained on. Calls that cut ids away are refused where the policy's engine does not report them, and
-    asked for whole."""
+    """Keep the ids that top-k and top-p left to draw each token from, for trainers that replay them: such tokens can
+    only be trained on with them. Calls that cut ids away are refused if the policy's engine does not report them, and
+    their replies are requested whole."""
     evidence: tuple[Annotated[str, Field(max_length=100)], ...] = Field(default=(), max_length=16)
-    """Other kinds of evidence to keep alongside each token, by the names of their plug-ins. Calls are refused where the
-    policy's engine does not report them, and asked for whole."""
+    """Other kinds of evidence to keep with each token, by the names of their plug-ins. Calls are refused if the
+    policy's engine does not report them, and their replies are requested whole."""
 
     @field_validator("volatile_system_text")
     @classmethod
@@ -370,16 +367,16 @@ class CaptureSpec(_Spec):
 
     @property
     def asks_evidence(self) -> bool:
-        """Whether it asks for anything alongside the tokens."""
+        """Whether it asks for any evidence besides the tokens."""
         return self.routed_experts or self.sampling_masks or bool(self.evidence)
 
     def session_seed(self, sample_index: int) -> int | None:
-        """The seed from which the seeds of one session's calls derive; None without `seed`."""
+        """Returns the seed from which the seeds of one session's calls derive; None without `seed`."""
         return None if self.seed is None else derived_seed(self.seed, sample_index)
 
 
 class BuilderSpec(BaseModel):
-    """How completions become traces. Other fields belong to the strategy and are checked by it."""
+    """How completions become traces. Other fields belong to the strategy, which checks them."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
@@ -399,18 +396,18 @@ class EvaluatorSpec(_Spec):
     refresh_runtime: bool = False
     """Grade in a clean runtime, prepared like the agent's, that the agent never touched."""
     runtime: RuntimeSpec | None = None
-    """Specification of the clean runtime, where it is another one than the agent's. Only with `refresh_runtime`."""
+    """Specification of the clean runtime, if it differs from the agent's. Only with `refresh_runtime`."""
     keep_files: bool = False
-    """Keep the agent's working folder with the session, so that an evaluator which reads it can grade the session
-    again. It is the artifact `files.tar`, of at most 8 MiB."""
+    """Keep the agent's working folder with the session, so that an evaluator that reads it can grade the session again.
+    It is the artifact `files.tar`, of at most 8 MiB."""
     on_failure: Literal["none"] | float = "none"
-    """Reward of a session whose grading failed although the grader works: its work made it fail, such as by an error of
-    syntax. `none` gives it no reward, which keeps it out of its group. A grader that fails for another reason never
-    gives one."""
+    """Reward of a session whose grading failed although the grader works: its own work caused the failure, for instance
+    a syntax error. `none` gives it no reward, which keeps it out of its group. A grader that fails for another reason
+    never gives one."""
     on_unparsed: Literal["keep"] | float = "keep"
-    """The most that a session earns in which a tool call of the policy's could not be read: 0 trains on it as a
-    failure, for every trainer and in every export. So do its traces, but those without such a call that the evaluator
-    rewarded on their own. `keep`: what the evaluator says."""
+    """Highest reward of a session in which a tool call of the policy could not be parsed: 0 trains on it as a failure,
+    for every trainer and in every export. It also limits the session's traces, except traces without such a call that
+    the evaluator rewarded separately. `keep`: the evaluator's reward."""
 
     @model_validator(mode="after")
     def _has_a_use_for_its_runtime(self) -> EvaluatorSpec:
@@ -423,11 +420,11 @@ class SolutionSpec(_Spec):
     """A task's reference solution, for `gangline vet` and `gangline submit --oracle`. No other agent sees it."""
 
     command: Line | Argv | None = None
-    """Solves the task in the working folder; a string goes to `sh -c`."""
+    """Solves the task in the working folder; a string is run with `sh -c`."""
     env: Environment = Field(default_factory=dict)
     """Environment of `command`."""
     prepare: tuple[PrepareAction, ...] = ()
-    """Actions behind the task's own, such as those that write the files of `command`."""
+    """Actions after the task's own, for instance to write the files of `command`."""
     files: dict[FilePath, str] = Field(default_factory=dict)
     """Path in the working folder -> content of the finished file."""
     patch: str | None = None
@@ -435,9 +432,9 @@ class SolutionSpec(_Spec):
     answer: str | None = None
     """The text that an agent would answer."""
     reward: float = 1.0
-    """Reward that it earns: the top of the task's range."""
+    """The reward that it earns: the top of the task's range."""
     floor: float = 0.0
-    """Reward of an agent that does nothing, at most."""
+    """Highest reward of an agent that does nothing."""
 
     @model_validator(mode="after")
     def _is_one(self) -> SolutionSpec:
@@ -458,38 +455,38 @@ class StepSpec(_Spec):
     instruction: str
     """The agent's instruction in this step."""
     prepare: tuple[PrepareAction, ...] = ()
-    """Actions in the agent's sandbox before the agent starts. Clean runtimes of graders do without them."""
+    """Actions in the agent's sandbox before the agent starts. Clean runtimes of graders skip them."""
     timeout_seconds: Seconds | None = None
-    """RUN's budget of this step; None is the task's."""
+    """RUN's budget of this step; None: the task's."""
     evaluation_timeout_seconds: Seconds | None = None
-    """None is the task's."""
+    """None: the task's."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the harness for this step, over the task's."""
+    """Settings of the harness for this step, which override the task's."""
     evaluator: EvaluatorSpec = EvaluatorSpec()
     solution: SolutionSpec | None = None
-    """The step's reference solution, behind those of the steps before it. Agents never see it."""
+    """The step's reference solution, applied after the earlier steps' solutions. Agents never see it."""
     min_reward: float | dict[str, float] | None = None
-    """Below it, no further step begins: of the number `reward`, or of each named number of the grader's. A number that
-    the grader did not give is below any."""
+    """If the number `reward`, or any of the grader's named numbers, is below this, no further step begins. A number
+    that the grader did not give counts as below."""
 
 
 MAX_EDIT_CHARS = 1 << 20
-"""Characters of a fork's edit."""
+"""Most characters of a fork's edit."""
 
 
 class ForkSpec(_Spec):
-    """The recorded session whose first calls are given again, from its record, to sessions of this task. The server
-    writes it: see `POST /v1/sessions/{session_id}/forks`."""
+    """The recorded session whose first calls are replayed from its record to sessions of this task. The server writes
+    it: see `POST /v1/sessions/{session_id}/forks`."""
 
     session_id: str
     attempt: int = Field(ge=1)
     turn: int = Field(ge=1)
     """Calls up to this one, in the order of their answers, are answered from the record."""
     edit: str | None = Field(default=None, max_length=MAX_EDIT_CHARS)
-    """Text that the engine is sent in the place of the newest message behind the last recorded answer: of the tool's
-    result, or of the user's message. The agent does not see it."""
+    """Text sent to the engine in place of the newest message after the last recorded answer: the tool's result, or the
+    user's message. The agent does not see it."""
     engine: str | None = Field(default=None, pattern=ID_PATTERN)
-    """A role with its own engines, which answer the calls behind the fork; None: the policy's do. They must have the
+    """A role with its own engines, which answer the calls after the fork; None: the policy's do. They must have the
     tokenizer and the chat template of the record."""
 
 
@@ -497,55 +494,57 @@ class TaskRequest(_Spec):
     """A task to solve: the body of `POST /v1/tasks`."""
 
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
-    """Chosen by the caller to make submitting idempotent; None lets the server choose."""
+    """Chosen by the caller to make submitting idempotent; None: the server chooses."""
     instruction: str
-    """With `steps`, agents are given those of the steps instead; this one is for people."""
+    """With `steps`, agents get the steps' instructions instead; this one is for people."""
     num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions in the group."""
     enough_sessions: int | None = Field(default=None, ge=1)
-    """Once so many have done their work, with tokens to train on, the others are cancelled: no group waits for its
-    slowest sessions. That favours short ones, so a task that is `held_out` waits for all of them. None: all."""
+    """Once this many sessions have finished their work, with tokens to train on, the others are cancelled, so that no
+    group waits for its slowest sessions. That favours short sessions, so a task that is `held_out` waits for all of
+    them. None: all."""
     timeout_seconds: Seconds = 1200
     """RUN's budget: the harness's own time, without queues and gates."""
     init_timeout_seconds: Seconds = 300
     evaluation_timeout_seconds: Seconds = 300
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """How often a session is started again after an infrastructure fault."""
+    """How often a session is started in all, counting restarts after an infrastructure fault."""
     runtime: RuntimeSpec = RuntimeSpec()
     agent: AgentSpec
     environments: dict[McpServerName, EnvironmentSpec] = Field(default_factory=dict)
-    """SessionEnvironments that the agent acts in, by name, alongside its sandbox or instead of it."""
+    """Environments that the agent acts in, by name, in addition to its sandbox or instead of it."""
     capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
     steps: tuple[StepSpec, ...] = Field(default=(), max_length=64)
-    """Runs of the agent, one after the other in one sandbox, each graded by its own evaluator before the next begins.
+    """Runs of the agent, one after another in one sandbox, each graded by its own evaluator before the next begins.
     None: one run, graded by `evaluator`."""
     step_reward: Literal["mean", "final"] = "mean"
-    """How the steps' rewards become the session's: the mean of those that began, or the last one's."""
+    """How the steps' rewards become the session's: the mean over the steps that began, or the last one's."""
     priority: int = Field(default=0, ge=-1000, le=1000)
-    """Sessions of a higher priority are leased before all others."""
+    """Sessions with a higher priority are leased first."""
     submitter: str | None = Field(default=None, pattern=ID_PATTERN)
-    """Who asks. Within one priority, those who have sessions queued are served in turn; None is one of them too."""
+    """The requesting person or team. Within one priority, submitters with queued sessions are served in turn; None
+    counts as one."""
     callback_url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
     callback_form: Literal["gangline", "polar"] = "gangline"
     """`polar`: the callback's body is the answer of `GET /rollout/task/{task_id}`. Polar's route submits such tasks."""
     callback_secret: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
+    """Name of the server's environment variable with the key that signs the callback, instead of the control token."""
     callback_expiry_seconds: Seconds | None = None
-    """How long the callback is tried; None is as long as the server does usually."""
+    """How long delivery of the callback is retried; None: the server's default."""
     held_out: bool = False
-    """The task measures, and is never trained on: collectors refuse it, and `gangline data` and `gangline export` leave
-    its sessions out. Runs set it on what they evaluate, and so does `gangline eval`. Forks are like their parent."""
+    """The task is for evaluation and never trained on: collectors refuse it, and `gangline data` and `gangline export`
+    leave its sessions out. Runs set it on their evaluation tasks, and so does `gangline eval`. Forks inherit it."""
     fork: ForkSpec | None = None
     """The session that this task's sessions continue, from one of its turns; None: they begin at the beginning."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """The caller's own; never read by us."""
+    """The caller's own data; never read by us."""
     solution: SolutionSpec | None = None
     """The reference solution, which `gangline vet` and `gangline submit --oracle` run. Agents never see it."""
     vetting: TaskVerdict | None = None
-    """The verdict of `gangline vet`. It is in the details of each reward, as `stale` where the task was changed after
-    its audit."""
+    """The verdict of `gangline vet`. It is in the details of each reward, as `stale` if the task was changed after its
+    audit."""
 
     @model_validator(mode="after")
     def _names_servers_once(self) -> TaskRequest:
@@ -579,11 +578,11 @@ class TaskRequest(_Spec):
 
     @property
     def is_durable(self) -> bool:
-        """Whether its records leave the node turn by turn. A fork begins anew at its parent."""
+        """Whether its records leave the node turn by turn. A fork starts over at its parent."""
         return self.capture.durable == "turn" and self.fork is None
 
     def at_step(self, index: int) -> TaskRequest:
-        """The step as its own task, without the prepare actions, which are for the agent's sandbox alone."""
+        """Returns the step as its own task, without the prepare actions, which are for the agent's sandbox alone."""
         step = self.steps[index]
         changes: dict[str, Any] = {
             "instruction": step.instruction,
@@ -615,7 +614,7 @@ class TaskRequest(_Spec):
 
     @model_validator(mode="after")
     def _compares_unlike_sessions(self) -> TaskRequest:
-        """Sessions that sample by one seed are the same session: there is nothing to compare."""
+        """Reject a group whose sessions share one seed: they would be identical, with nothing to compare."""
         rule = None if self.capture.sampling is None else self.capture.sampling.seed
         if self.num_samples > 1 and rule is not None and (rule.override, rule.default) != (None, None):
             raise ValueError(
@@ -626,7 +625,7 @@ class TaskRequest(_Spec):
 
 
 def _why_not_portable(value: Any, depth: int = 0) -> str | None:
-    """The reason a value would not survive JSON and MessagePack unchanged; None if it does."""
+    """Returns why a value would not survive JSON and MessagePack unchanged; None if it would."""
     if depth > MAX_DEPTH:
         return f"must not be nested deeper than {MAX_DEPTH} levels"
     match value:
@@ -646,9 +645,9 @@ def _why_not_portable(value: Any, depth: int = 0) -> str | None:
 
 
 def task_digest(task: TaskRequest) -> str:
-    """Digest of the content, without the id: equal digests are the same task.
+    """Returns the digest of the content, without the id: equal digests are the same task.
 
-    Fields with their default are left out, so that a field which a later version adds changes no digest.
+    Fields with their default value are left out, so that a field added in a later version changes no digest.
     """
     body = task.model_dump_json(exclude={"task_id"}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()
@@ -668,13 +667,13 @@ _VETTED = {
 
 
 def vetted_digest(task: TaskRequest) -> str:
-    """Digest of the content that an audit is about: another agent, or another number of samples, leaves it as it is."""
+    """Returns the digest of the audited content: another agent, or another number of samples, does not change it."""
     body = task.model_dump_json(include=_VETTED, exclude={"steps": {"__all__": {"solution"}}}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def metadata_value(metadata: object, key: str) -> str | None:
-    """The value of a dotted key as text; None where there is none."""
+    """Returns the value of a dotted key as text; None if it is missing."""
     for part in key.split("."):
         metadata = cast("Mapping[str, object]", metadata).get(part) if isinstance(metadata, Mapping) else None
     return None if metadata is None else str(metadata)

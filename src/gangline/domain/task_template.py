@@ -1,7 +1,7 @@
-"""Task templates: a task's body in which `{name}` stands for a field.
+"""Task templates: a task's body in which `{name}` is a placeholder for a field.
 
-In a text, `{name}` is replaced by the field's text, or by its JSON where the field is not text. A text that is nothing
-but `{name}` becomes the field itself where that is a list, an object or null. Braces around anything else stay.
+In a text, `{name}` is replaced by the field's text, or by its JSON if the field is not text. A text that consists of
+`{name}` alone becomes the field itself if that is a list, an object or null. Braces around anything else stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def filled(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with the fields in it. Placeholders in a field stay."""
+    """Returns the template with the fields inserted. Placeholders inside a field stay."""
     return {name: _filled(value, fields) for name, value in template.items()}
 
 

@@ -1,8 +1,8 @@
-"""Values of a task that reach a kernel: what no machine could take is refused at submit.
+"""Checks values of a task at submit: values that reach a kernel, which no machine could accept, and template arguments.
 
-And arguments of chat templates that a task may choose: their names and values, and what operators allow by default. The
-default names say how much a model thinks and which thoughts stay in its prompt, in the words of published templates.
-Names that carry the conversation, or that are options of the renderer, are never a task's.
+The latter are arguments of chat templates that a task may choose: their names and values, and the names that operators
+allow by default. The default names control how much a model thinks and which thinking stays in its prompt, in the terms
+of published templates. A task can never set names that carry the conversation or are options of the renderer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 MAX_SECONDS = 366 * 24 * 3600
 MAX_VARIABLE_BYTES = 128 << 10
-"""What Linux takes of one variable, its name included, or of one argument (MAX_ARG_STRLEN)."""
+"""Linux's limit for one variable, including its name, or for one argument (MAX_ARG_STRLEN)."""
 MAX_ENVIRONMENT_BYTES = 1 << 20
 _NAME = re.compile(r"[^=\x00-\x20\x7f]+")
 _UNEXPANDED = re.compile(r"\$\{?PATH\b")
@@ -50,7 +50,7 @@ _OF_THE_CALL = frozenset(
 
 
 def why_not_an_argument(names: Iterable[str]) -> str | None:
-    """Names the first that no client, task or operator may choose; None where all may be chosen."""
+    """Returns why the first invalid name may not be chosen by a client, task or operator; None if all may be chosen."""
     for name in names:
         if not name.isidentifier() or len(name) > 64 or name.startswith(("_", "return_")):
             return f"{name[:100]!r} is not the name of a template's argument: such as enable_thinking"
@@ -110,7 +110,7 @@ def _path(path: str) -> str:
 
 
 def file_path(path: str) -> str:
-    """Raises: ValueError where it cannot be a file in a sandbox."""
+    """Raises: ValueError when it cannot be a file in a sandbox."""
     if _path(path).endswith(("/", "/.")) or path == ".":
         raise ValueError(f"{path[:200]!r} is a folder: name the file")
     return path
@@ -145,7 +145,7 @@ def _image(image: str) -> str:
 Command = Annotated[str, AfterValidator(_command)]
 """A line for `sh -c`, or one argument of a program."""
 Line = Annotated[Command, Field(min_length=1)]
-"""A line for `sh -c` that says something."""
+"""A line for `sh -c` that is not empty."""
 Argv = Annotated[tuple[Command, ...], Field(min_length=1), AfterValidator(_argv)]
 """A program and its arguments."""
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
@@ -160,6 +160,6 @@ HostFolder = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
 """An absolute folder of the node's machine."""
 Image = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_image)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
-"""A time that a clock of a machine can measure."""
+"""A time that a machine's clock can measure."""
 Size = Annotated[int, Field(gt=0, lt=2**63)]
-"""A number of bytes, or of other things, that a kernel can count."""
+"""A number of bytes or other units that a kernel can count."""

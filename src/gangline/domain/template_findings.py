@@ -1,6 +1,5 @@
-"""A chat template's facts in plain words, for every place that shows them: `told` says what a template does, `lacks`
-what it cannot do and the way out, `lacks_of_tasks` what some tasks would miss. Pure.
-"""
+"""Plain-text findings about a chat template, for every place that shows them: `told` describes its features, `lacks`
+its limitations with a remedy, `lacks_of_tasks` the settings of tasks without effect. Pure."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ _SAID: dict[str, tuple[str, str]] = {
     "prints_call_ids": ("prints ids of calls", ""),
     "reports_ends": ("", "the engine leaves ends of turns out of its ids"),
 }
-"""Field -> words where it is true, and where it is false; empty: nothing to say."""
+"""Field -> text if true, text if false; empty: no text."""
 
 
 def told(facts: TemplateFacts) -> list[str]:
-    """A few words for each fact that is known and worth them."""
+    """Returns a short phrase for each known fact worth showing."""
     appended = [name for name in ("tool", "user") if getattr(facts, f"appends_{name}_turns")]
     found = [f"appends {' and '.join(appended)} turns" if appended else ""]
     for name, (is_true, is_false) in _SAID.items():
@@ -62,7 +61,7 @@ def told(facts: TemplateFacts) -> list[str]:
 
 
 def lacks(facts: TemplateFacts) -> list[str]:
-    """What keeps runs from being right, a sentence for each with what to do."""
+    """Returns limitations that affect runs, one sentence each with a remedy."""
     found: list[str] = []
     other = "Serve the model with another template (--chat-template of vLLM and SGLang)"
     if facts.refuses:
@@ -102,7 +101,7 @@ def _of_stripped_thinking(facts: TemplateFacts) -> str:
 
 
 def lacks_of_tasks(facts: Sequence[TemplateFacts], tasks: Iterable[TaskRequest]) -> list[str]:
-    """Arguments that tasks choose and that none of these templates takes, each said once."""
+    """Returns a sentence for each argument that tasks choose and none of these templates takes."""
     known = [fact for fact in facts if fact.thinking_on is not None]
     if not known or len(known) < len(facts):
         return []

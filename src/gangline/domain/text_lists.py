@@ -1,4 +1,4 @@
-"""Lists of texts that a dataset keeps as one text: JSON, a list of Python's, an array as NumPy prints it, lines."""
+"""Lists of texts that a dataset stores as one text: JSON, a Python list, an array as NumPy prints it, lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LAYOUT = {tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER}
 
 
 def texts_of(given: Any) -> list[str]:
-    """The texts in a list, a tuple, an array, or a text of one of these forms; none for null.
+    """Returns the texts in a list, a tuple, an array, or a text in one of these forms; empty for null.
 
-    Raises: ValueError when it is anything else, or holds more than texts.
+    Raises: ValueError when it is anything else, or contains other values than texts.
     """
     if hasattr(given, "tolist"):  # NumPy's
         given = given.tolist()
@@ -52,11 +52,11 @@ def _only_texts(found: Any) -> list[str]:
 
 
 def _of_python(text: str) -> list[str]:
-    """Token by token: NumPy prints no commas, and Python itself would join such texts into one."""
+    """Parse token by token: NumPy prints no commas, and Python itself would join adjacent texts."""
     found: list[str] = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of backslashes that are not escapes
+            warnings.simplefilter("ignore")  # about backslashes that are not escapes
             for token in tokenize.generate_tokens(io.StringIO(text).readline):
                 if token.type == tokenize.STRING:
                     found.append(ast.literal_eval(token.string))

@@ -1,7 +1,7 @@
-"""Arrays of tokens, and how records that hold them travel.
+"""Arrays of tokens, and the encoding of records that contain them.
 
-Records are msgspec structs whose token fields are NumPy arrays. As MessagePack an array is one extension value
-(its code names the dtype, its bytes are little-endian), so 100k ids cost 400 kB and no parsing; as JSON it is a list.
+Records are msgspec structs whose token fields are NumPy arrays. In MessagePack an array is one extension value (its
+code gives the dtype, its bytes are little-endian), so 100k ids cost 400 kB and no parsing. In JSON it is a list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Logprobs = NDArray[np.float32]
 LossMask = NDArray[np.int8]
 """[T] 1 where sampled, else 0."""
 Versions = NDArray[np.int32]
-"""[T] policy version of each token; -1 where masked. An array of ids and one of versions differ in meaning only."""
+"""[T] policy version of each token; -1 where masked. Has the same type as `TokenIds`."""
 
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i4"), 2: np.dtype("<f4"), 3: np.dtype("i1")}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
@@ -37,7 +37,7 @@ def logprobs(values: Iterable[float] = ()) -> Logprobs:
 
 
 def common_prefix_len(a: TokenIds, b: TokenIds) -> int:
-    """How many leading elements `a` and `b` share."""
+    """Returns how many leading elements `a` and `b` share."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     first = int(np.argmax(differs)) if n else 0

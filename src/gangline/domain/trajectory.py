@@ -11,8 +11,8 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 
 TraceRole = Literal["main", "sub_agent", "side", "compaction"]
-"""Purpose of a call: the session's task; a part of it, given to its own agent; something alongside it (a title, a
-classifier); a summary from which the conversation continues. See `trajectories.lineage` for the evidence."""
+"""Purpose of a call: the session's task; a part of it, given to a separate agent; a side task (a title, a classifier);
+a summary from which the conversation continues. See `trajectories.lineage` for the evidence."""
 
 
 class TurnSpan(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class TurnSpan(msgspec.Struct, frozen=True):
     end: int
     role: TraceRole = "main"
     score: float | None = None
-    """The evaluator's for this turn, if it gave one."""
+    """The evaluator's score for this turn, if any."""
     agent_role: str | None = None
     """The role that the client named for the call (header `x-gangline-role`), such as `solver`."""
     model: str = ""
@@ -40,7 +40,7 @@ class Splice(msgspec.Struct, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
-    """Ids that stand before a trace's `prompt_ids` and are kept with another trace of its trajectory."""
+    """Ids before a trace's `prompt_ids` that are stored with another trace of its trajectory."""
 
     trace_id: str
     """A trace before this one in `Trajectory.traces`."""
@@ -64,7 +64,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     response_versions: Versions
     """Policy version that sampled the token; -1 where masked."""
     response_texts: tuple[str | None, ...] = ()
-    """Text of each sampled token, None where no token was sampled; empty unless `capture.token_texts` asks for them."""
+    """Text of each sampled token, None if no token was sampled; empty unless `capture.token_texts` asks for them."""
     spans: tuple[TurnSpan, ...]
     prompt_messages: tuple[Message, ...]
     response_messages: tuple[Message, ...]
@@ -75,9 +75,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     role: TraceRole = "main"
     """Role of the first turn."""
     lineage: Lineage = Lineage()
-    """How the first turn came out of an earlier call."""
+    """How the first turn follows from an earlier call."""
     parent_trace_id: str | None = None
-    """The trace that this one's first prompt branches off, if any."""
+    """The trace from which this one's first prompt branches off, if any."""
     certificates: tuple[Certificate, ...]
     """One per turn, in order of `spans`."""
     splices: tuple[Splice, ...] = ()

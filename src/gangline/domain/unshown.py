@@ -1,4 +1,4 @@
-"""What a model was not shown of its calls, because its chat template does not render it."""
+"""Parts of calls that a model was not shown, because its chat template does not render them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNSHOWN_GUIDE = "docs/guides/engines.md#models-whose-template-does-not-render-to
 
 
 def unshown(tree: CompletionTree, call: Completion) -> tuple[str, ...]:
-    """In words; empty where the model was shown everything."""
+    """Returns the parts as text; empty if the model was shown everything."""
     found: list[str] = []
     if TOOLS in call.dropped:
         names = [tool.name for tool in tree.tools(call)]
@@ -29,7 +29,7 @@ def unshown(tree: CompletionTree, call: Completion) -> tuple[str, ...]:
 
 
 def unshown_lines(completions: Iterable[Completion]) -> Iterator[str]:
-    """A line for the tools of a session, one for their results, with the number of calls and the guide."""
+    """Yields a line for a session's hidden tools and one for their results, with the number of calls and the guide."""
     tree = CompletionTree(completions)
     for name in (TOOLS, TOOL_RESULTS):
         calls = [call for call in tree if name in call.dropped]
@@ -40,7 +40,8 @@ def unshown_lines(completions: Iterable[Completion]) -> Iterator[str]:
 
 
 def why_hidden(backends: Sequence[Mapping[str, Any]], agent: AgentSpec) -> str | None:
-    """A sentence of an agent that has tools; None where an engine shows them, may do so, or there is no engine.
+    """Returns a sentence for an agent with hidden tools; None if an engine shows them, may do so, or there is no
+    engine.
 
     backends: as nodes report them.
     """

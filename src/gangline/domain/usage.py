@@ -28,50 +28,50 @@ AMOUNTS: tuple[Amount, ...] = (
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources that a sandbox uses, or several of them together. An amount that is not known is None, never 0."""
+    """Resource use of a sandbox, or of several together. An unknown amount is None, never 0."""
 
     disk_bytes: int | None
-    """Disk usage in bytes; None where it is not measured, or not yet."""
+    """Disk usage in bytes; None if not measured, or not yet."""
     files: int | None = None
     """Files and folders; None as above."""
     exceeded: str | None = None
-    """Name of a limit for which the runtime ended the sandbox's processes, once."""
+    """Name of a limit for which the runtime once ended the sandbox's processes."""
     cpu_s: float | None = None
     """Processor time so far, in seconds."""
     peak_memory_bytes: int | None = None
-    """The most memory at one time."""
+    """Peak memory."""
     written_bytes: int | None = None
-    """Bytes written so far to file systems on a disk, removed files included; what is only in memory is not."""
+    """Bytes written so far to file systems on a disk, including removed files, without data that is only in memory."""
     proxy_sent_bytes: int | None = None
     """Bytes that the sandbox has sent to the node's proxy: model calls with their HTTP headers."""
     proxy_received_bytes: int | None = None
     """Bytes of the proxy's answers."""
     list_sent_bytes: int | None = None
-    """Bytes sent to hosts of `runtime.network_allow`: content of tunnels, and requests as they are passed on."""
+    """Bytes sent to hosts of `runtime.network_allow`: content of tunnels, and requests as passed on."""
     list_received_bytes: int | None = None
     """Bytes received from these hosts."""
     measured: dict[str, str] = {}
-    """Amount -> how it is measured; for one that is None, why it is not."""
+    """Amount -> how it is measured; for a None, why it is not."""
 
 
 class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources of one attempt: of all its sandboxes, by stage."""
+    """Resource use of one attempt: of all its sandboxes, by stage."""
 
     agent: Usage
     """INIT and RUN, in the agent's sandbox."""
     grading: Usage | None = None
-    """POSTRUN, in the agent's sandbox and in clean ones; None where nothing was graded."""
+    """POSTRUN, in the agent's sandbox and in clean ones; None if nothing was graded."""
 
 
 def unmeasured(why: str) -> Usage:
-    """Nothing is known, for this reason."""
+    """Returns a usage in which everything is unknown, for this reason."""
     return Usage(disk_bytes=None, measured=dict.fromkeys(AMOUNTS, why))
 
 
 def since(before: Usage, total: Usage) -> Usage:
-    """The part of `total` that came after `before`, in the same sandbox.
+    """Returns the part of `total` that came after `before`, in the same sandbox.
 
-    A peak that has not grown says nothing of the time after: it is None then.
+    If the peak has not grown, the peak of the later part is unknown: None.
     """
     changes: dict[str, Any] = {}
     measured = dict(total.measured)
@@ -87,9 +87,9 @@ def since(before: Usage, total: Usage) -> Usage:
 
 
 def summed(usages: Sequence[Usage]) -> Usage:
-    """Amounts of at least one sandbox together: the highest peak, and the sums of the others.
+    """Returns the combined amounts of at least one sandbox: the highest peak, and the sums of the others.
 
-    An amount that is unknown of one is unknown of all; a peak is unknown only if it is so of all.
+    An amount that is unknown for one is unknown for all; a peak is unknown only if it is unknown for all.
     """
     totals: dict[str, Any] = {}
     measured: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The verdict of an audit, as its task has it."""
+"""The verdict of an audit, as stored in its task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 VerdictName = Literal["sound", "unproven", "defective"]
-"""`sound`: all checks passed. `unproven`: none failed, and one that matters was not made. `defective`: one failed."""
+"""`sound`: all checks passed. `unproven`: none failed, but an important one was not made. `defective`: one failed."""
 CheckStatus = Literal["passed", "failed", "not_checked"]
 
 
@@ -16,7 +16,7 @@ class _Spec(BaseModel):
 
 
 class TaskVerdict(_Spec):
-    """The verdict of `gangline vet` on a task. It holds for the content that it was made of, and no other."""
+    """The verdict of `gangline vet` on a task. It applies only to the content that was audited."""
 
     verdict: VerdictName
     digest: str
@@ -25,4 +25,4 @@ class TaskVerdict(_Spec):
     vetted_at: str
     """UTC, ISO 8601."""
     gangline: str
-    """Version that audited it."""
+    """Version of Gangline that audited it."""

@@ -1,7 +1,7 @@
 """The rollout server's answers: tasks, sessions, nodes and events, as its clients see them.
 
-Plain records without I/O; the store fills them, the server sends them as JSON, the client reads them back.
-All times are Unix times, UTC, seconds, on the server's clock.
+Plain records without I/O. The store fills them, the server sends them as JSON, and the client reads them back. All
+times are Unix times, UTC, seconds, on the server's clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 Verdict = Literal["good", "bad", "unsure"]
 
 HEARTBEAT_REFUSED = "heartbeat_refused_"
-"""Followed by an error's code, a figure of a node whose newest heartbeat the server could not store."""
+"""Prefix of a metric, followed by an error's code: the server could not store the node's newest heartbeat."""
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +28,9 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     created: bool
     """False when the same task had been submitted before."""
     unplaced: str | None = None
-    """Why none of the present nodes can run it: its sessions wait for one that can. None: one can, or there is none."""
+    """Why no current node can run it: its sessions wait for a suitable one. None: one can, or there are no nodes."""
     warnings: tuple[str, ...] = ()
-    """What will surely go wrong with its sessions, such as tools that no engine shows to its model."""
+    """Certain problems of its sessions, such as tools that no engine shows to its model."""
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +41,14 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: int
     state: SessionState
     attempt: int
-    """1 for the first: the attempt under way, or the next one while queued, or the last one when ended."""
+    """1 for the first: the attempt in progress, or the next one while queued, or the last one when ended."""
     max_attempts: int
     fence: int
     """0 before the first lease."""
     node_id: str | None = None
-    """The node that holds it, or that held it last."""
+    """The node that holds it, or held it last."""
     stage: Stage | None = None
-    """As the node's last heartbeat said; None unless leased."""
+    """From the node's last heartbeat; None unless leased."""
     outcome: Outcome | None = None
     failure: Failure | None = None
     """Failure of the last failed attempt; for an ended session, the failure that ended it."""
@@ -61,11 +61,11 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     ended_at: float | None = None
     ready_at: float | None = None
-    """When it may be leased again, after a fault of the infrastructure; None is at any time."""
+    """When it may be leased again after an infrastructure fault; None: at any time."""
     position: int = 0
     """Grows with every session; the cursor of a page."""
     unplaced: str | None = None
-    """Why none of the present nodes can run it, while it is queued. None: one can, or there is no node."""
+    """While queued, why no current node can run it. None: one can, or there are no nodes."""
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +95,9 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     result_bytes: int = 0
     """Bytes of all stored results of its sessions, including failed attempts."""
     outcomes: dict[str, int] = {}
-    """outcome -> how many ended sessions."""
+    """outcome -> number of ended sessions."""
     mean_reward: float | None = None
-    """Over the sessions that have a reward; None where none has."""
+    """Over the sessions that have a reward; None without any."""
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,9 +112,9 @@ class TaskView(TaskSummary, frozen=True, kw_only=True):
     """One task and its group."""
 
     states: dict[str, int]
-    """session state -> how many."""
+    """session state -> number of sessions."""
     rewards: tuple[float | None, ...]
-    """[num_samples], by sample index; None where there is none (yet)."""
+    """[num_samples], by sample index; None without a reward (yet)."""
     sessions: tuple[SessionView, ...]
     request: dict[str, Any]
     """The `TaskRequest`, as JSON data."""
@@ -130,9 +130,9 @@ class ForkNode(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     task_id: str
     parent: str | None
-    """The session that it is a fork of; None of the tree's first."""
+    """The session that it forks; None for the tree's root."""
     depth: int
-    """How many forks lie between it and the first."""
+    """Number of forks between it and the root."""
     turn: int | None = None
     """The parent's last model call that it repeats."""
     edit: str | None = None
@@ -143,12 +143,12 @@ class ForkNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkTree(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's forks and theirs, and what it is a fork of itself."""
+    """A session's forks, their forks, and its own ancestors."""
 
     nodes: tuple[ForkNode, ...]
-    """Each behind its parent; the first is a fork of none, or of a session that was deleted."""
+    """Each after its parent. The first is not a fork, or its parent was deleted."""
     is_whole: bool
-    """False where there are more than were read."""
+    """False if there are more than were read."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,11 +162,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions it holds a lease on."""
     backends: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, float] = {}
-    """Its figures: `NodeNumbers`, where it is a node of ours."""
+    """Its figures: `NodeNumbers`, if it runs Gangline's own node."""
     first_seen_at: float
     last_seen_at: float
     age_s: float
-    """Since it was last heard."""
+    """Seconds since it was last heard."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,30 +175,30 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     at: float
     tasks: dict[str, int]
-    """task state -> how many."""
+    """task state -> number of tasks."""
     sessions: dict[str, int]
-    """session state -> how many."""
+    """session state -> number of sessions."""
     stages: dict[str, int]
-    """stage -> leased sessions in it; `leased` counts those whose node has not reported a stage yet."""
+    """stage -> leased sessions in it; `leased` counts sessions whose node has not reported a stage yet."""
     oldest_queued_s: float | None
-    """How long the session next in the queue has existed; None when the queue is empty."""
+    """Age of the next session in the queue; None when the queue is empty."""
     callbacks: dict[str, int]
-    """callback state (pending, delivered, expired) -> how many."""
+    """callback state (pending, delivered, expired) -> number of callbacks."""
     nodes: tuple[NodeView, ...]
     stage_ages_s: dict[str, float] = {}
-    """stage -> how long the session that is longest in it has been there; stages as in `stages`."""
+    """stage -> how long its longest-waiting session has been in it; stages as in `stages`."""
     queued: dict[str, int] = {}
-    """submitter -> sessions in the queue; the empty name is of requests that name none."""
+    """submitter -> queued sessions; the empty name is for requests without one."""
     unplaced: dict[str, int] = {}
-    """Why none of the present nodes can run them -> queued sessions."""
+    """Why no current node can run them -> queued sessions."""
     num_waiting: int = 0
-    """Queued sessions that wait for a while after a fault of the infrastructure."""
+    """Queued sessions that wait after an infrastructure fault."""
     result_bytes: int = 0
     """Bytes of all stored results."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened, in the order it became durable."""
+    """Something that happened, in the order in which it became durable."""
 
     seq: int
     """Grows with every event; the id to resume after."""
@@ -216,25 +216,25 @@ class PageLink(msgspec.Struct, frozen=True, kw_only=True):
     """A link that signs one browser in, once."""
 
     path: str
-    """To be appended to the server's address."""
+    """To append to the server's address."""
     read_only: bool
     expires_at: float
     """Unix time, UTC, seconds."""
 
 
 class Annotation(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody said of a session."""
+    """A person's comment or verdict on a session."""
 
     session_id: str
     task_id: str
     call: int | None = None
-    """Number of the call that is meant; None is the whole session."""
+    """Number of the call that it is about; None: the whole session."""
     verdict: Verdict | None = None
     note: str = ""
     dataset: str = ""
-    """Name of the set of sessions that it belongs to; empty is none."""
+    """Name of the set of sessions that it belongs to; empty: none."""
     by: str
-    """Who said it: as in the log of actions."""
+    """Its author, as in the log of actions."""
     at: float
     position: int
     """Grows with every annotation; the cursor of a page."""
@@ -249,7 +249,7 @@ class AnnotationPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultReference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a session's stored result lies: for readers that fetch large ones themselves."""
+    """Where a session's stored result is, for readers that fetch large ones themselves."""
 
     session_id: str
     attempt: int
@@ -266,14 +266,14 @@ class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     accepted: bool
     state: SessionState
-    """`ended`, or `queued` when the session goes round again."""
+    """`ended`, or `queued` if the session is retried."""
 
 
 class TurnsReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to records of turns: those of other sessions are kept."""
+    """The answer to records of turns. Records of sessions other than the lost ones are stored."""
 
     lost: tuple[str, ...]
-    """Sessions that are not leased to this node with that fence any more."""
+    """Sessions that are no longer leased to this node with that fence."""
 
 
 warm_decoder(SessionView)

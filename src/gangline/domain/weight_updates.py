@@ -1,4 +1,4 @@
-"""Where the seconds of a weight update went, by phase; and the one phase that took most of them. Pure."""
+"""The phases of a weight update with their seconds, and which one dominated. Pure."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class GateUpdate(msgspec.Struct, frozen=True, kw_only=True):
     held_s: float
     """From then until the gate opened: the trainer's own work."""
     has_expired: bool
-    """It ended because its lease ran out."""
+    """Whether it ended because its lease expired."""
     reported: dict[str, float] = {}
     """Phase -> seconds, as the trainer reported them."""
 
     @property
     def phases(self) -> dict[str, float]:
-        """Phase -> seconds. What the trainer reported takes the place of `held`, and the rest is `unreported`."""
+        """Phase -> seconds. The trainer's reported phases replace `held`, and the rest is `unreported`."""
         if not self.reported:
             return {"drain": self.drain_s, "held": self.held_s}
         rest = max(self.held_s - sum(self.reported.values()), 0.0)
@@ -49,14 +49,14 @@ class GateUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowest_phase(phases: Mapping[str, float]) -> str | None:
-    """The phase that took most of a long update; None where none did, or the update was short."""
+    """Returns the phase that took most of a long update; None if there is none, or the update was short."""
     total_s = sum(phases.values())
     slowest = max(phases, key=phases.__getitem__, default="")
     return slowest if total_s >= _LONG_S and phases[slowest] >= _MOST * total_s else None
 
 
 def told_phases(phases: Mapping[str, float]) -> str | None:
-    """A sentence where one phase took most of a weight update, with the reason or the remedy."""
+    """Returns a sentence if one phase took most of a weight update, with the reason or the remedy."""
     if (slowest := slowest_phase(phases)) is None:
         return None
     why = _ADVICE.get(slowest, "by the trainer's own report")

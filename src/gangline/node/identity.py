@@ -13,7 +13,7 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def node_identity(folder: Path) -> str:
-    """Returns the folder's name, made on first use. Blocking; call it while the folder's lock is held. Raises: StoreError."""
+    """Returns the folder's name, made on first use. Blocking; call with the folder's lock held. Raises: StoreError."""
     path = folder / "identity"
     try:
         kept = path.read_text(errors="replace").strip() if path.exists() else ""

@@ -1,1 +1,1 @@
-"""Evidence alongside sampled tokens, such as routed experts. Start with `contract`."""
+"""Evidence about sampled tokens, such as routed experts. Start with `contract`."""

@@ -1,14 +1,14 @@
-"""Evidence alongside sampled tokens: what a kind of it must say, from an engine's reply to a row's column.
+"""Evidence about sampled tokens: the contract of a kind, from an engine's reply to a row's column.
 
-A kind, such as routed experts, is one object, and nothing on the way names it:
+A kind, such as routed experts, is one object; no code in between depends on the kind:
 
-    need        does a task ask for it (`asked_by`), and does a call have any (`applies`)
-    capability  does the engine report it (`EvidenceWire.probe`)
-    ask, read   fields of the engine's request, and of its reply (`EvidenceWire`)
-    keep        what a call's record holds, certified by a digest (`keep`)
-    column      what a row has (`columns`), and whether it is what the certificates say (`problem`)
+    need        whether a task asks for it (`asked_by`), and a call has any (`applies`)
+    capability  whether the engine reports it (`EvidenceWire.probe`)
+    ask, read   fields of the engine's request and reply (`EvidenceWire`)
+    keep        the content of a call's record, certified by a digest (`keep`)
+    column      a row's column (`columns`), and whether it matches the certificates (`problem`)
 
-Evidence never changes tokens. Where it is not known, the record says why (`refused`), and so does the row (`missing`).
+Evidence never changes tokens. If it is unknown, the record has the reason (`refused`), and so does the row (`missing`).
 """
 
 from __future__ import annotations
@@ -39,28 +39,31 @@ from gangline.domain.trajectory import Trace
 class Reported(NamedTuple):
     value: Any
     logprobs: list[float] | None = None
-    """[T]: take these in the place of the reply's own; None: keep those."""
+    """[T]: replace the reply's own log-probs; None: keep those."""
 
 
 class EvidenceWire:
-    """How one engine's messages carry a kind. An engine has its own object, which may learn from the probe."""
+    """How one engine's messages carry a kind of evidence. Each engine has its own object, which may learn from the
+    probe."""
 
     fields: ClassVar[Sequence[tuple[str, Any, Any]]] = ()
-    """Fields of a reply's choice (SGLang: of its `meta_info`) that the client does not read anyway: name, type, value
-    where there is none."""
+    """Fields of a reply's choice (SGLang: of its `meta_info`) that the client does not read otherwise: name, type,
+    default."""
     probe: ClassVar[Literal["unasked", "asked", "apart"]] = "unasked"
-    """How a probe finds out whether the engine reports it: `unasked`, every reply has it; `asked`, it may be asked for
-    in any call; `apart`, in its own call, as an engine that has none may refuse that."""
+    """How a probe finds out whether the engine reports the evidence: `unasked`, every reply has it; `asked`, any call
+    may ask for it; `apart`, in a separate call, since an engine without it may refuse that."""
 
     def ask(self, start: int) -> dict[str, Any]:
-        """Fields of a request (vLLM's route of ids: of its `sampling_params`). start: see `AskedEvidence`."""
+        """Returns fields for the request (vLLM's route of ids: for its `sampling_params`). start: see
+        `AskedEvidence`."""
         return {}
 
     def learn(self, found: Any, num_tokens: int) -> None:
-        """A probe's reply. found: an object with `fields`. num_tokens: of prompt and reply. Raises: ValueError."""
+        """Learn from a probe's reply. found: an object with `fields`. num_tokens: of prompt and reply. Raises:
+        ValueError."""
 
     def read(self, found: Any) -> Reported | None:
-        """None: not reported. found: an object with `fields`. Raises: ValueError for anything that it cannot be."""
+        """Returns None if not reported. found: an object with `fields`. Raises: ValueError for an impossible value."""
         raise NotImplementedError
 
 
@@ -72,27 +75,27 @@ class Tokens(NamedTuple):
     """Leading ids that its prompt and the parent's context have in common."""
     num_prompt: int
     num_ids: int | None
-    """Size of the vocabulary; None where it is not known."""
+    """Size of the vocabulary; None if unknown."""
     before: Certificate | None
     """The parent's."""
 
 
 class EvidenceKind(ABC):
     name: ClassVar[str]
-    """The name of its column in rows, and in records."""
+    """Name of its column in rows, and in records."""
     title: ClassVar[str]
-    """In messages: the engine returned no TITLE."""
+    """For messages: the engine returned no TITLE."""
     what: ClassVar[str]
-    """Likewise: SETTING asks for WHAT."""
+    """For messages: SETTING asks for WHAT."""
     setting: ClassVar[str] = "capture.evidence"
-    """The task's, in messages."""
+    """The task's setting, for messages."""
     rule: ClassVar[str] = ""
-    """The audit's, for a row that lacks what its certificates say; empty: the name."""
+    """The audit's rule for a row that lacks evidence that its certificates promise; empty: the name."""
     how_to_report: ClassVar[str] = "Take another engine, or leave the setting out."
     record: ClassVar[type[Any]]
-    """In certificates; with `refused`, why there is none."""
+    """Its type in certificates; with `refused`, the reason for missing evidence."""
     of_context: ClassVar[bool] = False
-    """Whether records hold it for the prompt too, each position once in a conversation."""
+    """Whether records also contain it for the prompt, each position once per conversation."""
 
     # -- need ----------------------------------------------------------------------------------------------------
 
@@ -100,44 +103,45 @@ class EvidenceKind(ABC):
         return self.name in capture.evidence
 
     def applies(self, sampling: SamplingParams) -> bool:
-        """Whether a call with these parameters has any."""
+        """Whether a call with these parameters has such evidence."""
         return True
 
     # -- capability, ask, read -----------------------------------------------------------------------------------
 
     @abstractmethod
     def wire(self, engine: str, options: Mapping[str, Any]) -> EvidenceWire | None:
-        """None: the engine cannot report it. engine: see `EngineCapabilities`. options: the engine's own."""
+        """Returns None if the engine cannot report it. engine: see `EngineCapabilities`. options: the engine's own."""
 
     def logprob_kind(self, kind: LogprobKind) -> LogprobKind:
-        """The kind of a reply's log-probs that come with it. kind: of those that come without."""
+        """Returns the kind of log-probs in a reply with this evidence. kind: without it."""
         return kind
 
     # -- keep ----------------------------------------------------------------------------------------------------
 
     def num_known(self, before: Certificate | None) -> int:
-        """Leading positions of a context that a record and its ancestors hold. before: the record's certificate."""
+        """Returns how many leading positions of a context a record and its ancestors contain. before: the record's
+        certificate."""
         return 0
 
     @abstractmethod
     def without_last(self, value: Any, num_cut: int) -> Any:
-        """A reported value without the last sampled tokens, which stand behind a stop string."""
+        """Returns a reported value without the last sampled tokens, which come after a stop string."""
 
     @abstractmethod
     def keep(self, value: Any, tokens: Tokens) -> Held:
-        """value: as `EvidenceWire.read` gave it; None where nothing was reported."""
+        """value: as returned by `EvidenceWire.read`; None if nothing was reported."""
 
     def refused(self, reason: str) -> Held:
         return Held(self.record(refused=reason), b"")
 
     def alone(self, tree: CompletionTree, completion: Completion) -> Held | None:
-        """The evidence of a record that loses its parent; None where nothing changes."""
+        """Returns the evidence for a record that loses its parent; None if nothing changes."""
         return None
 
     # -- column --------------------------------------------------------------------------------------------------
 
     def columns(self, result: SessionResult) -> Mapping[str, Any]:
-        """trace id -> a row's column; empty where the session was sampled without."""
+        """Returns trace id -> a row's column; empty if the session was sampled without this evidence."""
         traces = () if result.trajectory is None else result.trajectory.traces
         if all(certificate.evidence_of(self.name) is None for trace in traces for certificate in trace.certificates):
             return {}
@@ -148,29 +152,30 @@ class EvidenceKind(ABC):
     def column(self, tree: CompletionTree, trace: Trace) -> Any: ...
 
     def problem(self, tree: CompletionTree, trace: Trace) -> str | None:
-        """What a trace is certified to have, and has not; None where nothing is wrong."""
+        """Returns how a trace differs from its certificates; None if it does not."""
         return None
 
 
 class AskedEvidence(NamedTuple):
-    """A kind that a call asks the engine for."""
+    """A kind of evidence that a call asks the engine for."""
 
     kind: EvidenceKind
     start: int
-    """First position of the context that it is asked for; 0 but for evidence `of_context`."""
+    """First position of the context to report; 0 except for evidence `of_context`."""
 
 
 class RowNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a row's response tokens."""
 
     values: list[Any] = []
-    """[T]: a number, or a list of k of them; None for a token that was not sampled, or not with this evidence."""
+    """[T]: a number, or a list of k numbers; None for a token that was not sampled, or without this evidence."""
     missing: str | None = None
-    """Why they are not known; there are no values then."""
+    """Why they are unknown; there are no values then."""
 
 
 class NumbersOfTokens(EvidenceKind):
-    """A kind with a number, or k > 1 numbers, for each sampled token. It only says how engines carry them (`wire`)."""
+    """A kind with one number, or k > 1 numbers, per sampled token. Subclasses only define how engines carry them
+    (`wire`)."""
 
     record = NumbersEvidence
     dtype: ClassVar[str] = "<f4"
@@ -191,7 +196,7 @@ class NumbersOfTokens(EvidenceKind):
         return Held(NumbersEvidence(num_tokens=len(array), digest=hashlib.sha256(data).hexdigest()), data)
 
     def column(self, tree: CompletionTree, trace: Trace) -> RowNumbers:
-        """A turn that is not trained on may lack them, such as one of a role's engine."""
+        """A turn that is not trained on may lack them, such as a turn of a role's engine."""
         values: list[Any] = [None] * len(trace.response_ids)
         for span, certificate in zip(trace.spans, trace.certificates, strict=True):
             evidence = certificate.evidence_of(self.name)
@@ -216,7 +221,7 @@ class NumbersOfTokens(EvidenceKind):
         return None
 
     def _array(self, tree: CompletionTree, completion_id: str) -> np.ndarray[Any, Any]:
-        """[T] or [T, k]. Raises: ValueError where the record lacks what its certificate says."""
+        """Returns [T] or [T, k]. Raises: ValueError when the record does not match its certificate."""
         if completion_id not in tree:
             raise ValueError(f"the record of {completion_id} is not among the session's completions")
         evidence, data = tree[completion_id].certificate.evidence_of(self.name), tree[completion_id].data_of(self.name)

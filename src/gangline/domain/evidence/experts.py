@@ -1,10 +1,10 @@
 """Routed experts: the experts that a mixture-of-experts model chose for each token of a context.
 
-Each position of a conversation is kept once, with the first call whose reply reports its experts. For a sampled token
-this is the call that sampled it, whose log-prob goes with these experts. So the experts of a context are found on the
-way up, from a record to its parents.
+Each position of a conversation is stored once, with the first call whose reply reports its experts. For a sampled token
+this is the call that sampled it, whose log-prob belongs to these experts. So the experts of a context are collected on
+the way from a record up to its ancestors.
 
-vLLM sends a NumPy file, which names its type and shape. SGLang sends the numbers alone, row after row: int32, unless
+vLLM sends a NumPy file, which states its type and shape. SGLang sends only the numbers, row after row: int32, unless
 the reply says otherwise; the shape is the model's.
 
 Source: vLLM 0.32.0 `entrypoints/openai/chat_completion/protocol.py` and `utils/serial_utils.py`; SGLang 0.5.23
@@ -30,7 +30,7 @@ from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
 
 _HEAD_BYTES = 4 << 10
-"""The head of a file of three dimensions has 128."""
+"""The header of a file with three dimensions has 128."""
 _READ_HEAD = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -73,7 +73,7 @@ class RoutedExperts(EvidenceKind):
         return value[: len(value) - num_cut]
 
     def keep(self, value: ExpertArray | None, tokens: Tokens) -> Held:
-        """value: from position 0, or from the first that the parent's record lacks, to the last id but one."""
+        """value: from position 0, or from the first that the parent's record lacks, up to the last id but one."""
         if value is None or len(tokens.sampled_ids) == 0:
             return self.refused("the engine reported none")
         before = None if tokens.before is None else tokens.before.routed_experts
@@ -90,7 +90,7 @@ class RoutedExperts(EvidenceKind):
         return _kept(value[usable - start :], usable)
 
     def alone(self, tree: CompletionTree, completion: Completion) -> Held | None:
-        """The experts of its whole context."""
+        """Returns the experts of its whole context."""
         if completion.certificate.routed_experts is None:
             return None
         try:
@@ -99,7 +99,7 @@ class RoutedExperts(EvidenceKind):
             return self.refused(str(why))
 
     def column(self, tree: CompletionTree, trace: Trace) -> RowExperts:
-        """Experts of a trace's whole prompt and its response, or why they are not known."""
+        """Returns the experts of a trace's whole prompt and its response, or why they are unknown."""
         last = trace.spans[-1].completion_id
         if trace.splices:
             return RowExperts(missing="the row is spliced: its ids are not those that the engine had")
@@ -117,7 +117,8 @@ class RoutedExperts(EvidenceKind):
         return self.column(tree, trace).missing
 
 
-# -- of engines --------------------------------------------------------------------------------------------------------
+# -- from engines
+# ------------------------------------------------------------------------------------------------------
 
 
 class _VllmExperts(EvidenceWire):
@@ -142,13 +143,13 @@ class _SglangExperts(EvidenceWire):
     def __init__(self, num_chosen: int) -> None:
         self._num_chosen = num_chosen
         self._num_layers: int | None = None
-        """None before the probe, and where none are reported."""
+        """None before the probe, and if none are reported."""
 
     def ask(self, start: int) -> dict[str, Any]:
         return {"return_routed_experts": True, "routed_experts_start_len": start}
 
     def learn(self, found: Any, num_tokens: int) -> None:
-        """Layers of a reply that reports the experts of all its tokens but the last."""
+        """Learn the number of layers from a reply that reports the experts of all its tokens but the last."""
         self._num_layers = None
         if found.routed_experts is None:
             return
@@ -172,7 +173,7 @@ class _SglangExperts(EvidenceWire):
 
 
 def experts_of_file(data: bytes) -> ExpertArray:
-    """The content of an `.npy` file. Raises: ValueError when it holds no experts of tokens."""
+    """Returns the content of an `.npy` file. Raises: ValueError when it contains no experts of tokens."""
     head = io.BytesIO(data[:_HEAD_BYTES])
     try:
         read = _READ_HEAD[np.lib.format.read_magic(head)]
@@ -188,7 +189,7 @@ def experts_of_file(data: bytes) -> ExpertArray:
 
 
 def experts_of_numbers(data: bytes, number: str, num_layers: int, num_chosen: int) -> ExpertArray:
-    """Raises: ValueError when it is not a whole number of tokens."""
+    """Raises: ValueError when the size is not a whole number of tokens."""
     if number not in _NUMBERS:
         raise ValueError(f"its type is {number}, and not one of {', '.join(_NUMBERS)}")
     dtype = np.dtype(number).newbyteorder("<")
@@ -199,7 +200,7 @@ def experts_of_numbers(data: bytes, number: str, num_layers: int, num_chosen: in
 
 
 def _narrowed(array: NDArray[Any]) -> ExpertArray:
-    """The same numbers as uint8, or uint16 where one is larger. Raises: ValueError for any other number."""
+    """Returns the numbers as uint8, or uint16 if any is larger. Raises: ValueError for other numbers."""
     if array.dtype.kind not in "iu":
         raise ValueError(f"its type is {array.dtype}, and not an integer")
     if array.dtype == np.uint8:
@@ -210,7 +211,8 @@ def _narrowed(array: NDArray[Any]) -> ExpertArray:
     return np.ascontiguousarray(array, dtype=np.uint8 if most <= np.iinfo(np.uint8).max else np.uint16)
 
 
-# -- of records --------------------------------------------------------------------------------------------------------
+# -- to records
+# --------------------------------------------------------------------------------------------------------
 
 
 def _kept(own: ExpertArray, start: int) -> Held:
@@ -227,13 +229,14 @@ def _kept(own: ExpertArray, start: int) -> Held:
     return Held(evidence, data)
 
 
-# -- of rows -----------------------------------------------------------------------------------------------------------
+# -- to rows
+# -----------------------------------------------------------------------------------------------------------
 
 
 def context_experts(tree: CompletionTree, completion: Completion) -> ExpertArray:
-    """[T - 1, layers, chosen] of the prompt and the sampled ids, T in all: no layer has seen the last one.
+    """Returns [T - 1, layers, chosen] for prompt and sampled ids, T in all: no layer has seen the last one.
 
-    Raises: ExpertsMissing where a record lacks them, or holds other bytes than it certifies.
+    Raises: ExpertsMissing when a record lacks them, or its bytes do not match its certificate.
     """
     pieces: list[ExpertArray] = []
     at, want = completion, tree.num_context_ids(completion.completion_id) - 1

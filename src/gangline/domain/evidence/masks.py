@@ -1,7 +1,7 @@
-"""Sampling masks: the ids that top-k and top-p left when a token was drawn, of each sampled token of a call.
+"""Sampling masks: for each sampled token of a call, the ids that top-k and top-p left to draw it from.
 
-Both engines send a list of ids for each sampled token. SGLang sends the log-probs among them too; vLLM's are among them
-where its log-probs are processed.
+Both engines send a list of ids for each sampled token. SGLang also sends the log-probs among them; vLLM's log-probs are
+among them if they are processed.
 
 Source: vLLM 0.32.0 `entrypoints/scale_out/token_in_token_out`; SGLang 0.5.23 `srt/managers`.
 """
@@ -44,7 +44,7 @@ class SamplingMasks(EvidenceKind):
         return capture.sampling_masks
 
     def applies(self, sampling: SamplingParams) -> bool:
-        """Whether top-k or top-p takes ids away before a token is drawn: else nothing is to be kept."""
+        """Whether top-k or top-p removes ids before a token is drawn. Otherwise there is nothing to keep."""
         if sampling.temperature == 0:
             return False  # nothing is drawn
         return sampling.top_p not in (None, 1.0) or sampling.top_k not in (None, 0, -1)
@@ -77,7 +77,7 @@ class SamplingMasks(EvidenceKind):
         return Held(MaskEvidence.of(value, data), data)
 
     def column(self, tree: CompletionTree, trace: Trace) -> RowMask:
-        """0 ids where nothing was cut away, nothing was sampled, or nothing is trained."""
+        """A token has 0 ids if nothing was cut away, it was not sampled, or it is not trained on."""
         counts = np.zeros(len(trace.response_ids), np.int32)
         ids: list[TokenIds] = []
         for span, certificate in zip(trace.spans, trace.certificates, strict=True):
@@ -107,7 +107,8 @@ class SamplingMasks(EvidenceKind):
         return None
 
 
-# -- of engines --------------------------------------------------------------------------------------------------------
+# -- from engines
+# ------------------------------------------------------------------------------------------------------
 
 
 class _VllmMasks(EvidenceWire):
@@ -130,7 +131,7 @@ class _SglangMasks(EvidenceWire):
         return {"return_sampling_mask": True}
 
     def read(self, found: Any) -> Reported | None:
-        """The log-probs are those among the mask's ids: the others that SGLang reports are of the whole vocabulary."""
+        """Uses the log-probs among the mask's ids: SGLang's other ones are over the whole vocabulary."""
         mask = mask_from_json(found.output_token_sampling_mask)
         if mask is None:
             return None
@@ -142,7 +143,7 @@ class _SglangMasks(EvidenceWire):
 
 
 def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
-    """A list of ids for each token, without a Python object for each id: a long reply has a million. None for null.
+    """Parse a list of ids per token without a Python object for each id: a long reply has a million. None for null.
 
     Raises: ValueError for anything else.
     """
@@ -165,20 +166,21 @@ def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
     return SamplingMask(counts, ids.astype(np.int32))
 
 
-# -- of records --------------------------------------------------------------------------------------------------------
+# -- to records
+# --------------------------------------------------------------------------------------------------------
 
 
 def _first_repeating(mask: SamplingMask) -> int | None:
-    """Index of the first token that keeps an id twice: a sum over the kept ids would count it twice."""
+    """Returns the index of the first token that keeps an id twice: a sum over the kept ids would count it twice."""
     token = np.repeat(np.arange(len(mask.counts), dtype=np.int64), mask.counts)
-    # Engines mostly write ascending ids, and a stable sort of what is sorted takes no time.
+    # Engines mostly write ascending ids, and a stable sort of sorted data is fast.
     pairs = np.sort((token << 32) | mask.ids, kind="stable")
     again = np.flatnonzero(pairs[1:] == pairs[:-1])
     return int(pairs[again[0]] >> 32) if len(again) else None
 
 
 def outside_of_mask(mask: SamplingMask, sampled_ids: TokenIds) -> str | None:
-    """Why a mask is not of these tokens; None where each was drawn among the ids that it keeps."""
+    """Returns why a mask does not belong to these tokens; None if each token is among the ids kept for it."""
     num = len(sampled_ids)
     if len(mask.counts) != num:
         return f"the mask is of {len(mask.counts)} tokens, and {num} were sampled"
@@ -191,13 +193,14 @@ def outside_of_mask(mask: SamplingMask, sampled_ids: TokenIds) -> str | None:
 
 
 def is_masked(certificate: Certificate) -> bool:
-    """Whether a call's record holds the ids that its tokens were drawn among."""
+    """Whether a call's record contains the ids that its tokens were drawn from."""
     evidence = certificate.sampling_mask
     return evidence is not None and evidence.refused is None
 
 
 def why_not_replayed(certificate: Certificate) -> str | None:
-    """Why log-probs among the ids that a turn was drawn among cannot be had; None where its ids were not asked for."""
+    """Returns why log-probs among the ids that a turn was drawn from are unavailable; None if its ids were not asked
+    for."""
     evidence = certificate.sampling_mask
     if evidence is None:
         return None

@@ -80,7 +80,7 @@ class EngineClients:
         try:
             weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
         except GanglineError:
-            return  # # no weights can be loaded into it, so it was never paused
+            return  # no weights can be loaded into it, so it was never paused
         try:
             async with asyncio.timeout(timeout_s):
                 await weights.let_go()

@@ -83,7 +83,7 @@ class HealthChecks:
             if backend.state == "unhealthy":
                 await self._welcome_back(backend)
         except TooManyFiles:
-            return  # # this node's fault: says nothing about the backend
+            return  # this node's fault: says nothing about the backend
         except GanglineError as error:
             backend.num_failures += 1
             backend.failed_at = self._clock()

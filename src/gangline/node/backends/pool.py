@@ -159,7 +159,7 @@ def _is_own(family: int, address: str) -> bool:
             probe.connect((address, 9))
         except OSError:
             return False
-        # # Packets to the kernel's own address have that address as source; packets to any other have a different one.
+        # Packets to the kernel's own address have that address as source; packets to any other have a different one.
         return probe.getsockname()[0] == address
 
 
@@ -381,7 +381,7 @@ class BackendPool:
             if not self._closed and not any(other.state == "healthy" for other in self._backends.values()):
                 self._usable.clear()
 
-    # # -- membership ----------------------------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------------------------
 
     def _known(self, url: str) -> Backend | None:
         return next((other for other in self._staying() if other.url == _base(url)), None)

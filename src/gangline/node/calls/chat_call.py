@@ -169,7 +169,7 @@ class _ChatSampler:
         parts.share.join()
         self._place = place = await parts.index.place_in_turns(self._call, self._known)
         self._pin(place)
-        if parts.checkpoint is not None:  # # before the answer: the agent acts as soon as it sees part of it
+        if parts.checkpoint is not None:  # before the answer: the agent acts as soon as it sees part of it
             self._checkpoint = await parts.checkpoint()
         capabilities = await parts.engine.capabilities()
         self._call = in_template_words(self._call, capabilities.template)
@@ -265,7 +265,7 @@ class _ChatSampler:
             self._progress.num_prompt_tokens = answer.usage.num_prompt_tokens
 
     def _show(self, delta: ReplyDelta) -> None:
-        if delta.logprobs and self._call.num_top_logprobs is None:  # # only the record asked for them
+        if delta.logprobs and self._call.num_top_logprobs is None:  # only the record asked for them
             delta = msgspec.structs.replace(delta, logprobs=())
         if delta.tool_calls:
             pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
@@ -284,7 +284,7 @@ class _ChatSampler:
             raise EngineMalformed(f"the engine answered {len(answer.choices)} of {self._call.num_choices} choices")
         if any(choice.finish_reason is None for choice in answer.choices):
             raise EngineMalformed("the engine ended its reply without a finish reason")
-        # # The operator accepted an engine that never reports ids for its text alone.
+        # The operator accepted an engine that never reports ids for its text alone.
         has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
         if capabilities.reports_ids and not has_ids:
             raise _no_ids()

@@ -91,7 +91,7 @@ class DialectRoutes:
         self._table = [(_pattern(route.path), route, dialect) for dialect in self._dialects for route in dialect.routes]
         self.roots = sorted({route.path.split("/")[1] for _, route, _ in self._table} | {*_IN_FRONT, *_UNVERSIONED})
         """First segments of all paths: `v1` and the aliases'."""
-        # # Clients use a few paths over and over.
+        # Clients use a few paths over and over.
         self._served = lru_cache(maxsize=256)(self._find_served)
 
     @property
@@ -248,7 +248,7 @@ class Proxy:
             return self._refused(request, match, out_of_files(error) or error)
         except (web.HTTPException, ClientConnectionResetError):
             raise
-        except Exception as error:  # # the boundary: the client needs an error in a shape that it understands
+        except Exception as error:  # the boundary: the client needs an error in a shape that it understands
             no_files = out_of_files(error)
             if no_files is None:
                 _log.exception("proxy.internal_error path=%s", request.path)
@@ -438,12 +438,12 @@ def _note_refusal(session: ModelSession, of_environment: bool, dialect: Dialect,
 
 def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
     shaped = dialect.error_answer(error)
-    # # HTTP's own statuses, which a provider's table lacks.
+    # HTTP's own statuses, which a provider's table lacks.
     status = error.status if isinstance(error, (RequestTimeout, UpgradeRefused)) else shaped.status
     headers = dict(shaped.headers) | ({"Upgrade": "HTTP/1.1"} if isinstance(error, UpgradeRefused) else {})
     response = web.Response(body=shaped.body, status=status, headers=headers, content_type="application/json")
     if isinstance(error, (LimitExceeded, RequestTimeout, UnsupportedMediaType, UpgradeRefused)):
-        response.force_close()  # # the rest of the client's body is not read
+        response.force_close()  # the rest of the client's body is not read
     return response
 
 

@@ -66,7 +66,7 @@ class CallMark(msgspec.Struct, frozen=True):
 def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
     digest = hashlib.sha256(request.body)
     digest.update(f"\0{dialect}\0{path}".encode(errors="replace"))
-    if (role := request.headers.get(AGENT_ROLE)) is not None:  # # the same request from another role is another call
+    if (role := request.headers.get(AGENT_ROLE)) is not None:  # the same request from another role is another call
         digest.update(f"\0{role}".encode(errors="replace"))
     count = request.headers.get("x-stainless-retry-count", "0")
     return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)

@@ -236,7 +236,7 @@ class ModelSession:
         seed = capture.session_seed(spec.sample_index)
         policies = [policy for policy in (capture.sampling, sampling) if policy is not None]
         self._sampling = SamplingRules(seed, policies) if policies or seed is not None else None
-        # # No reference cycle through the session: it is freed at once when it is over.
+        # No reference cycle through the session: it is freed at once when it is over.
         self._retries = Retries(
             lambda flight: ledger.is_continued(flight.record_key),
             window_s=spec.retry_window_s,
@@ -244,7 +244,7 @@ class ModelSession:
             answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED) if self.tree else None,
         )
         self._numbers, self._environment_numbers = (
-            # # The choices of one call have the same start.
+            # The choices of one call have the same start.
             _CallNumbers(len({one.started_at for one in self.tree if one.of_environment == of_environment}))
             for of_environment in (False, True)
         )

@@ -53,7 +53,7 @@ class ToolRoutes:
             message = msgspec.json.decode(body, type=_Message)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return _reply(None, _error(_PARSE_ERROR, f"the message cannot be read: {error}"), HTTPStatus.BAD_REQUEST)
-        if message.id is None:  # # a notification or a response: no request of ours waits for one
+        if message.id is None:  # a notification or a response: no request of ours waits for one
             return web.Response(status=HTTPStatus.ACCEPTED)
         return _reply(message.id, await _done(environment, message))
 

@@ -42,7 +42,7 @@ async def find_cause(
     if in_response:
         pairs = pairs[-1:]
     end = len(context)
-    if ended_itself(parent):  # # some templates write a different end of turn than the sampled one
+    if ended_itself(parent):  # some templates write a different end of turn than the sampled one
         if first < end - 1:
             end -= 1
         elif len(parent.sampled_ids) > 1 and _says_the_same(*pairs[-1]):
@@ -69,7 +69,7 @@ async def _texts(engine: Engine, context: TokenIds, prompt: TokenIds) -> tuple[s
 
 def _from_messages(pairs: Sequence[tuple[Message, Message]], user_turn_follows: bool) -> DivergenceCause | None:
     assistant = [(sampled, echo) for sampled, echo in pairs if sampled.role == "assistant"]
-    # # Some templates remove echoed thinking too, at a new user turn.
+    # Some templates remove echoed thinking too, at a new user turn.
     if any(has_thought(sampled) and (user_turn_follows or not has_thought(echo)) for sampled, echo in assistant):
         return "thinking_dropped"
     if any("".join(_thoughts(sampled).split()) != "".join(_thoughts(echo).split()) for sampled, echo in assistant):
@@ -85,7 +85,7 @@ def _from_messages(pairs: Sequence[tuple[Message, Message]], user_turn_follows: 
         for sampled, echo in pairs
     ):
         return "whitespace"
-    # # The call is the same JSON, so the text around it (tags, line breaks) differs.
+    # The call is the same JSON, so the text around it (tags, line breaks) differs.
     return "tool_call_reserialised" if any(_arguments(sampled) for sampled, _ in assistant) else None
 
 

@@ -61,7 +61,7 @@ class Ledger:
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
         """Set by the next commit, which also replaces it."""
-        # # The journal has the bytes; an open session never needs them.
+        # The journal has the bytes; an open session never needs them.
         for completion in map(Completion.without_evidence_bytes, completions):
             self.tree.add(completion)
             self._num_committed += 1
@@ -141,7 +141,7 @@ class Ledger:
 
     def _report(self, completion: Completion) -> None:
         certificate, lineage = completion.certificate, completion.lineage
-        is_replayed = REPLAYED in completion.metadata  # # expected: its tokens belong to the parent
+        is_replayed = REPLAYED in completion.metadata  # expected: its tokens belong to the parent
         if completion.status == "complete" and certificate.untrainable is not None and not is_replayed:
             _log.error(
                 "call.untrainable session=%s completion=%s reason=%s",

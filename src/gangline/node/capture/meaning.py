@@ -118,6 +118,6 @@ def _number(text: str) -> Any:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-# # Created once: the module's functions create a new one per call when given options.
+# Created once: the module's functions create a new one per call when given options.
 _json = json.JSONDecoder(parse_float=_number)
 _sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

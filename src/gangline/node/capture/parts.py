@@ -137,7 +137,7 @@ class PartsByRole:
             engine = self._engine_of(role)
             if engine is None:
                 return None
-            # # Weight updates are the policy's: they neither hold calls to other engines nor number their weights.
+            # Weight updates are the policy's: they neither hold calls to other engines nor number their weights.
             own = {"engine": engine, "engine_role": role, "tier": self._tier_of(engine)}
             self._of_role[role] = msgspec.structs.replace(self.policy, **own, gate=Gate(), meter=GateMeter())
         return self._of_role[role]

@@ -92,7 +92,7 @@ class LineageIndex:
 
         steps: of each message of the call. num_shared: messages that the call has in common with its parent.
         """
-        # # A final assistant turn is not an echo: the client begins the reply itself.
+        # A final assistant turn is not an echo: the client begins the reply itself.
         for position in range(len(steps) - 2, num_shared - 1, -1):
             if call.messages[position].role != "assistant":
                 continue
@@ -207,7 +207,7 @@ class PlaceIndex:
         """`tree`: must contain a completion before it is added here."""
         self._tree = tree
         self.volatile = VolatileText() if volatile is None else volatile
-        # # Not a bound method: a reference cycle would keep the session in memory.
+        # Not a bound method: a reference cycle would keep the session in memory.
         self._meaning = partial(meaning_of, self.volatile)
         self._lineage_index = LineageIndex(tree, self._meaning)
         self._ends: dict[str, HistoryDigest] = {}
@@ -294,7 +294,7 @@ class PlaceIndex:
             digest = _rolled(digest, message, self._meaning(self._as_sampled(message, self._named_by(message))))
         self.add(completion, digest)
 
-    # # -- digesting a history -------------------------------------------------------------------------------------
+    # -- digesting a history -------------------------------------------------------------------------------------
 
     def _walk(self, key: str, messages: tuple[Message, ...], digests: Digests) -> _Walk:
         known = max(reversed(self._walks), key=lambda walk: _num_equal(walk.messages, messages), default=None)
@@ -308,7 +308,7 @@ class PlaceIndex:
         for position in range(num_known, len(messages)):
             message = messages[position]
             if known is not None and position < len(known.messages) and known.messages[position] == message:
-                # # The same message after a different beginning: only the rolling digests are new.
+                # The same message after a different beginning: only the rolling digests are new.
                 meaning, _, owners = known.steps[position]
             else:
                 owners = self._named_by(message)
@@ -397,7 +397,7 @@ def _num_chars(message: Message) -> int:
 
 def meaning_of(volatile: VolatileText, message: Message) -> bytes:
     """Returns the digest of the message alone."""
-    # # SHA-256: processors have instructions for it, so a long prompt takes a fifth of BLAKE2's time.
+    # SHA-256: processors have instructions for it, so a long prompt takes a fifth of BLAKE2's time.
     return hashlib.sha256(normal_form(message, volatile)).digest()
 
 

@@ -125,7 +125,7 @@ class CheckedStitcher:
             return Decision(prompt_ids=ids)
         whole = await self._whole(call)
         if isinstance(whole, str):
-            # # There is no rendering to fall back to.
+            # There is no rendering to fall back to.
             return Decision(prompt_ids=ids, as_rendered=False, unlike_rendering=whole)
         unlike = await self._difference(call, place, whole, ids)
         if unlike is None:
@@ -181,7 +181,7 @@ class CheckedStitcher:
             at = self._tree[at.parent_id]
         try:
             opening = await self._stitcher.tails(call, place.branch_key).opening()
-        except EngineRefused:  # # the template refuses a lone user message: then nothing is skipped
+        except EngineRefused:  # the template refuses a lone user message: then nothing is skipped
             opening = token_ids()
         return difference(whole, self._tree.prompt_ids(at), added[::-1], opening)
 

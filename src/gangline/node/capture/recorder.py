@@ -1,6 +1,6 @@
 """Records of one call, made from the engine's choices and committed together.
 
-Policy versions of a call are the engine's own, or the gate's if the engine does not report versions. The gate's version applies to
+Policy versions of a call are the engine's own, or the gate's if it reports none. The gate's version applies to
 engines that were healthy when the version was set. An engine that was added or recovered later has the weights it was
 started with: its tokens have an unknown version until a version is set again.
 

@@ -36,7 +36,7 @@ def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
     session."""
     _refuse_unknown_references(call, ledger)
     messages = call.messages
-    # # Few calls have any, and the loop takes milliseconds for thousands of messages.
+    # Few calls have any, and the loop takes milliseconds for thousands of messages.
     if any(type(part) is Thinking for message in messages for part in message.parts):
         messages = tuple(_whole(message, ledger) for message in messages)
     if call.previous_reply_id is None:

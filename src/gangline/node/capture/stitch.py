@@ -56,7 +56,7 @@ class Stitcher:
         tails = self.tails(call, place.branch_key)
         if self._thinking == "follow_template" and any(message.role == "user" for message in place.new_messages):
             await self._check_nothing_stripped(tails, place, parent)
-        # # The client may have renamed the calls, and its results use those names.
+        # The client may have renamed the calls, and its results use those names.
         *history, echo = call.messages[: place.num_shared]
         if behind_history:
             tails = tails.behind(tuple(history))

@@ -31,7 +31,7 @@ class CallRoutes:
         session = self._find(path_id(request, "session"))
         found = await session.committed(_AFTER.read(request), _WAIT.read(request))
         record = RecordedCalls(attempt=session.spec.attempt, completions=tuple(found))
-        return await asyncio.to_thread(answer, request, record)  # # may be large
+        return await asyncio.to_thread(answer, request, record)  # may be large
 
 
 _AFTER = Whole("after", "How many calls are known: those behind them are answered.", high=2**31 - 1)

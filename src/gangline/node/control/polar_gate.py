@@ -43,7 +43,7 @@ class PolarGateRoutes:
 
     def routes(self) -> list[Route]:
         root = "/admin/inference"
-        route = partial(json_route, answer=PolarGateState, password_too=False)  # # browsers do not use a node
+        route = partial(json_route, answer=PolarGateState, password_too=False)  # browsers do not use a node
         return [
             route("GET", f"{root}/status", self.show, "Polar's view of the gate."),
             route("POST", f"{root}/pause", self.pause, "Polar's pause: hold model calls, and wait for those in flight.",

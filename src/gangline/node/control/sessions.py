@@ -173,7 +173,7 @@ class SessionRoutes:
         result = await self._sessions.finalize(path_id(request, "session"))
         if not completions:
             result = msgspec.structs.replace(result, completions=())
-        return await asyncio.to_thread(answer, request, result)  # # may be large
+        return await asyncio.to_thread(answer, request, result)  # may be large
 
     async def abort(self, request: web.Request) -> web.StreamResponse:
         return answer(request, await self._sessions.abort(path_id(request, "session")))
@@ -189,7 +189,7 @@ class SessionRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(_key_of(request)))
         body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
-        # # In a thread, where NumPy releases the event loop.
+        # In a thread, where NumPy releases the event loop.
         wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
         call = session.start_tokens(wanted)
         try:
@@ -197,7 +197,7 @@ class SessionRoutes:
                 return await _stream(request, call)
             return answer(request, await call.reply())
         finally:
-            call.abort(_GONE)  # # does nothing if the call has ended
+            call.abort(_GONE)  # does nothing if the call has ended
 
 
 _IDLE_S = 60.0

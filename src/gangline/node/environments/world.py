@@ -22,7 +22,7 @@ from gangline.domain.errors import EnvironmentFailed, InvalidRequest, RuntimeFai
 from gangline.domain.sandbox import Sandbox
 from gangline.domain.task import EnvironmentSpec
 
-if TYPE_CHECKING:  # # needs the extra `mcp`
+if TYPE_CHECKING:  # needs the extra `mcp`
     from mcp import types as protocol
 
 STEP = "gangline/step"

@@ -273,12 +273,12 @@ class ExternalSessions:
             model=request.model or model,
             created_at=self._clock(),
         )
-        self._sessions[session_id] = live = _Live(state, None)  # # reserves the id from here on
+        self._sessions[session_id] = live = _Live(state, None)  # reserves the id from here on
         try:
             await self._store.save(state)
             await self._journal.open_attempt(AttemptOpened(session_id, _ATTEMPT, live.task_id, 0))
             live.session = self._serve(session_id, key, request, ())
-        except BaseException:  # # its caller left, or the disk is full: release the id
+        except BaseException:  # its caller left, or the disk is full: release the id
             del self._sessions[session_id]
             with suppress(GanglineError):
                 await self._journal.close_attempt(AttemptKey(session_id, _ATTEMPT))

@@ -42,7 +42,7 @@ def settle_interpreter() -> None:
     gc.set_threshold(_YOUNG)
     gc.callbacks.append(_put_out_of_sight)
     sys.setswitchinterval(_SWITCH_S)
-    with suppress(OSError, AttributeError):  # # not available with another C library
+    with suppress(OSError, AttributeError):  # not available with another C library
         mallopt = ctypes.CDLL(None).mallopt
         for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
             mallopt(option, _KEPT_BYTES)
@@ -62,7 +62,7 @@ async def collect_forever() -> None:
         if time.monotonic() < due_at and grown_bytes < max(_GROWN_BYTES, _GROWN_SHARE * kept_bytes):
             continue
         began = time.monotonic()
-        gc.disable()  # # a collection in another thread would freeze them again
+        gc.disable()  # a collection in another thread would freeze them again
         gc.unfreeze()
         gc.collect()
         gc.enable()

@@ -195,7 +195,7 @@ class NodeMetrics:
         totals = self._totals
         for completion in completions:
             if REPLAYED in completion.metadata:
-                continue  # # already counted by its parent's node
+                continue  # already counted by its parent's node
             certificate = completion.certificate
             if completion.choice_index == 0:
                 num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)

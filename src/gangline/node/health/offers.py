@@ -80,7 +80,7 @@ class Offers:
             why = msgspec.convert(runtime.missing(), str | None)
             if why is None and (num_gpus := msgspec.convert(runtime.num_gpus, int | None)) is not None:
                 self._gpus[name] = num_gpus
-        except (Exception, SystemExit) as error:  # # a plug-in's error: the node starts without it
+        except (Exception, SystemExit) as error:  # a plug-in's error: the node starts without it
             return _told(error)
         return why
 

@@ -41,7 +41,7 @@ class Forms(NamedTuple):
             case Text():
                 yield f"{at}.text", self._text(role, part.text)
             case ToolResult():
-                # # Clients may rename calls, so the position among the calls counts.
+                # Clients may rename calls, so the position among the calls counts.
                 yield f"{at}.call", call_ids.index(part.call_id) if part.call_id in call_ids else part.call_id
                 yield f"{at}.is_error", part.is_error
                 for number, piece in enumerate(part.content):

@@ -233,7 +233,7 @@ class Attempt:
             try:
                 end = await self._run.ended()
             except Exception:
-                self.has_run = bool(prepared.session.tree)  # # else its command may not have started
+                self.has_run = bool(prepared.session.tree)  # else its command may not have started
                 raise
         if self._worlds is None:
             return end
@@ -392,7 +392,7 @@ class Attempt:
 
     async def _clean(self) -> None:
         """Clean all parts, even if some fail."""
-        self._run = None  # # it refers to this attempt: the cycle would keep the whole session in memory
+        self._run = None  # it refers to this attempt: the cycle would keep the whole session in memory
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self._sandboxes.stop)
             if self._worlds is not None:

@@ -240,7 +240,7 @@ class Pipeline:
             result = await attempt.live()
             if await _goes_back(result.failure, attempt, self._parts, self._offers):
                 self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
-                await self._beat_once()  # # the server learns first what this node no longer offers
+                await self._beat_once()  # the server learns first what this node no longer offers
                 log.warning("session.given_back session=%s attempt=%d", *attempt.key)
                 await self._give_back(attempt)
             else:
@@ -259,25 +259,25 @@ class Pipeline:
         try:
             if self._parts.on_result is not None:
                 self._parts.on_result(result)
-        except Exception:  # # the operator's code
+        except Exception:  # the operator's code
             log.exception("result.callback_failed session=%s attempt=%d", *attempt.key)
         await self._delivery.deliver(result)
 
     async def _give_back(self, attempt: Attempt) -> None:
         if await self._link.release(attempt.lease, has_run=attempt.has_run):
-            await self._parts.journal.close_attempt(attempt.key)  # # no longer needed
+            await self._parts.journal.close_attempt(attempt.key)  # no longer needed
 
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]
         self._num_ended += 1
-        self._breaker.ended(key, None)  # # if no result was reported
+        self._breaker.ended(key, None)  # if no result was reported
         self._room.set()
         error = None if task.cancelling() else asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._lost[key[0]] = key[1]
             log.error("session.lost session=%s", key[0], exc_info=error)
 
-    # # -- keeping leases ------------------------------------------------------------------------------------------
+    # -- keeping leases ------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         while True:
@@ -291,7 +291,7 @@ class Pipeline:
 
     async def _beat_once(self) -> None:
         held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
-        # # Listed until the server has seen it: a lease that was never reported costs no attempt. Then it expires.
+        # Listed until the server has seen it: a lease that was never reported costs no attempt. Then it expires.
         lost = dict(self._lost)
         held |= {session_id: (fence, "postrun") for session_id, fence in lost.items()}
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}

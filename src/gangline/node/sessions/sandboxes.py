@@ -51,7 +51,7 @@ class Sandboxes:
         agent, *graders = self._started
         await agent.kill()
         for handle in graders:
-            with suppress(GanglineError):  # # already gone
+            with suppress(GanglineError):  # already gone
                 await handle.kill()
         before = self._task.evaluator
         evaluator = plugins.make_evaluator(before.strategy, before.config)
@@ -190,7 +190,7 @@ class Sandboxes:
         self._fresh.cancel()
         await asyncio.wait({self._fresh})
         if not self._fresh.cancelled() and self._fresh.exception() is None:
-            with suppress(GanglineError):  # # `stop` stops it again
+            with suppress(GanglineError):  # `stop` stops it again
                 await self._fresh.result().stop()
 
     async def stop(self) -> None:
@@ -200,7 +200,7 @@ class Sandboxes:
         for handle in (*self._started, *self._beside):
             try:
                 await handle.stop()
-            except Exception as error:  # # still stop the others
+            except Exception as error:  # still stop the others
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
 
 

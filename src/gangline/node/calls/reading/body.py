@@ -163,7 +163,7 @@ class CallRead(msgspec.Struct, frozen=True):
         """The digests, looked up by the identity of the message."""
         if not self.digests:
             return unknown
-        # # Keeps the message alive, so that no other object gets its id.
+        # Keeps the message alive, so that no other object gets its id.
         pairs = {id(pair[0]): pair for pair in zip(self.call.messages, self.digests, strict=True)}
         return lambda message: pairs[id(message)][1] if id(message) in pairs else None
 
@@ -173,7 +173,7 @@ def is_large(pieces: Sequence[bytes | bytearray]) -> bool:
     num_bytes = sum(map(len, pieces))
     if num_bytes > _LARGE_BYTES:
         return True
-    if num_bytes <= _FEWEST:  # # most short conversations
+    if num_bytes <= _FEWEST:  # most short conversations
         return False
     body = b"".join(pieces)
     data = np.frombuffer(body, np.uint8)  # several times as fast as `bytes.count`

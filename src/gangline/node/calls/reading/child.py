@@ -99,7 +99,7 @@ def answered(question: Question, body: bytes) -> list[bytes]:
         return [msgspec.msgpack.encode(Answer(bare, len(frames))), *frames]
     except GanglineError as error:
         return [msgspec.msgpack.encode(Answer(refusal=Refusal(type(error).__name__, error.message, error.details)))]
-    except Exception as error:  # # the parent reports it in the dialect's shape
+    except Exception as error:  # the parent reports it in the dialect's shape
         return [msgspec.msgpack.encode(Answer(crash=f"{type(error).__name__}: {error}"))]
 
 

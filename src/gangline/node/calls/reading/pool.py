@@ -74,7 +74,7 @@ class Readers:
             limits=limits.model_dump(),
             volatile=session.volatile_rules,
         )
-        # # A client that disconnects must not leave half an answer in the pipe, so the task continues without it.
+        # A client that disconnects must not leave half an answer in the pipe, so the task continues without it.
         task = asyncio.create_task(self._read(session.session_id, question, body))
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
@@ -108,7 +108,7 @@ class Readers:
             ) from None
         finally:
             if not asking.done():
-                child.kill()  # # its thread then gets an error
+                child.kill()  # its thread then gets an error
                 await asyncio.gather(asking, return_exceptions=True)
 
     async def close(self) -> None:
@@ -136,7 +136,7 @@ class _Child:
             try:
                 return self._asked(head, body)
             except (ConnectionError, EOFError):
-                self.end()  # # the old process had ended: try once with a new one
+                self.end()  # the old process had ended: try once with a new one
                 if self._is_killed:
                     raise
                 return self._asked(head, body)
@@ -192,7 +192,7 @@ def _started() -> subprocess.Popen[bytes]:
     )
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(OSError, AttributeError):  # # fewer context switches, where the system allows it
+        with suppress(OSError, AttributeError):  # fewer context switches, where the system allows it
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return process
 

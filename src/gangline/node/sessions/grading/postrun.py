@@ -198,7 +198,7 @@ class Postrun:
     async def _evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""
         if not context.refresh_runtime:
-            await annotate(context.runtime, None)  # # grading that changes the agent's sandbox must not run twice
+            await annotate(context.runtime, None)  # grading that changes the agent's sandbox must not run twice
         evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)
         budget_s, init_s = self._task.evaluation_timeout_seconds, self._task.init_timeout_seconds
         if context.refresh_runtime:

@@ -46,7 +46,7 @@ MAX_FILE_BYTES = 128 << 10
 _TIMEOUT_S = 10.0
 _MAX_NAMES_BYTES = 64 << 10
 
-# # Patterns come from the adapter and are expanded here; the names they match come from the agent and never are.
+# Patterns come from the adapter and are expanded here; the names they match come from the agent and never are.
 _LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && printf "%s\\0" "$name"; done; true'
 
 
@@ -187,7 +187,7 @@ class HarnessRun:
         if self._evicted is not None:
             return False
         self._evicted = _disk_limit(why)
-        with suppress(RuntimeFailed):  # # already gone
+        with suppress(RuntimeFailed):  # already gone
             await self._prepared.handle.kill()
         return True
 
@@ -213,10 +213,10 @@ class HarnessRun:
             if not is_over and not grace_s:
                 execution.cancel()
             await session.fence("the session has ended")
-            if not execution.done():  # # the result of the kill must not pass for its own end
+            if not execution.done():  # the result of the kill must not pass for its own end
                 await annotate(handle, None)
             await handle.kill(grace_s=grace_s if not execution.done() else 0.0)
-            # # Its output is kept if its budget or a limit ended it. The kill has ended it already.
+            # Its output is kept if its budget or a limit ended it. The kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
@@ -261,19 +261,19 @@ class HarnessRun:
             return "memory_limit", Failure(boundary="harness", code="memory_limit", message=message, retryable=False)
         try:
             verdict = self._prepared.harness.judge(result)
-        except Exception as error:  # # a plug-in's error
+        except Exception as error:  # a plug-in's error
             return "infra_error", failure_of(error, session.session_id)
         never_fitted = verdict.ok and self._lacks_a_call and not self._num_before
         if session.failures.context is not None and broken is None and not result.timed_out and not never_fitted:
             return "token_limit", session.failures.context
         if broken is not None:
-            return "infra_error", broken  # # our failure: the harness could not work
+            return "infra_error", broken  # our failure: the harness could not work
         if verdict.ok and not result.timed_out:
             return self._ended_well()
         if result.timed_out:
             return "agent_timeout", None
         if session.failures.node is not None:
-            return "infra_error", session.failures.node  # # it gave up on the call that the node's restart interrupted
+            return "infra_error", session.failures.node  # it gave up on the call that the node's restart interrupted
         if not session.tree and _did_not_begin(result):
             return "infra_error", _unbegun(result)
         reason = verdict.reason or f"the harness {describe_end(result)}"

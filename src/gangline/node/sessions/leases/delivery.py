@@ -80,7 +80,7 @@ class Delivery:
         data = await asyncio.to_thread(path.read_bytes)
         result = decode_msgpack(data, SessionResult)
         try:
-            await self._post(result, data, path)  # # before the hooks: its lease runs out
+            await self._post(result, data, path)  # before the hooks: its lease runs out
         except GanglineError as error:
             await self._deliver(_undelivered(result, error))
         await self._run_hooks(result)
@@ -101,7 +101,7 @@ class Delivery:
                 log.warning("result.refused session=%s attempt=%d message=%s", result.session_id, result.attempt, error)
                 await asyncio.to_thread(_set_aside, path)
                 break
-            except (Unauthorized, ForeignRequest) as error:  # # not about the result
+            except (Unauthorized, ForeignRequest) as error:  # not about the result
                 log.error("result.kept file=%s message=%s", path, error)
                 return
             except GanglineError as error:
@@ -114,7 +114,7 @@ class Delivery:
         try:
             await self._journal.close_attempt(self._of(result))
             await asyncio.to_thread(path.unlink, missing_ok=True)
-        except (StoreError, OSError) as error:  # # it is delivered again after a restart, which has no effect
+        except (StoreError, OSError) as error:  # it is delivered again after a restart, which has no effect
             log.error("result.not_forgotten file=%s message=%s", path, error)
 
 
@@ -137,7 +137,7 @@ def _set_aside(path: Path) -> None:
     make_private_folder(refused)
     before = refused / path.name
     if before.exists() and path.exists() and before.stat().st_size > path.stat().st_size:
-        path.unlink()  # # this one only reports that the earlier one could not be delivered
+        path.unlink()  # this one only reports that the earlier one could not be delivered
     elif path.exists():
         path.replace(before)
     left_bytes = _MAX_REFUSED_BYTES
@@ -153,6 +153,6 @@ def _saved(path: Path, result: SessionResult) -> bytes:
     data = encode_msgpack(result)
     try:
         write_whole(path, data)
-    except OSError as error:  # # the server may still have room; the journal has the completions
+    except OSError as error:  # the server may still have room; the journal has the completions
         log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
     return data

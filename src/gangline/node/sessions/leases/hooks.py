@@ -64,7 +64,7 @@ class Hooks:
         try:
             async with program(*argv, env=env, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as hook:
                 try:
-                    # # Processes that the hook left running may hold its output open.
+                    # Processes that the hook left running may hold its output open.
                     async with asyncio.timeout(self._budget_s + _MORE_S):
                         _, errors = await hook.communicate(document)
                 except TimeoutError:

@@ -123,7 +123,7 @@ class ServerLink:
             await self._server.release(self._parts.node_id, session_id=session_id, fence=fence, has_run=has_run)
         except (LeaseLost, NotFound):
             return True
-        except GanglineError as error:  # # then the lease expires
+        except GanglineError as error:  # then the lease expires
             log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
             return False
         return True

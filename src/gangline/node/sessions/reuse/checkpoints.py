@@ -69,7 +69,7 @@ class Checkpoints:
             raise RuntimeUnavailable("capture.checkpoints needs a node that keeps checkpoints; this one does not.")
         base = await handle.checkpoint(session_id)
         self._bases[session_id] = base.num_bytes
-        await self._release(base)  # # kept as long as a checkpoint is based on it
+        await self._release(base)  # kept as long as a checkpoint is based on it
 
     async def take(self, session_id: str, handle: Sandbox) -> str | None:
         """Returns the id of this turn's checkpoint; None if it could not be made, after which the session continues."""
@@ -129,7 +129,7 @@ class Checkpoints:
 
     async def _released(self, checkpoints: Iterable[Checkpoint]) -> None:
         for checkpoint in checkpoints:
-            with suppress(RuntimeFailed):  # # the keeper is gone with its checkpoints
+            with suppress(RuntimeFailed):  # the keeper is gone with its checkpoints
                 await self._release(checkpoint)
 
     def _room(self, session_id: str) -> int:

@@ -87,13 +87,13 @@ class WarmPool:
     async def take(self, spec: RuntimeSpec, submitter: str | None) -> Sandbox | None:
         """Returns a warm sandbox, which then belongs to the caller; None if there is none. Another one is started for
         the next session of the same kind."""
-        if spec.gpus:  # # a spare would keep GPUs from other sessions
+        if spec.gpus:  # a spare would keep GPUs from other sessions
             return None
         key = WarmKey.of(spec, submitter)
         taken: Sandbox | None = None
         while taken is None and (spare := next((one for one in self._spares if one.key == key), None)) is not None:
             self._spares.remove(spare)
-            with suppress(GanglineError):  # # already gone, for instance with the keeper
+            with suppress(GanglineError):  # already gone, for instance with the keeper
                 await spare.handle.usage()
                 taken = spare.handle
             if taken is None:
@@ -128,7 +128,7 @@ class WarmPool:
     async def _add(self, key: WarmKey, spec: RuntimeSpec, memory_bytes: int) -> None:
         try:
             handle = await self._start(spec, new_id("warm"))
-        except GanglineError as error:  # # its session will get the same error and report it
+        except GanglineError as error:  # its session will get the same error and report it
             log.warning("warm.failed backend=%s message=%s", spec.backend, error)
             return
         self._spares.append(_Spare(key, handle, memory_bytes, asyncio.get_running_loop().time()))
