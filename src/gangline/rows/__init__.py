@@ -1,5 +1,5 @@
-"""From completions to rows: builders of traces, the audit of them, and files of rows. Pure but for the files.
+"""Turns completions into rows: builders of traces, their audit, and files of rows. Pure except for the files.
 
-`builders/` makes traces with the help of `chains` and `lineage`, `audit` and `drift` judge them, `rows`, `parquet` and
-`export` write them, and `atif/` writes conversations. Start with `chains`, then `builders/prefix_merging`.
+`builders/` makes traces with `chains` and `lineage`, `audit` and `drift` check them, `rows`, `parquet` and `export`
+write them, and `atif/` writes conversations. Start with `chains`, then `builders/prefix_merging`.
 """

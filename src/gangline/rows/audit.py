@@ -1,8 +1,8 @@
-"""The audit: rows checked against the completions they were made from, by rules of its own.
+"""The audit: checks rows against the completions they were made from, by its own rules.
 
-Nothing here calls a builder. The checks hold for the rows of any builder. Every id with `loss_mask = 1` is a sampled id
+It never calls a builder, and its checks apply to the rows of any builder. Every id with `loss_mask = 1` is a sampled id
 of the completion that its span names, in order, exactly once, with that completion's log-probs and versions. The ids
-before a turn are its prompt, except after a declared splice. Nothing sampled is lost or doubled; completions that a
+before a turn are its prompt, except after a declared splice. No sampled token is lost or doubled; completions that a
 builder declares as dropped are counted.
 """
 
@@ -26,12 +26,12 @@ from gangline.settings.evidence import evidence_kinds
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """One broken promise, in words."""
+    """One violated rule, with a message."""
 
     session_id: str
     rule: str
-    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts, masks,
-    and names of other kinds of evidence."""
+    """lengths, mask, ids, logprobs, versions, context, certificate, once, lineage, splice, images, experts, masks, and
+    names of other kinds of evidence."""
     message: str
     trace_id: str | None = None
     completion_id: str | None = None
@@ -40,7 +40,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 class ClassCount(msgspec.Struct, frozen=True):
     turns: int
     tokens: int
-    """Sampled tokens, masked ones included."""
+    """Sampled tokens, including masked ones."""
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +51,16 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     num_trained_tokens: int
     """With `loss_mask = 1`."""
     left_out: dict[str, int]
-    """Why trainers mask some of them -> their number: log-probs of another distribution than they were drawn from."""
+    """Why trainers mask some of these -> number of tokens: their log-probs are of another distribution than they were
+    drawn from."""
     classes: dict[str, ClassCount]
     """By `turn_class`."""
     violations: tuple[Violation, ...]
     dropped: ClassCount = ClassCount(0, 0)
-    """In no trace, by declaration of the builder (`Trajectory.drops_turns`)."""
+    """Completions in no trace, as the builder declared (`Trajectory.drops_turns`)."""
     drop_reasons: tuple[str, ...] = ()
     num_unshown: int = 0
-    """Calls whose tools, or results of tools, the model was not shown."""
+    """Calls whose tools or tool results the model was not shown."""
     renderings: dict[str, int] = {}
     """See `DriftReport`."""
 
@@ -69,10 +70,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def turn_class(trace: Trace, index: int) -> str:
-    """How turn `index` of a trace came by its context.
+    """Returns how turn `index` of a trace got its context.
 
-    first · exact_stitched, exact_engine, exact_rendered: by who made the prompt ids · split: its prompt diverged, and
-    its trace begins with that prompt · spliced: at or after a splice, so the row's context is not the engine's.
+    first · exact_stitched, exact_engine, exact_rendered: by the source of the prompt ids · split: its prompt diverged,
+    and its trace begins with that prompt · spliced: at or after a splice, so the row's context is not the engine's.
     """
     certificate, span = trace.certificates[index], trace.spans[index]
     if any(splice.at <= span.start for splice in trace.splices):
@@ -85,7 +86,7 @@ def turn_class(trace: Trace, index: int) -> str:
 def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditReport:
     """Check every trace of a session's trajectory. Linear in tokens for rows of exact chains.
 
-    Raises: BuilderError when the completions themselves do not fit together.
+    Raises: BuilderError when the completions do not fit together.
     """
     try:
         tree = CompletionTree(completions)
@@ -119,7 +120,7 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
 
 
 def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
-    """One report for many sessions."""
+    """Combine the reports of many sessions."""
     parts = list(reports)
     classes: dict[str, ClassCount] = {}
     for part in parts:
@@ -143,7 +144,7 @@ def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
 
 
 def _dropped(trajectory: Trajectory, tree: CompletionTree) -> list[Completion]:
-    """Completions in no trace, where the builder declares that it drops some."""
+    """Returns completions in no trace, if the builder declares that it drops some."""
     if trajectory.drops_turns is None:
         return []
     kept = {span.completion_id for trace in trajectory.traces for span in trace.spans}
@@ -165,7 +166,8 @@ def _count_left_out(trace: Trace, left_out: Counter[str]) -> None:
 
 
 def _with_whole_prompts(trajectory: Trajectory) -> Iterator[Trace]:
-    """The traces, with the ids that a tree keeps elsewhere; a prompt of which some cannot be found stays too short."""
+    """Yields the traces with the ids that a tree stores elsewhere. A prompt whose ids cannot all be found stays too
+    short."""
     streams: dict[str, TokenIds] = {}
     for trace in trajectory.traces:
         prompt_ids = trace.prompt_ids
@@ -178,7 +180,7 @@ def _with_whole_prompts(trajectory: Trajectory) -> Iterator[Trace]:
 
 
 def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Violation]:
-    """Exactly once, and lineage."""
+    """Check that every completion is used exactly once, and the lineage."""
 
     def broken(rule: str, message: str, trace: str | None = None, completion: str | None = None) -> Violation:
         return Violation(
@@ -215,7 +217,7 @@ def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Vio
 
 
 def _roles_trained(trajectory: Trajectory, tree: CompletionTree) -> set[str | None]:
-    """The roles whose own engines sampled the tokens with mask 1; None: the policy's engines."""
+    """Returns the roles whose own engines sampled the tokens with mask 1; None: the policy's engines."""
     return {
         tree[span.completion_id].certificate.engine_role
         for trace in trajectory.traces
@@ -262,7 +264,7 @@ def _broken(trace: Trace, rule: str, message: str, span: TurnSpan | None = None)
 
 
 def _shape_problems(trace: Trace) -> list[str]:
-    """Problems that make the other checks impossible."""
+    """Returns problems that make the other checks impossible."""
     num = len(trace.response_ids)
     arrays = {
         "loss_mask": trace.loss_mask,
@@ -283,7 +285,7 @@ def _shape_problems(trace: Trace) -> list[str]:
 
 
 def _check_outside(trace: Trace) -> Iterator[Violation]:
-    """Masks are 0 or 1; unsampled tokens are masked; masked tokens have no log-prob and no version."""
+    """Check that masks are 0 or 1, unsampled tokens are masked, and masked tokens have no log-prob and no version."""
     sampled = np.zeros(len(trace.response_ids), bool)
     for span in trace.spans:
         sampled[span.start : span.end] = True
@@ -314,7 +316,7 @@ def _check_splices(trace: Trace) -> Iterator[Violation]:
 
 
 def _check_certificate(trace: Trace, index: int, completion: Completion, tree: CompletionTree) -> Iterator[Violation]:
-    """The trace's copy is the journal's, and its claims about the context agree with the ids."""
+    """Check that the trace's copy equals the journal's, and its claims about the context agree with the ids."""
     held, span = trace.certificates[index], trace.spans[index]
     if msgspec.structs.replace(held, untrainable=completion.certificate.untrainable) != completion.certificate:
         yield _broken(trace, "certificate", "the trace's certificate is not the journal's", span)
@@ -333,7 +335,7 @@ def _true_context(completion: Completion, tree: CompletionTree) -> str:
 
 
 def _check_turn(trace: Trace, index: int, completion: Completion) -> Iterator[Violation]:
-    """Ids, mask, log-probs and versions of one turn against its completion."""
+    """Check ids, mask, log-probs and versions of one turn against its completion."""
     span = trace.spans[index]
     turn = slice(span.start, span.end)
     if not np.array_equal(trace.response_ids[turn], completion.sampled_ids):
@@ -375,9 +377,9 @@ def _versions(certificate: Certificate, num: int) -> np.ndarray:
 
 
 def _check_context(trace: Trace, index: int, completion: Completion, tree: CompletionTree) -> Iterator[Violation]:
-    """The ids before a turn are the completion's prompt.
+    """Check that the ids before a turn are the completion's prompt.
 
-    Where the turn before is the parent, and was itself checked, only the newer ids need comparing.
+    If the previous turn is the parent, and was itself checked, only the newer ids are compared.
     """
     span = trace.spans[index]
     before = trace.spans[index - 1] if index else None

@@ -1,14 +1,14 @@
-"""How completions line up: exact chains, and the trace that a run of turns makes.
+"""Groups completions into exact chains, and makes the trace of a run of turns.
 
 Laws that every builder here keeps:
-- every completion is a turn of exactly one trace, so every sampled token lands in exactly one trace, once, in order;
+- every completion is a turn of exactly one trace, so every sampled token is in exactly one trace, once, in order;
 - a token has `loss_mask = 1` only when it was sampled by a complete, trainable completion; the reason why a turn is
   masked is in its certificate (`untrainable`);
 - the ids before a turn are the ids that the engine conditioned it on, except after a declared splice.
 
-A call whose prompt holds images without evidence (`Certificate.images`) extends no chain without any, and no row with
-one is trained on.
-An aborted completion extends no chain and none extends it: it stands alone in a trace whose mask is all 0.
+A call whose prompt has images without evidence (`Certificate.images`) does not extend a chain without such images, and
+no row that contains such a call is trained on.
+An aborted completion extends no chain, and none extends it: it has its own trace, whose mask is all 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gangline.rows.lineage import CallRole, assign_roles
 
 
 def built(builder: Builder, completions: Iterable[Completion], *, session_id: str, task_id: str) -> Trajectory:
-    """Raises: BuilderError, and ValueError when the completions do not fit together."""
+    """Build a trajectory. Raises: BuilderError, and ValueError when the completions do not fit together."""
     trajectory = builder.build(CompletionTree(completions), session_id=session_id, task_id=task_id)
     drops_turns = builder.drops_turns if isinstance(builder, DropsTurns) else None
     return msgspec.structs.replace(trajectory, drops_turns=drops_turns)
@@ -43,29 +43,29 @@ class BuilderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     strict: bool = False
-    """Raise where a certificate's claims contradict the ids; else the chain splits, or the turn is masked with a
+    """Raise if a certificate's claims contradict the ids; otherwise the chain splits, or the turn is masked with a
     reason."""
     roles: tuple[TraceRole, ...] | None = None
-    """Turns of other roles are masked, and their certificates say so. None: every role is trained on."""
+    """Turns of other roles are masked, and their certificates have the reason. None: every role is trained on."""
     engine_role: str | None = None
-    """Whose turns are trained on, where roles have their own engines: the model of this role. None: the policy.
-    Turns of other models are masked, and their certificates say so."""
+    """The role whose model is trained, if roles have their own engines; None: the policy. Turns of other models are
+    masked, and their certificates have the reason."""
 
 
 @dataclass(slots=True)
 class Chain:
-    """Completions of which each one's prompt begins with every id before it."""
+    """Completions whose prompts each begin with every id before them."""
 
     completions: list[Completion]
     prompt_ids: TokenIds = field(default_factory=token_ids)
     """Prompt ids of the first completion."""
     context_ids: TokenIds = field(default_factory=token_ids)
-    """[T] `prompt_ids`, then everything to the last sampled id."""
+    """[T] `prompt_ids`, then everything up to the last sampled id."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One completion in a trace: the context new since the previous turn, then the sampled ids."""
+    """One completion in a trace: the new context since the previous turn, then the sampled ids."""
 
     completion: Completion
     new_ids: TokenIds
@@ -81,7 +81,8 @@ def is_exact(tree: CompletionTree, completion: Completion) -> bool:
 
 
 def why_masked(completion: Completion, engine_role: str | None = None) -> str | None:
-    """Why no token of this completion may be trained on; None when all may. engine_role: see `BuilderConfig`."""
+    """Returns why no token of this completion may be trained on; None when all may. engine_role: see
+    `BuilderConfig`."""
     if completion.status == "aborted":
         return completion.certificate.untrainable or "aborted: the call ended before its reply did"
     if completion.certificate.untrainable is not None:
@@ -101,7 +102,7 @@ def why_masked(completion: Completion, engine_role: str | None = None) -> str | 
 
 
 def check_claims(tree: CompletionTree) -> None:
-    """Raises: BuilderError where a certificate's claims contradict the ids."""
+    """Raises: BuilderError when a certificate's claims contradict the ids."""
     for completion in tree:
         claims_exact = completion.certificate.context == "exact"
         if claims_exact and not is_exact(tree, completion):
@@ -111,10 +112,10 @@ def check_claims(tree: CompletionTree) -> None:
 
 
 def find_chains(tree: CompletionTree, *, merge: bool) -> list[Chain]:
-    """Every completion in exactly one chain; chains in commit order of their first completion.
+    """Returns chains with every completion in exactly one; chains are in commit order of their first completion.
 
-    With `merge` the first committed exact child of a completion extends its chain; later siblings start chains of
-    their own, whose prompt is the shared context. Linear in the ids of all chains together.
+    With `merge` the first committed exact child of a completion extends its chain; later siblings start separate
+    chains, whose prompt is the shared context. Linear in the ids of all chains together.
     """
     chains: list[Chain] = []
     chain_of: dict[str, Chain] = {}
@@ -139,11 +140,11 @@ def _extends(tree: CompletionTree, completion: Completion) -> bool:
         return False
     parent = tree[completion.parent_id]
     if _has_media(completion) and not _has_media(parent):
-        return False  # what stands before the first image is trained on, in its own row
+        return False  # the tokens before the first image are trained on, in their own row
     return (
         parent.branch_key == completion.branch_key
         and is_exact(tree, completion)
-        and _placed(completion)[: len(_placed(parent))] == _placed(parent)  # equal ids can stand for other pixels
+        and _placed(completion)[: len(_placed(parent))] == _placed(parent)  # equal ids can represent other pixels
     )
 
 
@@ -157,7 +158,8 @@ def _placed(completion: Completion) -> tuple[PlacedImage, ...]:
 
 
 def _fill_ids(chain: Chain, chain_of: dict[str, Chain]) -> None:
-    """A parent's context is the front of its own chain's ids, and that chain was filled before: it began earlier."""
+    """Concatenate the chain's ids. A parent's context is a prefix of its own chain's ids, which began and was filled
+    earlier."""
     first = chain.completions[0]
     shared = token_ids() if first.parent_id is None else chain_of[first.parent_id].context_ids[: first.prompt_shared]
     pieces = [shared]
@@ -168,7 +170,7 @@ def _fill_ids(chain: Chain, chain_of: dict[str, Chain]) -> None:
 
 
 def turns_of(chain: Chain) -> list[Turn]:
-    """An exact child's suffix *is* the text between its parent's sampled ids and its own."""
+    """Returns the chain's turns. An exact child's suffix *is* the text between its parent's sampled ids and its own."""
     first, *rest = chain.completions
     turns = [Turn(first, token_ids(), ())]
     before = first
@@ -179,9 +181,9 @@ def turns_of(chain: Chain) -> list[Turn]:
 
 
 def goes_on_from(before: Completion, completion: Completion) -> bool:
-    """Whether a child's messages begin with all of its parent's request, and the reply.
+    """Whether a child's messages begin with its parent's whole request and reply.
 
-    A call in tokens has no messages: its ids say whose it is.
+    A call in tokens has no messages, so only its ids decide.
     """
     if completion.parent_id != before.completion_id:
         return False
@@ -191,7 +193,8 @@ def goes_on_from(before: Completion, completion: Completion) -> bool:
 
 
 def new_messages_since(before: Completion, completion: Completion) -> tuple[Message, ...]:
-    """Messages of `completion` after `before`'s request and reply (an echo of either may differ from the record)."""
+    """Returns the messages of `completion` after `before`'s request and reply (an echo of either may differ from the
+    record)."""
     num_before = before.messages_shared + len(before.new_messages) + 1
     return completion.new_messages[max(0, num_before - completion.messages_shared) :]
 
@@ -205,7 +208,7 @@ def make_trajectory(
     builder: str,
     config: BuilderConfig,
 ) -> Trajectory:
-    """Traces of `rows`: the chain that each one begins with, and its turns."""
+    """Make the traces of `rows`: the chain that each one begins with, and its turns."""
     trace_id_of = {
         turn.completion.completion_id: f"{session_id}.t{index}"
         for index, (_, turns) in enumerate(rows)
@@ -218,7 +221,7 @@ def make_trajectory(
     }
     for _, turns in rows:
         media = next((turn.completion.certificate.untrainable for turn in turns if _has_media(turn.completion)), None)
-        if media is not None:  # no row whose ids stand for pixels is trained on
+        if media is not None:  # a row whose ids represent pixels is not trained on
             masked |= {turn.completion.completion_id: media for turn in turns}
         elif any(turn.spliced for turn in turns) and any(_placed(turn.completion) for turn in turns):
             masked |= {turn.completion.completion_id: "images" for turn in turns}  # a splice moves their placeholders
@@ -309,7 +312,7 @@ def _make_trace(
 
 
 def _write_versions(out: Versions, certificate: Certificate) -> None:
-    """Tokens of no span keep -1: their version is unknown."""
+    """Tokens outside all spans keep -1: their version is unknown."""
     for span in certificate.version_spans:
         out[span.start : span.end] = span.version
 

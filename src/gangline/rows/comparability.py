@@ -1,10 +1,10 @@
-"""Comparability: which distribution a turn's log-probs are of, and whether it is the one that was sampled from.
+"""Comparability: which distribution a turn's log-probs belong to, and whether its tokens were drawn from it.
 
-Two questions, for two readers. The audit computes log-probs again, so it asks whether softmax(logits / temperature) has
-them (`why_not_comparable`). A trainer weighs each token by its own log-prob over the reported one, so it also asks
-whether the token was drawn from that distribution (`why_not_trainable`): top-p, a penalty or a grammar draws from
-another one, and raw log-probs are from before the temperature. Where the ids that top-k and top-p left are known, a
-trainer that replays them computes that other distribution, and the log-probs are of it too.
+There are two questions, for two users. The audit recomputes log-probs, so it asks whether they are softmax(logits /
+temperature) (`why_not_comparable`). A trainer weighs each token by its own log-prob over the reported one, so it also
+asks whether the token was drawn from that distribution (`why_not_trainable`): top-p, a penalty or a grammar draws from
+another one, and raw log-probs are from before the temperature. If the ids that top-k and top-p left are known, a
+trainer that replays them computes that other distribution, and the log-probs belong to it too.
 
 Fields that would change the distribution and are not in `SamplingParams` (min-p, a repetition penalty, a logit bias)
 never reach an engine: the dialects refuse them.
@@ -19,7 +19,8 @@ from gangline.domain.evidence.masks import is_masked, why_not_replayed
 
 
 def scoring_temperature(certificate: Certificate) -> float:
-    """Raw log-probs are from before the temperature; greedy sampling (0) records the untempered distribution."""
+    """Returns the temperature of the recorded log-probs: 1 for raw ones, which are from before the temperature, and for
+    greedy sampling (0), which records the untempered distribution."""
     temperature = certificate.sampling.temperature
     if certificate.logprobs == "raw" or temperature is None or temperature == 0:
         return 1.0
@@ -27,7 +28,7 @@ def scoring_temperature(certificate: Certificate) -> float:
 
 
 def why_not_comparable(certificate: Certificate) -> str | None:
-    """Why a completion's log-probs are not those of softmax(logits / temperature); None when they are."""
+    """Returns why a completion's log-probs are not softmax(logits / temperature); None when they are."""
     if certificate.logprobs == "missing":
         return "log-probs missing"
     if certificate.constraint is not None:
@@ -35,15 +36,14 @@ def why_not_comparable(certificate: Certificate) -> str | None:
     if certificate.logprobs == "raw":
         return None
     found = [name for name, _ in _penalties(certificate)]
-    if certificate.logprobs == "processed":  # SGLang's kind is taken before top-k and top-p
+    if certificate.logprobs == "processed":  # SGLang's are from before top-k and top-p
         found = [name for name, _ in _cuts(certificate)] + found
     return f"sampled with {', '.join(found)}" if found else None
 
 
 def why_not_trainable(certificate: Certificate) -> str | None:
-    """The reason why a completion's log-probs are not those of the distribution that its tokens were drawn from, and
-    the remedy; None when they are, and can be recomputed.
-    """
+    """Returns why a completion's log-probs do not belong to the distribution that its tokens were drawn from, with the
+    remedy; None when they do, and can be recomputed."""
     if certificate.logprobs == "missing":
         return "log-probs missing: use an engine that reports them"
     if certificate.constraint == "tool_choice":

@@ -1,8 +1,8 @@
-"""The drift report: the calls that did not continue exactly the tokens sampled before, by place and cause. Pure.
+"""The drift report: calls that did not continue exactly the tokens sampled before, by place and cause. Pure.
 
 A conversation can break in two ways. `diverged`: the client sent the same history, but the engine's rendering of it
-does not begin with the sampled ids. `changed`: the client itself edited the history. Either begins its own row;
-nothing sampled is lost, but the prompt is computed, stored and trained on again.
+does not begin with the sampled ids. `changed`: the client itself edited the history. Both begin a new row; no sampled
+token is lost, but the prompt is computed, stored and trained on again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class CallDrift(msgspec.Struct, frozen=True, kw_only=True):
     prompt_source: PromptSource
     context: Context
     changed: bool
-    """The client edited the history; without that the call would continue an earlier one."""
+    """The client edited the history; otherwise the call would continue an earlier one."""
     cause: DivergenceCause | None
-    """Cause of a break, of either kind."""
+    """Cause of a break of either kind."""
     first_divergence: int | None
     num_parent_ids: int
     """Ids of the parent's context; 0 without a parent."""
@@ -56,14 +56,14 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["diverged", "changed"]
     cause: DivergenceCause
     first_divergence: int | None
-    """Index into the parent's context of the first id that differs; None of `changed`."""
+    """Index into the parent's context of the first id that differs; None for `changed`."""
     num_parent_ids: int
     num_prompt_ids: int
     fallback: str | None
 
 
 class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are of completions unless a name says otherwise."""
+    """Counts are of completions unless a name indicates otherwise."""
 
     num_sessions: int
     num_completions: int
@@ -72,14 +72,14 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     contexts: dict[str, int]
     """first, exact, diverged."""
     num_changed: int
-    """Calls, with any context, whose history the client edited."""
+    """Calls with any context whose history the client edited."""
     exact_share: float | None
-    """Exact and not changed, among the calls whose conversation had begun before; None where there is none."""
+    """Share of exact, unchanged calls among the calls whose conversation had begun before; None without such calls."""
     prompt_sources: dict[str, int]
     causes: dict[str, int]
-    """Causes of the breaks, both kinds."""
+    """Causes of the breaks of both kinds."""
     fallbacks: dict[str, int]
-    """Why calls were observed although the engine takes ids."""
+    """Why calls were rendered by the engine although it takes ids."""
     renderings: dict[str, int]
     """Stitched calls: `as_rendered`, `not_as_rendered`, `not_compared` with the template's rendering."""
     unlike_renderings: dict[str, int]
@@ -87,19 +87,19 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     parses: dict[str, int]
     finish_reasons: dict[str, int]
     untrainable: dict[str, int]
-    """Reason -> completions of which no token may be trained on."""
+    """Reason -> completions without trainable tokens."""
     num_untrainable_tokens: int
     num_repeated_tokens: int
-    """Prompt ids of all breaks: the cost of splitting, in ids that another row holds already or nearly."""
+    """Prompt ids of all breaks: the cost of splitting, in ids that another row already contains, or nearly."""
     num_forgotten_tokens: int
-    """Ids of parents' contexts from the first difference on: computed once, of no use to the next call."""
+    """Ids of parents' contexts from the first difference on: computed once and useless for the next call."""
     median_first_divergence: float | None
     """Median position of the divergence, as a share of the parent's context."""
     breaks: tuple[Break, ...]
 
 
 def call_drifts(completions: Iterable[Completion]) -> list[CallDrift]:
-    """One session's completions, in commit order.
+    """Returns one session's completions, in commit order.
 
     Raises: BuilderError when they do not fit together.
     """
@@ -137,7 +137,7 @@ def _call_drift(tree: CompletionTree, completion: Completion) -> CallDrift:
 
 
 def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
-    """Adds up calls of any number of sessions."""
+    """Summarise the calls of any number of sessions."""
     held = list(calls)
     contexts = Counter(call.context for call in held)
     breaks = tuple(_break(call) for call in held if call.changed or call.context == "diverged")
@@ -171,7 +171,7 @@ def drift_report(calls: Iterable[CallDrift]) -> DriftReport:
 
 
 def drift_by(calls: Iterable[tuple[Key, CallDrift]]) -> dict[Key, DriftReport]:
-    """A report for each key, in order of first appearance."""
+    """Returns a report per key, in order of first appearance."""
     grouped: dict[Key, list[CallDrift]] = {}
     for key, call in calls:
         grouped.setdefault(key, []).append(call)
@@ -192,5 +192,5 @@ def _break(call: CallDrift) -> Break:
 
 
 def _counted(values: Iterable[str | None]) -> dict[str, int]:
-    """The most frequent first; None is not counted."""
+    """Returns counts, most frequent first; None is not counted."""
     return dict(Counter(value for value in values if value is not None).most_common())

@@ -1,4 +1,4 @@
-"""Export of session results as one file of rows, in the format that the caller chooses."""
+"""Exports session results as one file of rows, in the format that the caller chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Format = Literal["parquet", "jsonl", "msgpack"]
 
 
 def export_rows(results: Iterable[SessionResult], folder: Path, *, name: str, format: Format = "parquet") -> Path:
-    """Write the rows of all `results` to `folder/name.format`. Results are taken one at a time.
+    """Write the rows of all `results` to `folder/name.format`. Results are read one at a time.
 
     Raises: InvalidRequest when the format's extra is not installed; the message names it.
     """

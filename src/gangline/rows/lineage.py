@@ -1,26 +1,26 @@
-"""The purpose of each call of a finished session: its role, and how its conversation began. A pure function of the
-tree.
+"""Determines the purpose of each call of a finished session: its role, and how its conversation began. A pure function
+of the tree.
 
-A *segment* is a root with its descendants; an *agent* is one or more segments that are one conversation to a reader.
-The rules use the records only, in this order:
+A *segment* is a root with its descendants. An *agent* is one or more segments that a reader would see as one
+conversation. The rules use only the records, in this order:
 
 1. A segment that continues an edited history, or has the prompt of an earlier call, belongs to that call's agent. So
-   does one under other system text, tools or template, unless it is a *detour*: one call that nobody continued, while
-   the conversation went on without it (a classifier, a title, a summary).
+   does a segment with other system text, tools or template, unless it is a *detour*: one call that was never continued,
+   while the conversation continued without it (a classifier, a title, a summary).
 2. A segment whose first messages quote an earlier reply, and which has the same model, tools and system text as that
-   reply's conversation, belongs to its agent. Where the reply had a history and was not continued itself, it was a
+   reply's conversation, belongs to its agent. If the reply had a history and was not continued itself, it was a
    `compaction`, and the segment is `compacted` from it.
-3. A segment whose first request is the argument of an earlier tool call is `spawned`: a sub-agent. So is one that works
-   (several calls, or tool calls) and whose last answer came back as a tool's result.
-4. Of the other agents the one that sampled most is `main`, one with tools before one without, one that the client does
-   not name before one that it does. Those that work with the same model, tools and system text are `main` too. Others
-   that work, or that the client names, are sub-agents, and the rest is `side`. A conversation with the model of a
-   role's own engines is `main` only where the policy answered none.
+3. A segment whose first request is the argument of an earlier tool call is `spawned`: a sub-agent. So is a segment that
+   works (several calls, or tool calls) and whose last answer came back as a tool's result.
+4. Of the other agents the one that sampled most is `main`; agents with tools come before agents without, and agents
+   that the client does not name before named ones. Agents that work with the same model, tools and system text are
+   `main` too. Others that work, or that the client names, are sub-agents, and the rest is `side`. A conversation with
+   the model of a role's own engines is `main` only if the policy answered no other conversation.
 
 The evidence for a role other than `main` is in the `lineage.reason` of the segment's root, or of the compaction.
 
-Evidence in a session's texts: one reply quoted in another conversation's beginning, a task handed over in a tool call.
-Texts are compared flat: white space folded.
+Evidence in a session's texts is a reply quoted at the beginning of another conversation, or a task handed over in a
+tool call. Texts are compared with white space folded.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _NEAR = 32
 _DIGITS = re.compile(r"\d+")
 
 _QUOTE_CHARS = 40
-"""A reply of so much text does not stand in another conversation's beginning by chance; a summary is longer."""
+"""A reply of this length is not in another conversation's beginning by chance; a summary is longer."""
 
 _EXCERPT_CHARS = 200
 """Likewise, for the lines of a reply: some harnesses cut the summary out of a longer reply."""
 
 TASK_CHARS = 16
-"""Likewise, of the prompt that a tool call carries and the answer that comes back, which also stand in their places."""
+"""Likewise, for the prompt in a tool call and the answer that comes back, which must also be in their places."""
 
 _COVER = 0.5
-"""Part of the longer text that the shorter one must be: a harness puts words around a sub-agent's prompt, and a command
-inside a classifier's is something else."""
+"""Smallest share of the longer text that the shorter one must be: a harness wraps a sub-agent's prompt in other text,
+but a command inside a classifier's prompt is a different case."""
 
 _SCANNED_CHARS = 50_000
 """Characters scanned at the beginning, and at the end, of a long text."""
 
 
 def opening_of(root: Completion) -> str:
-    """The text before the first reply that a request echoes, tools' results left out."""
+    """Returns the text before the first reply that a request echoes, without tool results."""
     texts: list[str] = []
     for message in root.new_messages:
         if message.role == "assistant":
@@ -70,7 +70,7 @@ def opening_of(root: Completion) -> str:
 
 
 def quotes(opening: str, reply: Message, said: str) -> bool:
-    """`said`: the reply's text, flat."""
+    """Whether a conversation's opening quotes the reply. `said`: the reply's text, flat."""
     if len(said) < _QUOTE_CHARS:
         return False
     if said in opening:
@@ -80,7 +80,8 @@ def quotes(opening: str, reply: Message, said: str) -> bool:
 
 
 def tasks_of(root: Completion) -> list[str]:
-    """A conversation's first task: each text of its user, and all of them together; clients put reminders alongside it."""
+    """Returns a conversation's first task: each user text, and all of them joined, since clients add reminders to
+    it."""
     messages = [new_message for new_message in root.new_messages if new_message.role == "user"]
     texts = [flat(part.text) for message in messages for part in message.parts if isinstance(part, Text)]
     return list(dict.fromkeys([*texts, flat(" ".join(map(message_text, messages)))]))
@@ -114,7 +115,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in JSON data."""
+    """Yields all strings in JSON data."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -137,11 +138,11 @@ def flat(text: str) -> str:
 class CallRole(msgspec.Struct, frozen=True, kw_only=True):
     role: TraceRole
     lineage: Lineage
-    """The recorded one; for a root, the one derived from the whole session."""
+    """The recorded lineage; for a root, the lineage derived from the whole session."""
 
 
 def assign_roles(tree: CompletionTree) -> dict[str, CallRole]:
-    """completion id -> its role. Every completion has one."""
+    """Returns completion id -> its role. Every completion has one."""
     return _Session(tree).roles()
 
 
@@ -155,7 +156,7 @@ class _Segment:
         self.agent: _Segment | None = None
         """An earlier segment of its agent; None: it is the first. Not itself, which would be a cycle."""
         self.role: TraceRole | None = None
-        """Set where it differs from its agent's."""
+        """Set if it differs from its agent's."""
 
     @property
     def first_of_agent(self) -> _Segment:
@@ -183,7 +184,7 @@ class _Session:
         self._tree = tree
         self._order = list(tree)
         self._said = [flat(message_text(one.response)) for one in self._order]
-        """[number of completions], by commit order."""
+        """[number of completions], in commit order."""
         self._numbers = {one.completion_id: number for number, one in enumerate(self._order)}
         self._continued = {one.parent_id for one in self._order}
         self._segment_of: dict[str, _Segment] = {}
@@ -268,14 +269,15 @@ class _Session:
         return self._openings[root.completion_id]
 
     def _conversation_before(self, completion: Completion, successor: _Segment) -> _Segment | None:
-        """Conversations that a reply could summarise: its own history, its origin's, or one that its request quotes."""
+        """Returns the conversation that a reply could summarise: its own history, its origin's, or one quoted in its
+        request."""
         segment = self._segment_of[completion.completion_id]
         if completion.parent_id is not None:
             return segment
         if completion.lineage.relation == "changed":
             return self._segment_of.get(completion.lineage.origin_id or "", segment)
         if _front(completion) == _front(successor.root):
-            return None  # a step of an agent that writes its history, or its memory, into each request anew
+            return None  # a step of an agent that writes its history or memory into each new request
         request = self._opening(completion)
         number = self._numbers[completion.completion_id]
         for earlier in reversed(range(max(number - _NEAR, 0), number)):
@@ -302,7 +304,7 @@ class _Session:
             segment.begins(segment.lineage.relation, user, f"its answer is a tool's result in {user}")
 
     def _user_of_answer(self, segment: _Segment) -> str | None:
-        """The call of another segment that was given this one's last reply as a tool's result."""
+        """Returns the call of another segment that got this one's last reply as a tool's result."""
         last = self._numbers[segment.completions[-1].completion_id]
         if len(self._said[last]) < TASK_CHARS:
             return None
@@ -322,7 +324,7 @@ class _Session:
             num_here = sum(len(completion.sampled_ids) for completion in segment.completions)
             sampled[number] = sampled.get(number, 0) + num_here
         agents = [one for one in self._segments if one.agent is None and one.role is None]
-        if not agents:  # every conversation was begun by another one's tool call: the first of all is the main one
+        if not agents:  # every conversation was begun by another one's tool call: the first is the main one
             agents = self._segments[:1]
         if not agents:
             return
@@ -354,12 +356,12 @@ def _agent_id(root: Completion) -> str:
 
 
 def _standing(root: Completion) -> tuple[bool, bool, bool, bool]:
-    """The highest is the first to be the main conversation."""
+    """Sort key: the highest is preferred as main conversation."""
     return not root.of_environment, root.certificate.engine_role is None, not _agent_id(root), bool(root.tools)
 
 
 def _front(root: Completion) -> tuple[bool, str | None, str, str, str]:
-    """The engines and the owner of the conversation, and the text before it. Numbers do not count: dates and times
+    """Returns the conversation's engines, its owner and the text before it. Digits are ignored, since dates and times
     change."""
     systems = [
         message_text(new_message) for new_message in root.new_messages if new_message.role in ("system", "developer")

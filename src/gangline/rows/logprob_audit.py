@@ -1,6 +1,6 @@
-"""The model part of the audit: recorded log-probs against log-probs computed again by teacher forcing.
+"""The model part of the audit: compares recorded log-probs with log-probs recomputed by teacher forcing.
 
-On rows whose context is exact they differ by numerical noise. On spliced rows they show the cost of splicing.
+On rows with exact contexts they differ by numerical noise. On spliced rows they show the cost of splicing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gangline.rows.comparability import scoring_temperature, why_not_comparable
 from gangline.rows.shared_prefixes import with_whole_prompts
 
 Score = Callable[[TokenIds, float], Logprobs]
-"""(ids [T], temperature) -> log-prob of each id given those before it [T]; the first entry is not read."""
+"""(ids [T], temperature) -> log-prob of each id given the previous ids [T]; the first entry is not read."""
 
 
 class LogprobStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class LogprobStats(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class LogprobDifferences:
-    """Gathers over many sessions."""
+    """Collects differences over many sessions."""
 
     by_class: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict[str, list[NDArray[np.float64]]])
     """turn class -> signed differences (re-computed minus recorded)."""
@@ -65,7 +65,7 @@ def compare_logprobs(
 ) -> LogprobDifferences:
     """Score every trained token again.
 
-    version: the policy version of the model behind `score`; tokens of others are left out. None compares all.
+    version: the policy version of the model behind `score`; tokens of other versions are left out. None: compares all.
     on_trace: called after each trace, for progress.
     """
     differences = LogprobDifferences()

@@ -1,4 +1,4 @@
-"""Whether a session says how good its policy is, or why it does not."""
+"""Whether a session measures its policy, or why it does not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FAILED: tuple[Outcome, ...] = ("agent_error", "agent_timeout", "memory_limit")
 
 
 def needs_model(task: Mapping[str, Any]) -> bool:
-    """Whether a session of the task without a model call says nothing. task: the body of `POST /v1/tasks`."""
+    """Whether a session of the task is meaningless without a model call. task: the body of `POST /v1/tasks`."""
     agent = task.get("agent")
     return not (isinstance(agent, Mapping) and cast("Mapping[str, Any]", agent).get("allow_no_model_call"))
 
 
 def why_without_reward(session: SessionResult) -> str | None:
-    """Why a session says nothing of how good its policy is; None when it does."""
+    """Returns why a session does not measure its policy; None when it does."""
     failure = session.failure
     if session.outcome in UNGRADED:
         return f"it ended as {session.outcome}" + ("" if failure is None else f": {failure.message}")
@@ -30,9 +30,10 @@ def why_without_reward(session: SessionResult) -> str | None:
 
 
 def why_not_measured(session: SessionResult, *, needs_model: bool = True) -> str | None:
-    """As `why_without_reward`; a session whose agent failed before a model call was answered says nothing, either.
+    """Like `why_without_reward`, but also excludes a session whose agent failed before a model call was answered.
 
-    needs_model: False for an agent with `allow_no_model_call`."""
+    needs_model: False for an agent with `allow_no_model_call`.
+    """
     if needs_model and session.outcome in _FAILED and made_no_call(session):
         why = session.outcome if session.failure is None else session.failure.message
         return f"its agent failed before a model call was answered: {why}"

@@ -1,6 +1,6 @@
 """Rows as Parquet: token arrays as lists of numbers, spans and splices as structs, deeper values as JSON text.
 
-Importing this module needs the extra `parquet`; nothing else in the package imports it.
+Importing this module needs the extra `parquet`; no other module of the package imports it.
 """
 
 # pyarrow has no type stubs.
@@ -39,7 +39,7 @@ except ImportError as error:
 
 _ROWS_IN_A_GROUP = 256
 _IDS_IN_A_GROUP = 1 << 21
-"""A group ends with the row that reaches it."""
+"""A group ends with the row that reaches this."""
 
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": pa.int32(),
@@ -53,7 +53,7 @@ _NUMBER_TYPES = {int: pa.int32(), float: pa.float64(), bytes: pa.large_binary()}
 
 
 def _struct(kind: type[msgspec.Struct]) -> Any:
-    """A struct of fields that are numbers, bytes and texts, or None."""
+    """Returns a struct type for fields that are numbers, bytes and texts, or None."""
     fields: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(kind):
         possible = set(get_args(field.type)) or {field.type}
@@ -84,13 +84,13 @@ def _type(name: str) -> Any:
 _NAMES = [name for name in Row.__struct_fields__ if name != "evidence"]
 SCHEMA = pa.schema([(name, _type(name)) for name in _NAMES])
 _WIDER = SCHEMA.append(pa.field("evidence", pa.string()))
-"""The schema of files that are written where a plug-in brings evidence."""
+"""Schema of files that are written when a plug-in adds evidence."""
 
 
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
-    """Returns how many. Memory is bounded by one group of rows.
+    """Write rows. Returns their number. Memory is bounded by one group of rows.
 
-    Raises: InvalidRequest when a later group alone has evidence of a plug-in that is not installed here.
+    Raises: InvalidRequest when only a later group has evidence of a plug-in that is not installed here.
     """
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def write_parquet(rows: Iterable[Row], path: Path) -> int:
                 raise InvalidRequest("some rows have evidence of a plug-in: install it here, or write jsonl or msgpack")
             writer.write_batch(_batch(group, schema))
             num += len(group)
-            group.clear()  # the first is held here, and would stay in memory
+            group.clear()  # `groups` and the loop would keep the first group in memory
     return num
 
 
@@ -141,7 +141,7 @@ def _column(name: str, values: Sequence[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """One group of rows at a time in memory. Raises: InvalidRequest when the file holds no rows."""
+    """Yields rows, with one group at a time in memory. Raises: InvalidRequest when the file contains no rows."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""A file of later verdicts on recorded sessions, each alongside the grade that it replaces, and results with them.
+"""A file of later verdicts on recorded sessions, each with the grade that it replaces, and results with these verdicts.
 
 `gangline regrade` writes such files.
 """
@@ -37,7 +37,7 @@ class Regrade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_regrades(path: Path) -> dict[str, Regrade]:
-    """Session id -> its whole line."""
+    """Returns session id -> its complete line."""
     if not path.exists():
         return {}
     *lines, _cut_off = path.read_bytes().split(b"\n")
@@ -46,7 +46,7 @@ def read_regrades(path: Path) -> dict[str, Regrade]:
 
 
 def regraded(result: SessionResult, verdicts: Mapping[str, Regrade]) -> SessionResult | None:
-    """The result with its verdict's reward, also in its traces and turns; None where it has no verdict."""
+    """Returns the result with its verdict's reward, including in its traces and turns; None if it has no verdict."""
     found = verdicts.get(result.session_id)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""How far stitched prompts are what the template renders, counted."""
+"""Counts how many stitched prompts equal the template's rendering."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class _Prompt(Protocol):
 
 
 def count_renderings(prompts: Iterable[_Prompt]) -> dict[str, int]:
-    """Name -> stitched prompts."""
+    """Returns name -> number of stitched prompts."""
     return dict(Counter(_NAMES[prompt.as_rendered] for prompt in prompts if prompt.prompt_source == "stitched"))

@@ -1,13 +1,13 @@
-"""Loops of an agent: the same actions with the same results, again and again, found in the conversation that it sends.
+"""Detects loops of an agent: the same actions with the same results over and over, in the conversation that it sends.
 
-A round is one turn of the model and the answer to it. Its actions are the turn's tool calls and its results those of
-these calls; an agent that acts in text has turns without calls: then the text is the action and the next message the
-result. Two rounds are the same when tools, arguments (as JSON, whatever their spacing and order of keys) and results
-are; results are compared exactly. Text and thinking alongside tool calls do not count.
+A round is one turn of the model and the answer to it. Its actions are the turn's tool calls, and its results are the
+results of these calls. An agent that acts in text has turns without calls: then the text is the action and the next
+message the result. Two rounds are the same if their tools, arguments (as JSON, ignoring spacing and key order) and
+results are; results are compared exactly. Text and thinking next to tool calls do not count.
 
-A cycle of up to `MAX_PERIOD` rounds may repeat as well (A B A B ...). Only the conversation's end is read, and it comes
-whole with each call, so agents side by side in one session do not disturb each other, and a restarted node sees the
-same. An agent that leaves earlier rounds out of its calls begins anew.
+A cycle of up to `MAX_PERIOD` rounds may repeat as well (A B A B ...). Only the conversation's end is read, and each
+call has all of it, so parallel agents in one session do not disturb each other, and a restarted node sees the same. An
+agent that leaves earlier rounds out of its calls starts over.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 
 MAX_PERIOD = 4
-"""Longest cycle that is found, in rounds."""
+"""Longest cycle that is detected, in rounds."""
 _MAX_PARSED_CHARS = 1 << 16
-"""Longer arguments are compared as text: parsing them would hold up the other sessions of a node."""
+"""Longer arguments are compared as text: parsing them would delay the node's other sessions."""
 
 
 def is_loop(messages: Sequence[Message], num_times: int) -> bool:
@@ -47,7 +47,7 @@ def _repeats(rounds: Sequence[_Round], period: int, num_times: int) -> bool:
 
 
 def _rounds(messages: Sequence[Message]) -> Iterator[_Round]:
-    """The latest one first; a turn that nobody has answered is none."""
+    """Yields rounds, the latest first. A turn without an answer is not a round."""
     replies: list[Message] = []
     heard: list[Message] = []
     for message in reversed(messages):
@@ -74,7 +74,7 @@ def _round(replies: Sequence[Message], heard: Sequence[Message]) -> _Round:
 
 
 def _results(calls: Sequence[ToolCall], answers: Sequence[Part]) -> tuple[object, ...]:
-    """In the order of the calls, without their ids, which are new each time."""
+    """Returns results in the order of the calls, without their ids, which are new each time."""
     number = {call.call_id: index for index, call in enumerate(calls)}
     found = [(number.get(part.call_id, -1), part) for part in answers if isinstance(part, ToolResult)]
     found.sort(key=lambda pair: pair[0])
@@ -97,7 +97,7 @@ def _says_same(one: str, other: str) -> bool:
 
 
 def _canonical(arguments: str) -> bytes:
-    """Arguments that are not JSON stay as they are."""
+    """Arguments that are not JSON are returned unchanged."""
     try:
         return msgspec.json.encode(msgspec.json.decode(arguments), order="deterministic")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

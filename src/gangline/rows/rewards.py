@@ -1,4 +1,4 @@
-"""A reward given to a trajectory: to all its traces, or to each its own; scores to its turns."""
+"""Applies a reward to a trajectory: to all its traces, or to each separately; scores to its turns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gangline.domain.errors import EvaluatorError
 from gangline.domain.trajectory import Trace, Trajectory
 
 ON_UNPARSED = "on_unparsed"
-"""In a reward's details: the turns whose tool calls could not be read, and the reward as it was graded."""
+"""In a reward's details: the turns whose tool calls could not be parsed, and the reward as graded."""
 
 
 def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
     """Each trace gets `trace_rewards[trace_id]`, or else the session's reward; each turn `turn_scores[completion_id]`.
 
-    Raises: EvaluatorError when a trace or turn is named that is not there, or a reward or score is not a finite number.
+    Raises: EvaluatorError when a named trace or turn does not exist, or a reward or score is not a finite number.
     """
     turns = {span.completion_id for trace in trajectory.traces for span in trace.spans}
     for kind, unknown in (
@@ -42,7 +42,8 @@ def _rewarded(trace: Trace, reward: Reward) -> Trace:
 
 
 def num_unparsed(trace: Trace) -> int:
-    """Turns with tokens to train on and a tool call that could not be read, by their certificates."""
+    """Returns the number of turns with tokens to train on and a tool call that could not be parsed, by their
+    certificates."""
     return sum(
         certificate.parse != "ok" and bool(trace.loss_mask[span.start : span.end].any())
         for span, certificate in zip(trace.spans, trace.certificates, strict=True)
@@ -50,9 +51,9 @@ def num_unparsed(trace: Trace) -> int:
 
 
 def lowered_where_unparsed(reward: Reward, trajectory: Trajectory, limit: float) -> Reward:
-    """At most `limit`, of the session and of each such trace, where a tool call could not be read; else as it was.
+    """Limit the reward of the session, and of each trace with an unparsed tool call, to `limit`; unchanged without any.
 
-    Other traces keep rewards of their own, where the evaluator gave some. Turn scores stay.
+    Other traces keep separate rewards from the evaluator. Turn scores stay.
     """
     turns = {trace.trace_id: num for trace in trajectory.traces if (num := num_unparsed(trace))}
     if not turns:
@@ -68,7 +69,7 @@ def lowered_where_unparsed(reward: Reward, trajectory: Trajectory, limit: float)
 
 
 def carry_rewards(before: Trajectory, trajectory: Trajectory) -> Trajectory:
-    """Give another builder's trajectory of the same calls the rewards and scores of the one before.
+    """Copy the rewards and scores of an earlier trajectory to another builder's trajectory of the same calls.
 
     A trace gets the reward of the trace that had its last turn.
     """

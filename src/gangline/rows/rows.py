@@ -1,6 +1,6 @@
 """Rows: one flat record per trace, as trainers and other tools read them; JSON lines and MessagePack files.
 
-Parquet is in `gangline.rows.parquet`, which needs an extra. All three read back equal.
+Parquet is in `gangline.rows.parquet`, which needs an extra. All three formats read back equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gangline.settings.evidence import evidence_kinds
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace with the facts about its session. Arrays but `prompt_ids` are [len(response_ids)]."""
+    """One trace with the facts about its session. Arrays other than `prompt_ids` are [len(response_ids)]."""
 
     task_id: str
     session_id: str
@@ -40,8 +40,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The trace's own."""
     session_reward: float | None
     shared_prefix: SharedPrefix | None = None
-    """Reference to the beginning of the prompt, which an earlier row of the session holds; None except in rows of the
-    `tree` builder."""
+    """Reference to the beginning of the prompt, which an earlier row of the session contains; None except in rows of
+    the `tree` builder."""
     prompt_ids: TokenIds
     response_ids: TokenIds
     loss_mask: LossMask
@@ -54,9 +54,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: RowExperts | None = None
     """Experts of the whole prompt and the response; None unless `capture.routed_experts` asks for them."""
     sampling_mask: RowMask | None = None
-    """Ids that the response's tokens were drawn among; None unless `capture.sampling_masks` asks for them."""
+    """Ids that the response's tokens were drawn from; None unless `capture.sampling_masks` asks for them."""
     evidence: dict[str, RowNumbers] | msgspec.UnsetType = msgspec.UNSET
-    """Columns of the kinds that `capture.evidence` asks for, by name; absent where it asks for none."""
+    """Columns of the kinds that `capture.evidence` asks for, by name; absent without any."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -78,7 +78,7 @@ _OF_TRACE = tuple(name for name in Trace.__struct_fields__ if name != "session_i
 
 
 def rows_of(result: SessionResult) -> list[Row]:
-    """The rows of a session, in the order of its traces; none when it has no trajectory."""
+    """Returns the rows of a session, in the order of its traces; empty when it has no trajectory."""
     trajectory = result.trajectory
     if trajectory is None:
         return []
@@ -101,7 +101,7 @@ def rows_of(result: SessionResult) -> list[Row]:
 
 
 def _columns(result: SessionResult) -> dict[str, Mapping[str, Any]]:
-    """Kind of evidence -> trace id -> column; without kinds that the session has none of."""
+    """Returns kind of evidence -> trace id -> column, without kinds that the session does not have."""
     traces = () if result.trajectory is None else result.trajectory.traces
     found = {kind.name: kind.columns(result) for kind in evidence_kinds()}
     recorded = {name for trace in traces for certificate in trace.certificates for name in certificate.evidence or ()}
@@ -112,14 +112,14 @@ def _columns(result: SessionResult) -> dict[str, Mapping[str, Any]]:
 
 
 def _evidence(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a row."""
+    """Returns the fields of a row."""
     own = {name: column for name, column in columns.items() if name in OWN_EVIDENCE}
     others = {name: column for name, column in columns.items() if name not in OWN_EVIDENCE}
     return own | ({"evidence": others} if others else {})
 
 
 def write_jsonl(rows: Iterable[Row], path: Path) -> int:
-    """One JSON object per line. Returns how many."""
+    """Write one JSON object per line. Returns the number of rows."""
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, aside.open("wb") as file:
@@ -140,13 +140,14 @@ def read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _array_of_list(kind: Any, value: Any) -> Any:
-    """`NDArray[dtype]` fields from JSON lists."""
+    """Decode `NDArray[dtype]` fields from JSON lists."""
     (element,) = get_args(get_args(kind)[1])
     return np.asarray(value, dtype=element)
 
 
 def write_msgpack(rows: Iterable[Row], path: Path) -> int:
-    """One MessagePack array of maps; token arrays are extension values (see `domain.tokens`). Returns how many."""
+    """Write one MessagePack array of maps; token arrays are extension values (see `domain.tokens`). Returns the number
+    of rows."""
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, aside.open("wb") as file:
@@ -160,12 +161,12 @@ def write_msgpack(rows: Iterable[Row], path: Path) -> int:
 
 
 def _write_array_header(file: BinaryIO, num: int) -> None:
-    """`array 32` for any length, so that it can be written before the length is known."""
+    """Write `array 32` for any length, so that it can be written before the length is known."""
     file.write(b"\xdd" + num.to_bytes(4, "big"))
 
 
 def read_msgpack(path: Path) -> Iterator[Row]:
-    """The file is mapped, and its rows are decoded one at a time. Raises: InvalidRequest when it holds no rows."""
+    """Yields rows, mapping the file and decoding one row at a time. Raises: InvalidRequest when it contains no rows."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,8 +1,8 @@
-"""Traces of a session as a prefix tree, and back: a prompt that begins like an earlier trace names it instead.
+"""Converts a session's traces to a prefix tree and back: a prompt that begins like an earlier trace refers to it.
 
-`share_prefixes` cuts the part of each prompt that an earlier trace holds, `with_whole_prompts` restores it; one undoes
-the other, id for id. No context id is held twice. Sampled ids are never shared with another trace's sampled ids, equal
-or not: each was drawn once, and is trained on once.
+`share_prefixes` cuts the part of each prompt that an earlier trace contains, and `with_whole_prompts` restores it, id
+for id. No context id is stored twice. Sampled ids are never shared with another trace's sampled ids, even if equal:
+each was drawn once, and is trained on once.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Branch:
 
     trace_id: str
     host: _Branch | None
-    """The one that holds the id before; None where a conversation begins."""
+    """The branch with the previous id; None where a conversation begins."""
     start: int
     """How many ids are before its own."""
     own_ids: TokenIds
     doubled_at: set[int] = field(default_factory=set[int])
-    """Where another branch leaves with the very id that this one continues with: equal ids, sampled twice."""
+    """Where another branch leaves with the same id that this one continues with: equal ids, sampled twice."""
     has_twin: bool = False
-    """Whether another branch begins where this one does, with the same id."""
+    """Whether another branch begins at the same place with the same id."""
 
 
 _Place = tuple[str, int]
-"""Trace that holds the id before, how many ids are before in all; `("", 0)` where conversations begin."""
+"""Trace with the previous id, and how many ids are before in all; `("", 0)` where conversations begin."""
 
 
 class _PrefixTree:
@@ -51,9 +51,9 @@ class _PrefixTree:
         """place -> first id -> branches."""
 
     def find(self, ids: TokenIds, known: SharedPrefix | None = None) -> SharedPrefix | None:
-        """The longest prefix of `ids` that is in the tree.
+        """Returns the longest prefix of `ids` that is in the tree.
 
-        known: a prefix that is. From there on only the rest is compared, so that a long history costs nothing.
+        known: a prefix that is in the tree. Only the rest is compared, so that a long history costs nothing.
         """
         best, places = (None, [("", 0)]) if known is None else self._where(ids, known)
         while places:
@@ -67,7 +67,8 @@ class _PrefixTree:
         return best
 
     def _where(self, ids: TokenIds, known: SharedPrefix) -> tuple[SharedPrefix, list[_Place]]:
-        """As far as the branch that holds the last known id goes, and the places where longer prefixes may leave."""
+        """Returns the match up to the end of the branch with the last known id, and the places where longer prefixes
+        may leave."""
         branch, end = self._branches[known.trace_id], known.num_ids
         while end <= branch.start and branch.host is not None:
             branch = branch.host
@@ -83,7 +84,7 @@ class _PrefixTree:
         return best, [*places, (best.trace_id, best.num_ids)]
 
     def _leaving(self, place: _Place, ids: TokenIds) -> Sequence[_Branch]:
-        """Branches at `place` that continue as `ids` does."""
+        """Returns branches at `place` that continue like `ids`."""
         num = place[1]
         return self._beginning.get(place, {}).get(int(ids[num]), ()) if num < len(ids) else ()
 
@@ -106,7 +107,7 @@ def _place_after(host: _Branch | None, num: int) -> _Place:
 
 
 def _num_equal(a: TokenIds, b: TokenIds) -> int:
-    """`common_prefix_len`, but short where the arrays soon differ."""
+    """Like `common_prefix_len`, but fast if the arrays differ early."""
     num, look = 0, _FIRST_LOOK
     while (found := common_prefix_len(a[num : num + look], b[num : num + look])) == look:
         num, look = num + look, look * 2
@@ -114,7 +115,7 @@ def _num_equal(a: TokenIds, b: TokenIds) -> int:
 
 
 def share_prefixes(traces: Iterable[Trace]) -> Iterator[Trace]:
-    """The same traces, each `prompt_ids` without the part that earlier ones hold. All prompts must be whole."""
+    """Yields the traces, each `prompt_ids` without the part that earlier ones contain. All prompts must be whole."""
     tree = _PrefixTree()
     before: dict[str, Trace] = {}
     for trace in traces:
@@ -134,10 +135,10 @@ def _shared_with(trace: Trace, ids: TokenIds) -> SharedPrefix | None:
 
 
 def with_whole_prompts(traces: Iterable[T]) -> Iterator[T]:
-    """The same traces, or rows, with every prompt written out. Whole ones pass as they are.
+    """Yields the traces, or rows, with every prompt written out. Whole ones are passed through.
 
-    Rows of a session must come together and in order, as exports write them; one session at a time is kept in memory.
-    Raises: InvalidRequest when a row shares a prefix with one that did not come before it.
+    Rows of a session must be together and in order, as exports write them; one session at a time is kept in memory.
+    Raises: InvalidRequest when a row shares a prefix with a row that did not come before it.
     """
     streams: dict[str, TokenIds] = {}
     session: tuple[str, int] | None = None

@@ -117,8 +117,7 @@ class RoutedExperts(EvidenceKind):
         return self.column(tree, trace).missing
 
 
-# -- from engines
-# ------------------------------------------------------------------------------------------------------
+# -- from engines ------------------------------------------------------------------------------------------------------
 
 
 class _VllmExperts(EvidenceWire):
@@ -211,8 +210,7 @@ def _narrowed(array: NDArray[Any]) -> ExpertArray:
     return np.ascontiguousarray(array, dtype=np.uint8 if most <= np.iinfo(np.uint8).max else np.uint16)
 
 
-# -- to records
-# --------------------------------------------------------------------------------------------------------
+# -- to records --------------------------------------------------------------------------------------------------------
 
 
 def _kept(own: ExpertArray, start: int) -> Held:
@@ -229,8 +227,7 @@ def _kept(own: ExpertArray, start: int) -> Held:
     return Held(evidence, data)
 
 
-# -- to rows
-# -----------------------------------------------------------------------------------------------------------
+# -- to rows -----------------------------------------------------------------------------------------------------------
 
 
 def context_experts(tree: CompletionTree, completion: Completion) -> ExpertArray:

@@ -107,8 +107,7 @@ class SamplingMasks(EvidenceKind):
         return None
 
 
-# -- from engines
-# ------------------------------------------------------------------------------------------------------
+# -- from engines ------------------------------------------------------------------------------------------------------
 
 
 class _VllmMasks(EvidenceWire):
@@ -166,8 +165,7 @@ def mask_from_json(raw: msgspec.Raw) -> SamplingMask | None:
     return SamplingMask(counts, ids.astype(np.int32))
 
 
-# -- to records
-# --------------------------------------------------------------------------------------------------------
+# -- to records --------------------------------------------------------------------------------------------------------
 
 
 def _first_repeating(mask: SamplingMask) -> int | None:

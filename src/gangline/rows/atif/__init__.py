@@ -1,5 +1,4 @@
-"""Sessions as ATIF documents, the interchange format of agents' trajectories.
+"""Sessions as ATIF documents, the interchange format for agents' trajectories.
 
-`document` has the types, and `export` makes and writes documents. Start with
-`export`.
+`document` has the types, and `export` creates and writes documents. Start with `export`.
 """

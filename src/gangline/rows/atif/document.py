@@ -1,4 +1,4 @@
-"""The records of ATIF v1.8 (Agent Trajectory Interchange Format), as far as we write them.
+"""The records of ATIF v1.8 (Agent Trajectory Interchange Format) that we write.
 
 Fields that are None are left out. Source: Harbor's RFC 0001, Trajectory Format.
 """

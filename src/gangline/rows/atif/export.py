@@ -1,11 +1,11 @@
-"""Sessions as ATIF documents, for Harbor and the tools around it: the conversation, call by call, with exact token ids.
+"""Sessions as ATIF documents, for Harbor and related tools: the conversation, call by call, with exact token ids.
 
-The session's main conversation is the document. Each other one (sub-agents, side calls, branches, further choices,
-aborted calls) is an entry of its `subagent_trajectories`; the part shared with its parent conversation is marked
-`is_copied_context`. Every model call is exactly one step. Unlike a row, a conversation continues after a turn whose
-context is not exact: the certificate in the step's metrics reports that.
+The document is the session's main conversation. Every other conversation (sub-agents, side calls, branches, further
+choices, aborted calls) is an entry of its `subagent_trajectories`; the part shared with its parent conversation is
+marked `is_copied_context`. Every model call is exactly one step. Unlike a row, a conversation continues after a turn
+whose context is not exact: the certificate in the step's metrics reports that.
 
-Parts of a message as ATIF content: a text, or a list of texts and images.
+The parts of a message become ATIF content: a text, or a list of texts and images.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _SUFFIXES = {"image/jpeg": "jpg", "image/png": "png", "image/gif": "gif", "image
 
 
 def content_of(parts: Iterable[Part], images: Images) -> AtifContent:
-    """One text alone is a string. Inline images go into `images`; parts that ATIF cannot represent are named in a
-    text."""
+    """Returns ATIF content for a message; a single text becomes a string. Inline images are added to `images`. Parts
+    that ATIF cannot represent are named in a text."""
     content = [found for part in parts if (found := _part(part, images)) is not None]
     if not content:
         return ""
@@ -87,13 +87,13 @@ def _part(part: Part, images: Images) -> AtifPart | None:
 
 
 def _named(kind: str, url: str, name: str | None) -> AtifPart:
-    """A text in place of a part that cannot be carried."""
+    """Returns a text in place of a part that ATIF cannot represent."""
     where = url.partition(",")[0] if url.startswith("data:") else url
     return AtifPart(type="text", text=f"[{kind}: {name or where}]")
 
 
 def _image(url: str, images: Images) -> AtifImage | None:
-    """None when it is of no media type that ATIF knows, or its bytes cannot be read."""
+    """Returns None when ATIF does not know its media type, or its bytes cannot be decoded."""
     if not url.startswith("data:"):
         guessed, _ = mimetypes.guess_type(url.partition("?")[0])
         return AtifImage(media_type=guessed, path=url) if guessed in _SUFFIXES else None
@@ -111,10 +111,10 @@ def _image(url: str, images: Images) -> AtifImage | None:
 
 
 def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Callable[[str], str | None]) -> int:
-    """Write one `SESSION.json` in `folder` for each session that called a model, and `images/` for the images in them.
+    """Write one `SESSION.json` in `folder` for each session that called a model, and `images/` for their images.
 
-    agent_of: the name of a task's agent program, by task id; results do not contain it. Returns the number of
-    documents. One document at a time in memory.
+    agent_of: returns the name of a task's agent program, by task id; results do not contain it. Returns the number of
+    documents. Keeps one document at a time in memory.
     """
     num = 0
     for result in results:
@@ -134,7 +134,7 @@ def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Call
 
 
 def atif_of(result: SessionResult, images: Images, *, agent: str = "unknown") -> AtifTrajectory | None:
-    """None when the session called no model. Images that were sent inline are put into `images`, by path."""
+    """Returns None when the session called no model. Images that were sent inline are added to `images`, by path."""
     if not result.completions:
         return None
     tree = CompletionTree(result.completions)
@@ -170,7 +170,7 @@ def _name(result: SessionResult, turns: Sequence[Completion]) -> str:
 
 
 def _prompts(tree: CompletionTree) -> dict[str, TokenIds]:
-    """completion id -> its whole prompt, without copies: the turns of a chain share one array."""
+    """Returns completion id -> its whole prompt, without copies: the turns of a chain share one array."""
     return {
         completion.completion_id: chain.context_ids[: CompletionTree.num_prompt_ids(completion)]
         for chain in find_chains(tree, merge=True)
@@ -193,9 +193,8 @@ def _num_sampled(turns: Sequence[Completion]) -> int:
 
 
 def _conversations(tree: CompletionTree) -> list[list[Completion]]:
-    """Every completion in exactly one conversation; of the calls that continue from a reply, the one most continues
-    from.
-    """
+    """Returns conversations with every completion in exactly one. Of several calls that continue a reply, the one with
+    the most later calls stays in the reply's conversation."""
     num_after = dict.fromkeys((completion.completion_id for completion in tree), 1)
     heirs: dict[str, Completion] = {}
     for completion in reversed(list(tree)):
@@ -272,7 +271,7 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
 
 
 class _Steps:
-    """The steps of one conversation, as they come."""
+    """The steps of one conversation, in order."""
 
     def __init__(self, model: str, images: Images) -> None:
         self.steps: list[AtifStep] = []
@@ -284,7 +283,8 @@ class _Steps:
         """completion id -> its step."""
 
     def hear(self, messages: Iterable[Message], *, copied: bool = False) -> None:
-        """Messages of a request. An assistant's among them was not sampled here: it is copied context in any case."""
+        """Add a request's messages. An assistant message among them was not sampled here, so it always counts as copied
+        context."""
         for message in messages:
             if message.role == "assistant":
                 self._append(self._said(message), copied=True)
@@ -298,7 +298,7 @@ class _Steps:
                 self._append(AtifStep(step_id=0, source=source, message=content_of(rest, self._images)), copied=copied)
 
     def speak(self, completion: Completion, prompt_ids: TokenIds) -> None:
-        """A model call."""
+        """Add a model call."""
         step = self._said(completion.response)
         step.timestamp = datetime.fromtimestamp(completion.finished_at, UTC).isoformat()
         step.model_name = None if completion.model == self._model else completion.model
@@ -308,7 +308,7 @@ class _Steps:
         self._calls[completion.completion_id] = step
 
     def delegate(self, completion_id: str, trajectory_id: str) -> None:
-        """A tool call of that completion began another conversation, which is named alongside the tools' results."""
+        """Reference another conversation, which a tool call of that completion began, next to the tools' results."""
         step = self._calls[completion_id]
         calls = step.tool_calls or []
         found = AtifResult(
@@ -338,7 +338,7 @@ class _Steps:
         )
 
     def _observe(self, result: ToolResult, copied: bool) -> None:
-        """A result belongs to the step that asked for it; one that nobody asked for is a step of the environment's."""
+        """Add a result to the step that asked for it, or as a new step of the environment if there is no such step."""
         content = content_of(result.content, self._images)
         extra = {"is_error": True} if result.is_error else None
         step = self._asked.get(result.call_id)
@@ -358,7 +358,7 @@ def _observe(step: AtifStep, found: AtifResult) -> None:
 
 
 def _tool_call(call: ToolCall) -> AtifToolCall:
-    """Arguments that are not a JSON object (free text, invalid JSON) are kept as they are, under `input`."""
+    """Arguments that are not a JSON object (free text, invalid JSON) are kept unchanged, under `input`."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

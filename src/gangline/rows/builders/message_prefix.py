@@ -1,15 +1,15 @@
-"""`message_prefix`: the rule of verl's gateway RFC. Source: "Agent Abstractions and Trajectory Gateway
-for VERL", "Request Handling" and "Trajectory Output".
+"""`message_prefix`: the rule of verl's gateway RFC. Source: "Agent Abstractions and Trajectory Gateway for VERL",
+"Request Handling" and "Trajectory Output".
 
 A session has one open trace. A call whose messages begin with the trace's messages and its last reply continues it:
-only the tokens of its new messages are appended. Any other call closes the trace and opens one with its own whole
+only the tokens of its new messages are appended. Any other call closes the trace and opens a new one with its own whole
 prompt. So a sub-agent's call between two turns of the main conversation ends the main trace, which `prefix_merging`
-would keep whole: use this one for comparison, or where a trainer wants rows in the order of the calls.
+would keep whole. Use this builder for comparison, or if a trainer needs rows in the order of the calls.
 
 The RFC's gateway tokenises the new messages itself, so its contexts are exact. Here they come from the journal: the
-suffix of a prompt that is exact. Where the messages continue and the ids do not, `on_divergence` decides:
+suffix of an exact prompt. If the messages continue but the ids do not, `on_divergence` decides:
 
-- `split` (the default): the trace is closed, so that no row holds a context which the engine did not see;
+- `split` (the default): the trace is closed, so that no row contains a context that the engine did not see;
 - `splice`: the trace continues with the new messages' ids cut from the re-rendered prompt, and records the place and
   the reason.
 """
@@ -67,7 +67,7 @@ class MessagePrefixBuilder:
 
 
 class _OpenTrace:
-    """Which call found which one's trace open. An aborted call neither continues a trace nor closes it."""
+    """Decides which call continues the open trace. An aborted call neither continues a trace nor closes it."""
 
     def __init__(self, tree: CompletionTree) -> None:
         complete = [completion.completion_id for completion in tree if completion.status == "complete"]
@@ -80,7 +80,7 @@ class _OpenTrace:
 
 
 def _cut(chain: Chain, continues: MayJoin) -> list[Chain]:
-    """The pieces of an exact chain, cut before each turn that the rule does not let follow. No id is copied."""
+    """Returns an exact chain cut before each turn that the rule does not let follow. No ids are copied."""
     pieces: list[Chain] = []
     before: Completion | None = None
     for completion in chain.completions:

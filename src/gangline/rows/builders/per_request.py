@@ -1,6 +1,7 @@
 """`per_request`: one trace per completion. Source: Polar, 3.4.1.
 
-Context truth is given: each trace's prompt is the completion's own. A session of T turns repeats its history T times.
+Each trace's prompt is the completion's own, so contexts are always exact. A session of T turns repeats its history T
+times.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`prefix_merging`: one trace per exact chain. Source: Polar, 3.4.2, with context truth added.
+"""`prefix_merging`: one trace per exact chain. Source: Polar, 3.4.2, with exact contexts added.
 
 With `p_m` the prompt ids and `a_m` the sampled ids of turn m, a trace is `p_1 a_1 u_1 a_2 u_2 ... a_K`. Polar finds
-`u_m` by searching the re-rendered turn for its end; here a turn joins only where its prompt *is* `p_m a_m u_m`, so
-nothing is searched and nothing assumed. `on_divergence` decides about any other turn:
+`u_m` by searching the re-rendered turn for its end. Here a turn joins only if its prompt *is* `p_m a_m u_m`, so nothing
+is searched and nothing assumed. `on_divergence` decides about any other turn:
 
-- `split` (the default): the chain ends, a new trace begins with the turn's own prompt;
-- `splice`: the published rule (`gangline.rows.builders.splicing`). Where the prompt still begins with `p_m`,
-  the trace continues with the ids after the first end of turn in the re-rendering. From there on the row's context
-  differs from the engine's, and `splices` records the place and the reason. A turn that the rule cannot join splits.
+- `split` (the default): the chain ends, and a new trace begins with the turn's own prompt;
+- `splice`: the published rule (`gangline.rows.builders.splicing`). If the prompt still begins with `p_m`, the trace
+  continues with the ids after the first end of turn in the re-rendering. From there on the row's context differs from
+  the engine's, and `splices` records the place and the reason. A turn that the rule cannot join splits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Joining turns whose contexts are not exact, by the published rule. Source: Polar, 3.4.2.
+"""Joins turns whose contexts are not exact, by the published rule. Source: Polar, 3.4.2.
 
-With `p_m` the prompt ids and `a_m` the sampled ids of turn m: where `p_{m+1}` begins with `p_m`, the row continues
-after `a_m` with the ids after the first end of turn in the rest of `p_{m+1}`. From there on the row's context differs
-from the engine's; each such place is a `Splice` of the trace. A turn that the rule cannot join begins its own row.
+With `p_m` the prompt ids and `a_m` the sampled ids of turn m: if `p_{m+1}` begins with `p_m`, the row continues after
+`a_m` with the ids after the first end of turn in the rest of `p_{m+1}`. From there on the row's context differs from
+the engine's; each such place is a `Splice` of the trace. A turn that the rule cannot join begins its own row.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gangline.domain.tokens import TokenIds
 from gangline.rows.chains import Chain, Turn, new_messages_since, turns_of
 
 MayJoin = Callable[[Completion, Completion], bool]
-"""(turn before, turn) -> whether a rule of the builder's own lets the turn follow."""
+"""(previous turn, turn) -> whether the builder's own rule lets the turn follow."""
 
 
 def splice_chains(
     chains: list[Chain], end_ids: tuple[int, ...], may_join: MayJoin | None = None
 ) -> list[tuple[Chain, list[Turn]]]:
-    """Join each chain to the row that ends with its first turn's parent, where the published rule can.
+    """Join each chain to the row that ends with its first turn's parent, if the published rule can.
 
     chains: in commit order of their first turn. Returns rows: the chain that each one begins with, and its turns.
     """
@@ -48,7 +48,8 @@ def splice_chains(
 
 
 def _published_context(before: Completion, chain: Chain, end_ids: tuple[int, ...]) -> TokenIds | None:
-    """Polar's `u_m`: the ids after the first end of turn in the re-rendered tail; None where the rule does not join."""
+    """Returns Polar's `u_m`: the ids after the first end of turn in the re-rendered tail; None if the rule does not
+    join."""
     first = chain.completions[0]
     num_before = CompletionTree.num_prompt_ids(before)
     if first.status != "complete" or first.branch_key != before.branch_key or first.prompt_shared < num_before:
@@ -62,7 +63,7 @@ def _published_context(before: Completion, chain: Chain, end_ids: tuple[int, ...
 
 
 def end_of_turn_ids(tree: CompletionTree, engine_role: str | None) -> tuple[int, ...]:
-    """Last sampled ids of the turns that ended by themselves, not by a stop string or a limit; of one model's turns."""
+    """Returns the last sampled ids of one model's turns that ended by themselves, not at a stop string or a limit."""
     found: set[int] = set()
     for completion in tree:
         certificate = completion.certificate

@@ -1,8 +1,8 @@
 """`tree`: a session as one prefix tree whose leaves are the chains of `prefix_merging`; for storage and tree attention.
 
-The traces are those of `prefix_merging`, but a prompt holds only the ids that no earlier trace holds: `shared_prefix`
-names the trace that has the others, and `with_whole_prompts` (`gangline.rows.shared_prefixes`) writes them out
-again. Divergences always split: a spliced row is not a path of the tree.
+The traces are `prefix_merging`'s, but a prompt contains only ids that no earlier trace contains: `shared_prefix` names
+the trace that has the others, and `with_whole_prompts` (`gangline.rows.shared_prefixes`) restores them. Divergences
+always split: a spliced row is not a path of the tree.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TreeBuilder:
 
 
 class TokenTree(msgspec.Struct, frozen=True, kw_only=True):
-    """All tokens of a session, each once, as a trainer with tree attention wants them. Arrays are [N].
+    """All tokens of a session, each once, in the form for trainers with tree attention. Arrays are [N].
 
-    A token attends to itself and to its ancestors: follow `parents`. Parents stand before their children.
+    A token attends to itself and to its ancestors: follow `parents`. Parents come before their children.
     """
 
     ids: TokenIds
@@ -61,13 +61,14 @@ class TokenTree(msgspec.Struct, frozen=True, kw_only=True):
     versions: Versions
     """-1 where masked."""
     trace_starts: dict[str, int]
-    """trace id -> index of the first token that the trace adds; in the order of the tokens."""
+    """trace id -> index of the first token that the trace adds, in token order."""
 
 
 def token_tree(trajectory: Trajectory) -> TokenTree:
-    """The tokens of a `tree` trajectory as flat arrays. Of another builder's, one path for each trace, nothing shared.
+    """Returns the tokens of a `tree` trajectory as flat arrays. For other builders, one path per trace with no shared
+    part.
 
-    Raises: InvalidRequest when a trace shares a prefix with one that does not stand before it.
+    Raises: InvalidRequest when a trace shares a prefix with a trace that does not come before it.
     """
     traces = trajectory.traces
     starts: dict[str, int] = {}
@@ -99,7 +100,8 @@ def _num_shared(trace: Trace) -> int:
 
 
 def _parent(trace: Trace, before: dict[str, Trace], starts: dict[str, int]) -> int:
-    """Index of the last id that `trace` shares; -1 when it shares none. The trace it names may share that id itself."""
+    """Returns the index of the last id that `trace` shares; -1 when it shares none. The trace it names may itself share
+    that id."""
     shared = trace.shared_prefix
     if shared is None:
         return -1
@@ -115,10 +117,10 @@ A = TypeVar("A", bound=np.generic)
 
 
 def _with_prompt(trace: Trace, values: NDArray[A], fill: int) -> NDArray[A]:
-    """`values` of the response, and `fill` for the trace's own part of the prompt."""
+    """Returns the response's `values`, after `fill` for the trace's own part of the prompt."""
     return np.concatenate([np.full(len(trace.prompt_ids), fill, values.dtype), values])
 
 
 def _all(parts: list[NDArray[A]], dtype: type[A]) -> NDArray[A]:
-    """np.concatenate, of no arrays too."""
+    """Like np.concatenate, but also for an empty list."""
     return np.concatenate(parts) if parts else np.empty(0, dtype)

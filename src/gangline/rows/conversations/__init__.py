@@ -1,1 +1,1 @@
-"""Sessions as conversations: their main one as messages, and files of them. Start with `conversation`."""
+"""Sessions as conversations: the main one as messages, and files of them. Start with `conversation`."""

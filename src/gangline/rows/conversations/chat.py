@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's `messages` and `tools`, as text: the form that trainers' chat templates take."""
+"""A conversation as OpenAI's `messages` and `tools`, with text content: the input of trainers' chat templates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MESSAGE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id"
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Content is always a text, empty alongside tool calls; arguments are JSON text. Fields without a value are None.
+    """Content is always a text, empty with tool calls; arguments are JSON text. Fields without a value are None.
 
-    As an engine reads them: text parts joined by newlines, `developer` as `system`, an error of a tool as its text.
+    In the form that engines use: text parts joined by newlines, `developer` as `system`, a tool's error as its text.
     """
     return [_message(fields) for fields in messages_fields(messages)]
 
@@ -36,7 +36,7 @@ def chat_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
 
 
 def conversation_digest(messages: Sequence[dict[str, Any]]) -> bytes:
-    """Equal for conversations that say the same: ids of tool calls, which are random, do not count."""
+    """Returns equal digests for equal conversations, ignoring the random ids of tool calls."""
     turns: list[object] = []
     for message in messages:
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or ()]

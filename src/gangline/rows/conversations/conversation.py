@@ -1,8 +1,8 @@
 """The main conversation of a session, from its first message to its last turn.
 
-Where the agent's program summarised or edited its history, the model saw a new, shorter conversation. Here both are
-joined: the messages before, then those after that are new. Side calls, sub-agents and requests for summaries are left
-out.
+If the agent's program summarised or edited its history, the model saw a new, shorter conversation. Here both are
+joined: the earlier messages, then the new ones of the later conversation. Side calls, sub-agents and requests for
+summaries are left out.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_messages: int
     """Messages of the first call's request."""
     num_tokens: int
-    """Longest context of its calls; 0 where the engine reported no ids."""
+    """Longest context of its calls; 0 if the engine reported no ids."""
     num_turns: int
     last: Completion
 
 
 def main_conversation(completions: Iterable[Completion]) -> Conversation | None:
-    """None when no call of the session's main agent was answered."""
+    """Returns None when no call of the session's main agent was answered."""
     tree = CompletionTree(completions)
     roles = assign_roles(tree)
     last = _last_turn(tree, roles)
@@ -52,7 +52,7 @@ def main_conversation(completions: Iterable[Completion]) -> Conversation | None:
 
 
 class _View(msgspec.Struct, frozen=True):
-    """What one segment shows of the conversation at its end."""
+    """The part of the conversation that one segment shows at its end."""
 
     request: tuple[Message, ...]
     """Messages of the segment's first call."""
@@ -62,7 +62,7 @@ class _View(msgspec.Struct, frozen=True):
 
 
 def _last_turn(tree: CompletionTree, roles: dict[str, CallRole]) -> Completion | None:
-    """Returns the first of several choices: nothing shows which one the agent took."""
+    """Returns the last turn; of several choices the first, since it is unknown which one the agent used."""
     turns = [one for one in tree if one.status == "complete" and roles[one.completion_id].role == "main"]
     if not turns:
         return None
@@ -74,7 +74,7 @@ def _call(completion: Completion) -> str:
 
 
 def _views(tree: CompletionTree, roles: dict[str, CallRole], last: Completion) -> list[_View]:
-    """The segments that lead to `last`, the first one first."""
+    """Returns the segments that lead to `last`, in order."""
     views: list[_View] = []
     at: Completion | None = last
     while at is not None:
@@ -86,14 +86,14 @@ def _views(tree: CompletionTree, roles: dict[str, CallRole], last: Completion) -
 
 
 def _beginning(tree: CompletionTree, completion: Completion) -> Completion:
-    """The first call of its segment: an edited history may share its beginning with the one before."""
+    """Returns the first call of its segment. An edited history may share its beginning with the previous segment."""
     while completion.parent_id is not None and completion.lineage.relation != "changed":
         completion = tree[completion.parent_id]
     return completion
 
 
 def _before(tree: CompletionTree, roles: dict[str, CallRole], first: Completion) -> Completion | None:
-    """The last turn before the history was edited or summarised; None for a conversation's own beginning."""
+    """Returns the last turn before the history was edited or summarised; None at the conversation's own beginning."""
     lineage = roles[first.completion_id].lineage
     if lineage.origin_id is None:
         return None
@@ -123,7 +123,7 @@ def _last_main_before(tree: CompletionTree, roles: dict[str, CallRole], end: Com
 
 
 def _joined(before: tuple[Message, ...], view: _View) -> tuple[Message, ...]:
-    """`before`, then the messages of the view after the last one that is there already."""
+    """Returns `before`, then the view's messages after the last one that `before` already contains."""
     there = Counter(map(_key, before))
     known = 0
     for number, message in enumerate(view.request, start=1):
@@ -135,7 +135,8 @@ def _joined(before: tuple[Message, ...], view: _View) -> tuple[Message, ...]:
 
 
 def _results_after(tree: CompletionTree, turn: Completion) -> tuple[Message, ...]:
-    """Results of a turn's tool calls, out of the next request that has them: the one for a summary, for example."""
+    """Returns the results of a turn's tool calls from the next request that has them, for example the request for a
+    summary."""
     asked = {part.call_id for part in turn.response.parts if isinstance(part, ToolCall)}
     later = iter(tree)
     for one in later:
@@ -150,6 +151,7 @@ def _results_after(tree: CompletionTree, turn: Completion) -> tuple[Message, ...
 
 
 def _key(message: Message) -> tuple[str, str, Sequence[str]]:
-    """An echo differs from the record in thinking and white space."""
+    """Returns the values by which messages are compared: an echo differs from the record in thinking and white
+    space."""
     calls = tuple(part.call_id for part in message.parts if isinstance(part, ToolCall | ToolResult))
     return message.role, "".join(message_text(message).split()), calls

@@ -1,4 +1,4 @@
-"""Main conversations as JSON lines in OpenAI's form, for trainers and services that read no Parquet."""
+"""Main conversations as JSON lines in OpenAI's form, for trainers and services without Parquet support."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gangline.rows.conversations.conversation import main_conversation
 
 
 def write_messages(results: Iterable[SessionResult], path: Path) -> int:
-    """Write `messages`, `tools`, ids, outcome and reward of each session on a line. Returns how many lines.
+    """Write `messages`, `tools`, ids, outcome and reward of each session as one line. Returns the number of lines.
 
-    Sessions without an answered call and those with images have none. Fields of messages without a value are left out.
+    Sessions without an answered call and sessions with images are skipped. Message fields without a value are left out.
     """
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)

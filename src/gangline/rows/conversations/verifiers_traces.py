@@ -1,8 +1,8 @@
 """Sessions as traces of verifiers (v1), which its tools and prime-rl read.
 
-One episode with one trace for each session. Each row of ours is its own path from a root to a leaf, so that a
-branch of the trace is exactly one row: its ids, its mask, its log-probs. Ids of a prompt stand with the first reply
-after it, for nothing says which message an id belongs to; verifiers writes traces of engines without spans likewise.
+Each session is one episode with one trace. Each of our rows is a separate path from a root to a leaf, so that a branch
+of the trace is exactly one row: its ids, its mask, its log-probs. Ids of a prompt are stored with the first reply after
+it, since it is unknown which message an id belongs to. verifiers does the same for engines without spans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINISH = ("stop", "length", "tool_calls")
 
 
 class _Turn(NamedTuple):
-    """A message of a row, and the ids from the turn before it to its last one."""
+    """A message of a row, and the ids from the previous turn to its last id."""
 
     message: Message
     sampled: bool
@@ -42,9 +42,10 @@ class _Turn(NamedTuple):
 def write_episodes(
     results: Iterable[SessionResult], path: Path, *, request_of: Callable[[str], TaskRequest | None]
 ) -> int:
-    """Write `path`, which verifiers looks for under the name FILE_NAME, one session a line. Returns how many.
+    """Write `path`, which verifiers looks for under the name FILE_NAME, one session per line. Returns the number of
+    lines.
 
-    request_of: a task by its id, where it is known. Sessions that called no model have no line.
+    request_of: returns a task by its id, if known. Sessions that called no model have no line.
     """
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def write_episodes(
 
 
 def episode_of(result: SessionResult, task: TaskRequest | None = None) -> dict[str, Any] | None:
-    """A line of the file. None where the session has no row."""
+    """Returns a line of the file, or None if the session has no row."""
     if result.trajectory is None or not result.trajectory.traces:
         return None
     trace = _trace(result, result.trajectory, task)
@@ -112,7 +113,8 @@ def _task(task_id: str, task: TaskRequest | None) -> dict[str, Any]:
 
 
 def _turns(row: Trace, replies: dict[str, Message]) -> Iterator[_Turn]:
-    """The row's messages in order; the ids of each turn are with its reply, or with the last message after the end."""
+    """Yields the row's messages in order. The ids of each turn are with its reply, or with a last message at the
+    end."""
     prompt = len(row.prompt_ids)
     yield from (_Turn(message, sampled=False) for message in row.prompt_messages)
     spans, at = list(row.spans), 0
@@ -160,7 +162,8 @@ def _finish(row: Trace, span: Any) -> str | None:
 
 
 def _messages(message: Message) -> list[dict[str, Any]]:
-    """In the words of verifiers, whose calls of tools are flat; a message with several results is several."""
+    """Returns messages in verifiers' form, with flat tool calls. A message with several results becomes several
+    messages."""
     found: list[dict[str, Any]] = []
     for fields in messages_fields([message]):
         one = {name: value for name, value in fields.items() if value is not None and name != "name"}
@@ -175,7 +178,7 @@ def _messages(message: Message) -> list[dict[str, Any]]:
 
 
 def _all_tools(rows: Sequence[Trace]) -> list[dict[str, Any]]:
-    """All tools of the rows; of one name, the latest."""
+    """Returns all tools of the rows; for equal names, the latest."""
     return list({tool["name"]: tool for row in rows for tool in _tools(row)}.values())
 
 

@@ -1,1 +1,1 @@
-"""Recorded sessions as the beginnings of others: their calls, and whether they can be forked. Start with `calls`."""
+"""Recorded sessions as parents of forks: their calls, and whether they can be forked. Start with `calls`."""

@@ -1,7 +1,7 @@
-"""The model calls of a recorded session, in the order of their answers, and whether it can be forked behind one.
+"""The model calls of a recorded session, in the order of their answers, and whether it can be forked after one of them.
 
-A call can be answered from its record when the record has all that the answer and the comparison of requests need. A
-session that cannot be forked is refused with the reason.
+A call can be answered from its record if the record contains everything that the answer and the comparison of requests
+need. A session that cannot be forked is refused with the reason.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gangline.domain.conversation import ModelCall, Text, ToolCall, ToolResult
 from gangline.rows.forks.tolerance import Tolerance
 
 REQUEST = "request_fields"
-"""Name in a record's metadata, of digests of the request's fields alongside its conversation."""
+"""Name in a record's metadata: digests of the request's fields other than its conversation."""
 
 USAGE = "usage"
-"""Name in a record's metadata, of the usage that the client was told, where the engine reported it."""
+"""Name in a record's metadata: the usage that the client was sent, if the engine reported it."""
 
 REPLAYED = "replayed"
-"""Name in a record's metadata, of the parent's completion that it repeats; see `ForkSpec`."""
+"""Name in a record's metadata: the parent's completion that it repeats; see `ForkSpec`."""
 
 RESUMED = "resumed"
-"""Name in a record's metadata, of the record of a lost node that it repeats; see `CaptureSpec.durable`."""
+"""Name in a record's metadata: the lost node's record that it repeats; see `CaptureSpec.durable`."""
 
 _FIELDS = (
     "tool_choice",
@@ -45,30 +45,30 @@ LINEAGE_FILE = "fork.json"
 
 
 RESUME_FILE = "resumed.json"
-"""The same of a session that goes on for a lost node: its own earlier attempt."""
+"""Like `LINEAGE_FILE`, for a session that continues after a lost node: its own earlier attempt."""
 
 
 class ForkLineage(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a fork's session comes from, and how far it followed its parent."""
+    """The origin of a fork's session, and how far it followed its parent."""
 
     session_id: str
     attempt: int
     turn: int
     num_replayed: int
-    """Calls that were answered from the record: fewer than `turn` where the agent ended, or diverged, before it."""
+    """Calls answered from the record: fewer than `turn` if the agent ended or diverged before it."""
     num_tolerated: int
-    """Messages in which a value differed that differs in each run; the engine was sent the recorded ones."""
+    """Messages with a value that differs in each run; the engine was sent the recorded ones."""
     was_edited: bool | None = None
-    """Whether the engine was sent the fork's edit; None where it has none."""
+    """Whether the engine was sent the fork's edit; None if it has no edit."""
     engine: str | None = None
-    """The role whose own engines answered behind the fork; None: the policy's."""
+    """The role whose own engines answered after the fork; None: the policy's."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
     turn: int
     """1 for the call that was answered first."""
     choices: tuple[Completion, ...]
-    """At least one; more where the client asked for several."""
+    """At least one; more if the client asked for several."""
 
     @property
     def first(self) -> Completion:
@@ -76,7 +76,8 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 def request_fields(call: ModelCall) -> dict[str, str]:
-    """Digests of the fields that are not the default, without the conversation, the model and the tools."""
+    """Returns digests of the fields with other values than the default, without the conversation, the model and the
+    tools."""
     return {name: _digest(value) for name, plain in _PLAIN if (value := getattr(call, name)) != plain}
 
 
@@ -89,7 +90,7 @@ def _digest(value: Any) -> str:
 
 
 def recorded_calls(completions: Iterable[Completion]) -> list[RecordedCall]:
-    """By turn; replies that were given up and sampled again are none."""
+    """Returns calls by turn, without replies that were given up and sampled again."""
     by_reply: dict[str, list[Completion]] = {}
     for completion in completions:
         if completion.status == "complete" or completion.metadata.get(EMPTY_GENERATION) != "retried":
@@ -99,7 +100,7 @@ def recorded_calls(completions: Iterable[Completion]) -> list[RecordedCall]:
 
 
 def why_not_forkable(completions: Sequence[Completion], turn: int, tolerance: Tolerance) -> str | None:
-    """The reason why the session cannot be forked behind its call `turn`; None where it can."""
+    """Returns why the session cannot be forked after its call `turn`; None if it can."""
     calls = recorded_calls(completions)
     if not calls:
         return "it has no recorded model call"
@@ -129,7 +130,7 @@ def _why_not_replayable(call: RecordedCall) -> str | None:
 
 
 def _named_again(calls: Sequence[RecordedCall], tolerance: Tolerance) -> str | None:
-    """A value that differs in each run, and that a later call of the model names."""
+    """Returns the reason if a later call of the model names a value that differs in each run."""
     seen: set[str] = set()
     for call in calls:
         for message in call.first.new_messages:
