@@ -87,13 +87,13 @@ def is_usable(session: SessionResult) -> bool:
 
 
 def made_no_call(session: SessionResult) -> bool:
-    """Whether none of its model calls was answered, so that it does not measure the model."""
+    """Whether no model call was answered, so that it does not measure the model."""
     has_traces = session.trajectory is not None and bool(session.trajectory.traces)
     return not has_traces and not any(completion.status == "complete" for completion in session.completions)
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of a leased session's model calls, on their way off the node: see `CaptureSpec.durable`."""
+    """Records of a leased session's model calls, sent off the node while it runs: see `CaptureSpec.durable`."""
 
     session_id: str
     fence: int

@@ -90,7 +90,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     submitter: str = ""
-    """Empty when the request named none."""
+    """Empty when the request has no submitter."""
     priority: int = 0
     result_bytes: int = 0
     """Bytes of all stored results of its sessions, including failed attempts."""

@@ -12,10 +12,10 @@ conversation. The rules use only the records, in this order:
    `compaction`, and the segment is `compacted` from it.
 3. A segment whose first request is the argument of an earlier tool call is `spawned`: a sub-agent. So is a segment that
    works (several calls, or tool calls) and whose last answer came back as a tool's result.
-4. Of the other agents the one that sampled most is `main`; agents with tools come before agents without, and agents
-   that the client does not name before named ones. Agents that work with the same model, tools and system text are
-   `main` too. Others that work, or that the client names, are sub-agents, and the rest is `side`. A conversation with
-   the model of a role's own engines is `main` only if the policy answered no other conversation.
+4. Of the other agents the one with most sampled tokens is `main`; agents with tools come before agents without, and
+   agents that the client does not name before named ones. Agents that work with the same model, tools and system text
+   are `main` too. Others that work, or that the client names, are sub-agents, and the rest is `side`. A conversation
+   with the model of a role's own engines is `main` only if the policy answered no other conversation.
 
 The evidence for a role other than `main` is in the `lineage.reason` of the segment's root, or of the compaction.
 

@@ -103,7 +103,7 @@ def write_parquet(rows: Iterable[Row], path: Path) -> int:
                 raise InvalidRequest("some rows have evidence of a plug-in: install it here, or write jsonl or msgpack")
             writer.write_batch(_batch(group, schema))
             num += len(group)
-            group.clear()  # `groups` and the loop would keep the first group in memory
+            group.clear()  # `first` would keep its rows in memory
     return num
 
 

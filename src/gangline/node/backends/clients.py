@@ -75,7 +75,7 @@ class EngineClients:
             raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
 
     async def let_go(self, backend: Backend, timeout_s: float) -> None:
-        """Resume an engine that a trainer had paused. A failure is logged."""
+        """Resume an engine that a trainer had paused. Failures are logged."""
         key = backend.spec.api_key_env
         try:
             weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))

@@ -222,7 +222,7 @@ class PooledEngine:
         async def rendered(backend: Backend) -> TokenIds:
             fitted, changes = fit(tuple(messages), backend.capabilities.template, self.engine_ids)
             if RESULTS_AS_USER in changes or SPLIT_CALLS in changes:
-                # The stitcher asks with a stand-in reply, for which the template counts as refusing.
+                # The stitcher renders a placeholder reply: it must see this as a refusal of the template.
                 raise EngineRefused("the template takes each result only after its own call", status=400)
             return await backend.engine.render(fitted, tools, template_kwargs, add_generation_prompt)
 

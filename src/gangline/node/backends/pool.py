@@ -210,7 +210,7 @@ class BackendPool:
         self._node = node
         self._assignments: dict[str, Assignment] = {}
         self._usable = asyncio.Event()
-        """Set while some backend is healthy, and for good once closed."""
+        """Set while a backend is healthy, and permanently once closed."""
         self._closed = False
         self._letting_go: asyncio.Task[None] | None = None
         self._is_version_set = False

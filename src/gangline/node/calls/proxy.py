@@ -222,7 +222,7 @@ class Proxy:
         ]
 
     def owns(self, path: str) -> bool:
-        """Whether the path is below a session or a provider API's root, or is empty because it could not be parsed."""
+        """Whether the path is below a session or provider root, or empty because it was not parsed: most are calls."""
         root = path.lstrip("/").partition("/")[0]
         return not path or root in _SESSION_ROOTS or root in self._routes.roots
 

@@ -6,7 +6,7 @@ digest, so placing costs one pass over the request, however many completions the
 earlier one word by word, only its new part is digested. The deepest match wins; unsampled content (an edited turn, a
 compaction) counts as new.
 
-A call that echoes sampled turns after its match, or has another turn in the place of a sampled one, would have
+A call that echoes sampled turns after its match, or has another turn instead of a sampled one, would have
 continued an earlier call had its client not changed earlier content. Its lineage names that call and the client's
 change, which affects no ids. The origin is found from the end of the history, by the strongest evidence first: the same
 conversation in another branch or under another system text; a record key; the turn itself; the prompt before a turn

@@ -131,7 +131,7 @@ class PromptReport(msgspec.Struct, frozen=True):
 
 class VersionStamps:
     """Stamps each token with the gate's version at its arrival. A reply that arrived in one piece gets the version at
-    its start: it is unknown where in it the weights changed, and the older version never overstates."""
+    its start: it is unknown where in it the weights changed, and the older version is the safe choice."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

@@ -189,7 +189,7 @@ class SessionRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(_key_of(request)))
         body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
-        # In a thread, where NumPy releases the event loop.
+        # In a thread: NumPy releases the interpreter's lock, so the event loop continues.
         wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
         call = session.start_tokens(wanted)
         try:

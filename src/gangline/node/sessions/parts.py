@@ -77,9 +77,9 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Label of everything this node starts."""
     runtimes_folder: Path
     hidden: tuple[Path, ...] = ()
+    """Host folders that no sandbox sees."""
     prepare_folders: tuple[Path, ...] = ()
     """Absolute host folders that only prepare actions may see."""
-    """Host folders that no sandbox sees."""
     backends: BackendsByRole
     first_model: str
     """The model served when the node started."""

@@ -74,8 +74,7 @@ class _Repeater:
         """Does nothing: its record exists, or never will."""
 
     def _draft(self, choice: Completion) -> Completion:
-        """Returns the parent's record as one of this session. It stands alone if its own parent was not replayed
-        here."""
+        """Returns the parent's record as one of this session, without a parent if its own was not replayed here."""
         ledger, tree = self._parts.ledger, self._replay.parent
         parent_id = self._replay.own_ids.get(choice.parent_id or "")
         draft = choice

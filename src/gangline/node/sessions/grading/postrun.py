@@ -52,7 +52,7 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
     def rewarded(self, trajectory: Trajectory, found: Reward, *evaluators: EvaluatorSpec) -> Graded:
         """Returns the attempt with its reward applied.
 
-        evaluators: gave the reward; read for `on_unparsed`.
+        evaluators: specs of the reward's evaluators, for `on_unparsed`.
 
         Raises: EvaluatorError when the reward does not fit the trajectory.
         """
