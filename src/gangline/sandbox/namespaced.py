@@ -1,6 +1,6 @@
 """Sandboxes made of namespaces that a launcher makes, and that our spawners enter from outside.
 
-The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end.
+The common part of `sandbox` and `apptainer`: folders, commands, proxies, limits, and the end.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _CAP_SYS_ADMIN = 21
 
 
 def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
-    """reserved: where no folder of the session's can be. Raises: InvalidRequest."""
+    """reserved: paths that the session's folders may not use. Raises: InvalidRequest."""
     own = ["/tmp", HOME, _checked_folder(spec.workdir, "runtime.workdir", reserved)]
     own += [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
-    closed = [path for path in reserved if path != "/opt"]  # a folder in it may be shown, and nobody writes there
+    closed = [path for path in reserved if path != "/opt"]  # a folder in it may be shown, since it is read-only
     for inside in spec.mounts:
         _checked_folder(inside, "runtime.mounts", closed)
     refuse_own(spec, own)
@@ -61,7 +61,7 @@ def check_image_path(image: str | None) -> None:
 
 
 def check_written(spec: RuntimeSpec, folders: Sequence[str]) -> None:
-    """Raises: InvalidRequest where an action writes a file outside the session's own folders."""
+    """Raises: InvalidRequest when an action writes a file outside the session's folders."""
     for number, action in enumerate(spec.prepare):
         if isinstance(action, WriteAction):
             path = PurePosixPath(spec.workdir) / action.path
@@ -75,7 +75,7 @@ def check_written(spec: RuntimeSpec, folders: Sequence[str]) -> None:
 def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, Path]:
     """Folders that the sandbox writes and the host reads: path inside -> host folder.
 
-    reserved: where none of them can be. Raises: InvalidRequest, also when `start` is wrong elsewhere.
+    reserved: paths that they may not use. Raises: InvalidRequest, also for other errors in `start`.
     """
     spec, folder = start.spec, start.folder
     if spec.network in ("proxy", "list") and start.proxy_port is None:
@@ -84,12 +84,12 @@ def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, P
     more = [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
     own = {path: folder / "folders" / str(number) for number, path in enumerate(more)}
     if any(path in map(str, PurePosixPath(workdir).parents) for path in more):
-        return own | {"/tmp": folder / "tmp", HOME: folder / "home"}  # a part of that folder: an agent may remove it
+        return own | {"/tmp": folder / "tmp", HOME: folder / "home"}  # inside that folder: an agent may remove it
     return own | {"/tmp": folder / "tmp", HOME: folder / "home", workdir: folder / "work"}
 
 
 def grader_folder(start: RuntimeStart, *, has_users: bool) -> dict[str, Path]:
-    """The private folder of the user `grader`, where there can be one."""
+    """The private folder of the user `grader`, if the sandbox can have that user."""
     return {GRADER_HOME: start.folder / "grader"} if has_users else {}
 
 
@@ -108,17 +108,17 @@ def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
 
 
 class NamespacedSandbox(SupervisedSandbox):
-    """Folders that last, and namespaces that come and go. Subclass it with how these are made: `_launch`, and
+    """Folders that last, and namespaces that come and go. Subclasses define how the namespaces are made: `_launch` and
     `_environment`."""
 
     agent_is_root: bool = False
-    """Whether commands are root of the sandbox's user namespace: they can then take over its first process, which has
-    no filter of system calls."""
+    """Whether commands run as root of the sandbox's user namespace. They can then take over its first process, which
+    has no system call filter."""
     has_private_mounts: ClassVar[bool] = False
-    """Whether it can show mounts that only one namespace has: `_launch` takes the way to them."""
+    """Whether it can show mounts of a single namespace; `_launch` receives the way into it."""
 
     def __init__(self, start: RuntimeStart, runtime: str, shared: Mapping[str, Path], user: HeldUser | None) -> None:
-        """user: the one that its commands become; None stays who we are."""
+        """user: runs its commands; None keeps the current one."""
         super().__init__(
             start,
             runtime,
@@ -148,11 +148,11 @@ class NamespacedSandbox(SupervisedSandbox):
     # -- how its namespaces are made -----------------------------------------------------------------------------
 
     def _make_more(self) -> None:
-        """Make more in the sandbox's folder, once, alongside the shared folders and the files of users. Blocking."""
+        """Make further files in the sandbox's folder, once, in addition to shared folders and user files. Blocking."""
 
     @abstractmethod
     def _launch(self, entering: Sequence[str]) -> Launch:
-        """Another start. `entering`: the beginning of its command line. Blocking.
+        """The next start. `entering`: beginning of its command line. Blocking.
 
         Raises: InvalidRequest, RuntimeFailed.
         """
@@ -191,7 +191,7 @@ class NamespacedSandbox(SupervisedSandbox):
         self._make_more()
 
     def _make_workdir(self) -> None:
-        """Where it lies in another folder of the session's."""
+        """Needed when it lies in another folder of the session's."""
         inside = PurePosixPath(self.workdir)
         outer = next((path for path in inside.parents if str(path) in self._shared), None)
         if str(inside) in self._shared or outer is None:
@@ -284,12 +284,13 @@ def _write_lines(file: Path, lines: Sequence[str]) -> None:
 
 
 def inner_uid(uid: int | None) -> int:
-    """The agent's user as it sees itself. Root that cannot give users shows it as an ordinary one."""
+    """The agent's user as seen inside. Root that cannot assign users appears as an ordinary user."""
     return uid if uid is not None else os.getuid() or 1000
 
 
 def can_give_users() -> bool:
-    """Whether we are root enough to mount without a user namespace and to become users that own nothing."""
+    """Whether we are root with enough rights to mount without a user namespace, and to become users that own no
+    files."""
     if os.geteuid() != 0:
         return False
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -299,7 +300,7 @@ def can_give_users() -> bool:
 
 
 async def try_out(runtime: Runtime) -> ExecResult:
-    """Run `true` in a sandbox without network and limits. Raises: errors of `start` and `exec`."""
+    """Run `true` in a sandbox without network and limits. Raises: the errors of `start` and `exec`."""
     with TemporaryDirectory(prefix="gangline-check-") as folder:
         start = RuntimeStart(
             runtime_id=new_id("check"),

@@ -1,7 +1,8 @@
-"""The `process` runtime: commands on this machine, as this user, without isolation. Only by name, never by default.
+"""The `process` runtime: commands on this machine, as this user, without isolation. Used only when named, never by
+default.
 
 It gives a folder, a HOME, a clean environment and whole-tree kill. It cannot keep an agent from reading this user's
-files, from dialling anything, or from hiding a process that clears its own label: `limits` says so.
+files, from opening connections, or from hiding a process that clears its own label; `limits` reports that.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ProcessRuntime(Runtime):
 
 
 class _ProcessSandbox(SupervisedSandbox):
-    """A folder, and processes that are known by their label."""
+    """A folder, and processes identified by their label."""
 
     def __init__(self, start: RuntimeStart, expose: Sequence[Path]) -> None:
         folder = start.folder.resolve()
@@ -96,11 +97,11 @@ class _ProcessSandbox(SupervisedSandbox):
         return self._kill_all
 
     async def _kill_all(self) -> None:
-        """All that carry the label, the spawner among them."""
+        """Kill all processes with the label, including the spawner."""
         await run_to_end(kill_labelled, lambda label: label == self._mark.label)
 
     async def _end(self, *, is_last: bool) -> None:
-        """Supervisors have ended their own trees, labelled or not: this kills what was left behind earlier."""
+        """Kill processes left behind earlier. Supervisors have already ended their own trees, labelled or not."""
         await self._kill_all()
 
     def _files(self) -> AbstractContextManager[SharedFolders]:

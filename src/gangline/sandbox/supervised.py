@@ -1,9 +1,9 @@
-"""A sandbox whose commands run under our supervisors, for a runtime that has only to make it.
+"""A sandbox whose commands run under our supervisors; a runtime only has to create it.
 
 Laws
-- Nothing is begun or ended alongside anything else: a lock is held meanwhile.
-- A kill ends every process and keeps what the sandbox has written; the next command begins its life again.
-- What was stopped stays stopped. A stop that failed may be retried.
+- Only one life begins or ends at a time: a lock is held meanwhile.
+- A kill ends every process and keeps the sandbox's files; the next command begins a new life.
+- A stopped sandbox stays stopped. A failed stop may be retried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class _Entry(NamedTuple):
-    """A command's way into this life of a sandbox."""
+    """A command's entry into the sandbox's current life."""
 
     spawner: Spawner
     order: Order
@@ -49,10 +49,10 @@ class _Entry(NamedTuple):
 
 
 class SupervisedSandbox(Sandbox):
-    """A folder, which lasts, and processes, which come and go: a subclass says how each is made.
+    """A folder that lasts, and processes that come and go. Subclasses define how each is made.
 
-    It writes `_begin`, `_order`, `_killer`, `_end` and `_files`, and may replace `_make_folders`, `_remove` and what is
-    known of the sandbox. `begun` starts it. The lock is held over `_begin`, `_order` and `_end`.
+    They implement `_begin`, `_order`, `_killer`, `_end` and `_files`, and may override `_make_folders`, `_remove` and
+    the properties of the sandbox. `begun` starts it. The lock is held during `_begin`, `_order` and `_end`.
 
     Long because it holds a sandbox's commands, files, checkpoints and end under one lock.
     """
@@ -88,26 +88,26 @@ class SupervisedSandbox(Sandbox):
         self._mark = Mark(owner=start.owner, runtime=runtime, runtime_id=start.runtime_id)
         self._user = user
         self._limits = enforcement(start.spec.limits, MEASURED, own_user=False)
-        """`_begin` may change it for a life."""
+        """May be changed by `_begin` for a life."""
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
         self._spawner: Spawner | None = None
-        """Set by `_begin` for this life, and ended here, after `_end`."""
+        """Set by `_begin` for this life, and ended by this class after `_end`."""
         self._executions = Executions()
         self._accounts = Accounts()
         self._disk = DiskWatch(start.spec.limits)
         self._lock = asyncio.Lock()
         self._num_commands = 0
-        """That run, or are being started."""
+        """Commands that run or are being started."""
         self._moves: set[asyncio.Task[object]] = set()
-        """Files on their way in or out."""
+        """File transfers in progress."""
         self._stopped = False
         self._removed = False
 
     # -- what lasts ----------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:
-        """Make what lasts, once."""
+        """Make the parts that last, once."""
         await run_to_end(self._make_folder)
 
     def _make_folder(self) -> None:
@@ -117,16 +117,16 @@ class SupervisedSandbox(Sandbox):
             self.layers.begin()
 
     def _make_folders(self) -> None:
-        """Make what lasts in the sandbox's folder, which has its mark for the reaper. Blocking."""
+        """Make the parts that last in the sandbox's folder, which already has its mark for the reaper. Blocking."""
 
     def _reset_others(self) -> None:
-        """Remove what the sandbox wrote elsewhere, which no checkpoint holds. None of its processes lives. Blocking.
+        """Remove files that the sandbox wrote outside checkpoints. None of its processes is alive. Blocking.
 
         Raises: OSError.
         """
 
     async def _remove(self) -> None:
-        """Remove what lasts. Idempotent."""
+        """Remove the parts that last. Idempotent."""
         await run_to_end(self._remove_folder)
         if self._user is not None:
             self._user.release()
@@ -144,10 +144,10 @@ class SupervisedSandbox(Sandbox):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Begin its processes and set `_spawner`; `_end` follows where this fails. Raises: RuntimeFailed."""
+        """Start its processes and set `_spawner`; `_end` follows if this fails. Raises: RuntimeFailed."""
 
     def _is_up(self) -> bool:
-        """Whether commands can be started, as far as the spawner does not know."""
+        """Whether commands can be started, apart from the spawner's own state."""
         return True
 
     @abstractmethod
@@ -164,7 +164,7 @@ class SupervisedSandbox(Sandbox):
         filters: Sequence[bytes] | None = None,
         cgroup_procs: Sequence[str] = (),
     ) -> Order:
-        """See `Order`; filters: None is those that the task's system calls need. Raises: InvalidRequest."""
+        """See `Order`; filters: None: the filters for the task's system calls. Raises: InvalidRequest."""
         return Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.workdir, request.cwd or "")),
@@ -178,19 +178,19 @@ class SupervisedSandbox(Sandbox):
 
     @abstractmethod
     def _killer(self) -> EndAll:
-        """What kills every process of this life and waits for their end."""
+        """Returns a function that kills every process of this life and waits until they are dead."""
 
     def _kill_nowait(self) -> None:
-        """Order the death of all processes. Returns at once."""
+        """Kill all processes. Returns at once."""
 
     @abstractmethod
     async def _end(self, *, is_last: bool) -> None:
-        """Wait until no process is left. `is_last`: `_remove` follows. Idempotent."""
+        """Wait until all processes have ended. `is_last`: `_remove` follows. Idempotent."""
 
     # -- what is known of it -------------------------------------------------------------------------------------
 
     def _written(self) -> Sequence[Path]:
-        """Host folders with what it has written; none where nobody can say."""
+        """Host folders with the files it has written; empty if unknown."""
         return [self._start.folder]
 
     def _root(self) -> Path | None:
@@ -198,11 +198,11 @@ class SupervisedSandbox(Sandbox):
         return None
 
     def _group_folders(self) -> Sequence[Path]:
-        """Folders of the control groups that its commands are in; none where it has none."""
+        """Folders of its commands' control groups, if any."""
         return ()
 
     def _traffic(self) -> Mapping[str, Traffic] | str:
-        """Way (`proxy`, `list`) -> its bytes over all lives; or why nobody counts them."""
+        """Way (`proxy`, `list`) -> its bytes over all lives, or the reason why they are not measured."""
         return f"runtime `{self._mark.runtime}` is in the machine's own network: nobody counts"
 
     def _network(self) -> str:
@@ -225,20 +225,20 @@ class SupervisedSandbox(Sandbox):
     # -- the contract --------------------------------------------------------------------------------------------
 
     async def begun(self) -> Self:
-        """Itself, started; one that does not start leaves nothing. Raises: RuntimeFailed, RuntimeUnavailable."""
+        """Start it and return it. A failed start leaves nothing behind. Raises: RuntimeFailed, RuntimeUnavailable."""
         try:
             await self._make()
             async with self._lock:
                 await self._ensure_alive()
             self._disk.begin(self.kill, self._written, self._root)
         except BaseException:
-            with suppress(RuntimeFault):  # what it left is the reaper's
+            with suppress(RuntimeFault):  # the reaper removes the rest
                 await asyncio.shield(self.stop())
             raise
         return self
 
     async def _ensure_alive(self) -> None:
-        """The lock is held. Raises: RuntimeFailed."""
+        """Call with the lock held. Raises: RuntimeFailed."""
         self._check_not_stopped()
         if self._spawner is not None and self._spawner.alive and self._is_up():
             return
@@ -250,7 +250,7 @@ class SupervisedSandbox(Sandbox):
             raise
 
     async def _entry(self, request: ExecRequest) -> _Entry:
-        """Count the command as running from here on. Raises: RuntimeFailed, InvalidRequest, RuntimeUnavailable."""
+        """Count the command as running from now on. Raises: RuntimeFailed, InvalidRequest, RuntimeUnavailable."""
         async with self._lock:
             await self._ensure_alive()
             assert self._spawner is not None
@@ -316,7 +316,7 @@ class SupervisedSandbox(Sandbox):
 
     @asynccontextmanager
     async def _undisturbed(self) -> AsyncGenerator[Layers]:
-        """No command starts and no file is moved meanwhile. Raises: RuntimeFailed, RuntimeUnavailable."""
+        """No command starts and no file is moved within the context. Raises: RuntimeFailed, RuntimeUnavailable."""
         async with self._lock:
             self._check_not_stopped()
             if self.layers is None:
@@ -336,11 +336,11 @@ class SupervisedSandbox(Sandbox):
             await self._end_life()
 
     async def _end_life(self, *, is_last: bool = False) -> None:
-        """End all processes. The lock is held."""
+        """End all processes. Call with the lock held."""
         self._accounts.read(self._group_folders())
         self._kill_nowait()
         await self._executions.close()
-        self._accounts.read(self._group_folders())  # once more, where the groups are still there
+        self._accounts.read(self._group_folders())  # once more, while the groups exist
         await self._end(is_last=is_last)
         if self._spawner is not None:
             await self._spawner.end()

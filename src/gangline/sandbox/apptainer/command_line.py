@@ -25,14 +25,14 @@ from gangline.sandbox.confinement.masks import masked
 _OF_APPTAINER = ("APPTAINER_", "SINGULARITY_", "GANGLINE_")
 _OF_ITS_SHELL = {"PS1", "PROMPT_COMMAND", "PWD", "OLDPWD", "HOME", "TERM", "SHLVL", "_", "USER_PATH"}
 _ITS_DEFAULTS = {("LANG", "C"), ("LD_LIBRARY_PATH", "/.singularity.d/libs")}
-"""Its values where the image sets none."""
+"""Their values where the image sets none."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The view of a container: every setting that decides which files it sees."""
+    """The files that a container sees."""
 
     image: str
-    """A file of Apptainer's, or a folder with a root file system."""
+    """Apptainer image file, or a folder with a root file system."""
     overlay: Path
     """Folder for files written to the image's own paths."""
     shared: Mapping[str, Path]
@@ -74,12 +74,12 @@ def exec_arguments(program: Sequence[str], view: View) -> list[str]:
 
 
 def _outer_first(mounts: Iterable[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
-    """So that none hides another."""
+    """Sort mounts so that an inner one is not hidden by an outer one."""
     return sorted(mounts, key=lambda mount: mount[1].count("/"))
 
 
 def _mount(source: str, inside: str, read_only: bool) -> str:
-    """One line of comma-separated values, quoted where a path asks for it."""
+    """One line of comma-separated values; paths are quoted where needed."""
     line = io.StringIO()
     fields = ["type=bind", f"source={source}", f"destination={inside}", *(["ro"] if read_only else [])]
     csv.writer(line, lineterminator="").writerow(fields)
@@ -87,7 +87,7 @@ def _mount(source: str, inside: str, read_only: bool) -> str:
 
 
 def checked_image(image: str | None) -> str | None:
-    """Raises: InvalidRequest. Nothing is pulled here: that takes minutes, and says nothing while it lasts."""
+    """Raises: InvalidRequest. Never pulls: that takes minutes without any output."""
     if image is None:
         return None
     if "://" in image:
@@ -101,7 +101,7 @@ def checked_image(image: str | None) -> str | None:
 
 
 def make_host_root(folder: Path) -> list[Path]:
-    """Make `folder` a root file system for the host's programs. Returns the host's folders to be seen in it."""
+    """Make `folder` a root file system for the host's programs. Returns the host folders to bind into it."""
     seen: list[Path] = []
     for name in ("proc", "dev", "sys", "run", "tmp", "var/tmp", *HOST_ROOTS):
         top, inside = Path("/", name), folder / name
@@ -114,10 +114,10 @@ def make_host_root(folder: Path) -> list[Path]:
 
 
 class ApptainerLaunch:
-    """See `holder.Launch`. It clears its environment, and with it our label, so a reaper finds it by its mounts."""
+    """See `holder.Launch`. It clears its environment, including our label, so the reaper finds it by its mounts."""
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
-        """`folder`: for Apptainer's own files."""
+        """`folder`: where Apptainer keeps its files."""
         self._arguments = arguments
         self._folder = folder
 
@@ -145,7 +145,7 @@ class ApptainerLaunch:
         return await asyncio.to_thread(_first_pid, process.pid)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def _first_pid(launcher: int) -> int:
@@ -157,7 +157,7 @@ def _first_pid(launcher: int) -> int:
 
 
 def _numbers(pid: int) -> list[str]:
-    """Numbers of a process in its namespaces, outermost first; none if it is gone."""
+    """Process ids in each of its namespaces, outermost first; empty if the process is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

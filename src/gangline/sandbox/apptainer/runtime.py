@@ -1,16 +1,17 @@
 """The `apptainer` runtime: containers without a daemon and without root, for clusters.
 
 Invariants:
-- A container is one child of ours, `apptainer exec` with a shell that waits; nothing is left to a daemon or to
-  instances that would outlive us. Commands enter it from outside, each under a supervisor: see `namespaced`.
-- Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
-  where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
-- The image never changes: files written alongside the shared folders go to an overlay that ends with the sandbox, or
-  with its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files,
-  as it sees them.
+- A container is one child process, `apptainer exec` with a waiting shell. No daemon or Apptainer instance is involved
+  that could outlive the node. Commands enter it from outside, each under a supervisor: see `namespaced`.
+- Started by root, each container's commands run as a separate numeric user. Started by a user, they run as that user
+  or, where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), as root of a user namespace, which may install
+  packages.
+- The image never changes: files written outside the shared folders go to an overlay, which is removed with the sandbox
+  or at a reset. In a container started by an ordinary user, the agent owns that overlay and may overwrite any file of
+  the image there.
 - Without an image it sees the host's programs, as `sandbox` does.
-- Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
-  the container has a loopback address of its own there, which is its `localhost`.
+- Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` the container uses the host's
+  network, with a separate loopback address as its `localhost`.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class _ApptainerSandbox(NamespacedSandbox):
 
     @staticmethod
     def _make_way(upper: Path, inside: PurePosixPath) -> None:
-        """Every folder above a mount point, open to all: in an image /root, say, may be closed to the agent."""
+        """Make every folder above a mount point accessible to all: an image may close /root, for example, to the
+        agent."""
         for parent in reversed(inside.parents):
             folder = upper / parent.relative_to("/")
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The view of a sandbox as the command line of `bwrap`, and `bwrap` as a launcher of namespaces.
+"""The files of a sandbox as a `bwrap` command line, and `bwrap` as a launcher of namespaces.
 
-The root is an empty, read-only file system in memory; every host path in it is bound, read-only, by name. A folder
-that must hold a mount point of ours cannot be bound whole, for nothing can be created in it: its entries are bound one
-by one instead. So `/root/tools` can be exposed without anything else of `/root`.
+The root is an empty, read-only file system in memory; every host path in it is bound, read-only, by name. A folder that
+must contain a mount point cannot be bound whole, since nothing can be created in it; its entries are bound one by one.
+So `/root/tools` can be exposed without the rest of `/root`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ RESERVED = (
     "/etc",
     "/opt",
 )
-"""Where no workdir can be."""
+"""Paths that cannot be a workdir."""
 _MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
 SHM_BYTES = 256 << 20
 HOST_NAME = "gangline"
-"""Host name of every sandbox. It resolves to the loopback, which is the sandbox's own but for `network: full`."""
+"""Host name of every sandbox. It resolves to the loopback, which belongs to the sandbox except under `network:
+full`."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The view of a sandbox: every setting that decides which files it sees."""
+    """The files that a sandbox sees."""
 
     image: Path | None
     """Folder used as root file system; None is the host's own."""
@@ -60,9 +61,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host folders that appear empty, wherever they would appear."""
     passwd: Path
     group: Path
-    """Files that take the place of /etc/passwd and /etc/group, where these exist."""
+    """Files that replace /etc/passwd and /etc/group, where these exist."""
     hosts: Path
-    """The file that is /etc/hosts."""
+    """The file shown as /etc/hosts."""
     host_network: bool
     user_namespace: bool
 
@@ -71,14 +72,14 @@ class BubblewrapLaunch:
     """See `holder.Launch`."""
 
     def __init__(self, arguments: Sequence[str], entering: Sequence[str] = ()) -> None:
-        """`entering`: the beginning of the command line, which leads to where its folders are mounted."""
+        """`entering`: start of the command line, which enters the namespace where its folders are mounted."""
         self._arguments = arguments
         self._entering = entering
         self._info_read, self._info_write = os.pipe2(os.O_CLOEXEC)
 
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
         try:
-            with os.fdopen(os.memfd_create("arguments"), "w+b") as file:  # the command line can be read in the sandbox
+            with os.fdopen(os.memfd_create("arguments"), "w+b") as file:  # the sandbox can read the command line
                 file.write(b"\0".join(map(os.fsencode, self._arguments)))
                 file.seek(0)
                 return subprocess.Popen(
@@ -100,7 +101,7 @@ class BubblewrapLaunch:
             os.close(self._info_write)
 
     async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
-        """It was written before the command began, so nothing has to be waited for."""
+        """Returns at once: bwrap reports it before the command starts."""
         return json.loads(os.read(self._info_read, 65536))["child-pid"]
 
     def close(self) -> None:
@@ -130,13 +131,13 @@ def _tops(view: View) -> list[Path]:
 
 
 def _seen(view: View) -> dict[str, Path]:
-    """Path inside -> host folder, for the paths bound read-only; links are links inside too."""
+    """Path inside -> host folder, for the paths bound read-only; links stay links."""
     tops = {f"/{top.name}": top for top in _tops(view) if not top.is_symlink()}
     return tops | _read_only(view)
 
 
 def _read_only(view: View) -> dict[str, Path]:
-    """Path inside -> host folder, for the folders seen alongside the root's."""
+    """Path inside -> host folder, for the folders seen in addition to the root's."""
     return {**{str(path): path for path in view.expose}, **view.mounts}
 
 
@@ -181,7 +182,7 @@ def _etc(view: View, name: str) -> Path:
 
 
 def _bound(source: Path, target: str, inner: Iterable[str]) -> list[str]:
-    """Bind `source` read-only at `target`, leaving room for the mount points in `inner` that it does not have."""
+    """Bind `source` read-only at `target`. Leaves out mount points in `inner` that `source` does not have."""
     if source.is_symlink():
         return ["--symlink", os.readlink(source), target]
     below = [path for path in inner if path.startswith(f"{target}/")]
@@ -195,7 +196,7 @@ def _bound(source: Path, target: str, inner: Iterable[str]) -> list[str]:
 
 
 def _resolver() -> list[str]:
-    """With the host's network, names must resolve: /etc/resolv.conf often is a link out of /etc."""
+    """With the host's network, names must resolve, and /etc/resolv.conf is often a link to a file outside /etc."""
     real = Path("/etc/resolv.conf").resolve()
     return ["--ro-bind", str(real), str(real)] if real.is_file() and not str(real).startswith("/etc/") else []
 
@@ -207,9 +208,9 @@ def _devices(view: View) -> list[str]:
 
 
 def _folders(view: View, empty: Sequence[str]) -> list[str]:
-    """Exposed, empty and shared folders, outer ones first, so that none hides another.
+    """Exposed, empty and shared folders, outer ones first, so that they do not hide inner ones.
 
-    The folders above them are named too: bubblewrap would make them so that nobody but their owner may enter.
+    Their parent folders are listed too, since bubblewrap would create them accessible only to their owner.
     """
     mounts = [(("--ro-bind", str(path)), PurePosixPath(inside)) for inside, path in _read_only(view).items()]
     mounts += [(("--perms", "0755", "--size", "4096", "--tmpfs"), PurePosixPath(path)) for path in empty]
@@ -225,7 +226,7 @@ def _folders(view: View, empty: Sequence[str]) -> list[str]:
 
 
 def private_files(etc: Path = Path("/etc")) -> list[Path]:
-    """Files under `etc` that not everyone may read, which a sandbox run as their owner must not see.
+    """Files under `etc` that not everyone may read, which must be hidden from a sandbox that runs as their owner.
 
     Folders that not everyone may enter are listed as well.
     """

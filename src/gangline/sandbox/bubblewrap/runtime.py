@@ -1,18 +1,19 @@
 """The `sandbox` runtime: namespaces made by bubblewrap, as root or as an ordinary user, without a daemon.
 
 Invariants:
-- The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
-  nothing on the host; started by a user, it is that user in a user namespace without privileges.
+- The agent is never root, inside or outside. Started by root, each sandbox has a separate numeric user, which owns no
+  files on the host. Started by a user, it runs as that user in a user namespace without privileges.
 - It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
-  (network `proxy`) one TCP port: the node's proxy; under `list` one more, of a forward proxy of its own. The folders
-  lie under `RuntimeStart.folder`.
-- Its system calls are filtered (`system_calls`), and the keyring of whoever started the node is not its own.
+  (network `proxy`) one TCP port: the node's proxy; under `list` a second one: its own forward proxy. The folders are
+  under `RuntimeStart.folder`.
+- Its system calls are filtered (`system_calls`), and it has a new session keyring, not that of the user who started the
+  node.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
-- Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
+- Nothing outlives the process that started it (see `holder`), the node's keeper (see `keeper`).
 
-How it is held and entered is in `namespaced`.
+See `namespaced` for how sandboxes are kept alive and entered.
 
-Why this machine cannot run a sandbox, and the one line that changes it.
+`obstacle` explains why this machine cannot run a sandbox, and names the command that fixes it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _SYSCTLS = (
 
 
 def obstacle(complaint: str, proc_sys: Path = Path("/proc/sys"), path: str | None = None) -> str:
-    """A message for people. `complaint`: the error output of the attempt; `path`: where programs are looked for."""
+    """Error message for people. `complaint`: error output of the attempt; `path`: where programs are searched."""
     if shutil.which("bwrap", path=path) is None:
         return "bubblewrap is not installed. Run, as root: apt-get install -y bubblewrap"
     for name, closed, line in _SYSCTLS:
@@ -109,7 +110,7 @@ class SandboxRuntime(Runtime):
         check_spec(spec, RESERVED)
 
     async def check(self) -> None:
-        """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""
+        """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the command that fixes it."""
         try:
             result = await try_out(self)
         except GanglineError as error:

@@ -1,7 +1,7 @@
 """Commands in a sandbox.
 
-`execution` has one run by a supervisor and bounds its output, `channel` talks with one, `holder` keeps the sandbox's
-namespaces alive, `spawner` waits inside them, `supervisor` takes one command after another, and `helpers/` has the
-programs that run there, all forks of the `forkserver`. `sandbox` is the handle over them. Start with `sandbox`, then
-`execution`.
+`execution` runs a command under a supervisor and bounds its output, `channel` exchanges bytes with one, `holder` keeps
+the sandbox's namespaces alive, `spawner` waits inside them, `supervisor` runs one command after another, and `helpers/`
+has the programs that run there, all forks of the `forkserver`. `sandbox` is the handle over them. Start with `sandbox`,
+then `execution`.
 """

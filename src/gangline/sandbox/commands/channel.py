@@ -1,7 +1,7 @@
-"""Channels: both ends of a talk with a command, over a socket without a name.
+"""Channels: both ends of a byte stream to a command, over an unnamed socket.
 
-The command has one end as its descriptor 3. We read and write the other one, or give it away: it is a socket, and a
-process that has a duplicate of it continues where this one stopped.
+The command has one end as its descriptor 3. We read and write the other end, or pass it on: a process that receives a
+duplicate continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gangline.domain.sandbox import Channel, ExecResult
 
 
 class SocketChannel(Channel):
-    """See `Channel`: the bytes. None is read off the socket before it is asked for, so that none is lost with us."""
+    """See `Channel`. Bytes are read off the socket only when asked for, so none are lost if this process ends."""
 
     def __init__(self, ours: socket.socket) -> None:
         ours.setblocking(False)
@@ -28,7 +28,7 @@ class SocketChannel(Channel):
         self._sending: asyncio.Task[None] | None = None
 
     def fileno(self) -> int:
-        """Our end, for a process that is given a duplicate of it."""
+        """Our end, for a process that receives a duplicate of it."""
         return self._socket.fileno()
 
     async def read(self, max_bytes: int = 1 << 16) -> bytes:
@@ -38,7 +38,7 @@ class SocketChannel(Channel):
                     return self._socket.recv(max_bytes)
                 except BlockingIOError:
                     await self._until_readable()
-                except OSError:  # the other end was closed with something of ours unread
+                except OSError:  # the other end was closed with unread bytes
                     break
         return b""
 
@@ -55,7 +55,7 @@ class SocketChannel(Channel):
     async def write(self, data: bytes) -> None:
         async with self._writing:
             if self._sending is not None:
-                await asyncio.wait([self._sending])  # its caller was cancelled: first what it had begun
+                await asyncio.wait([self._sending])  # its caller was cancelled: finish the pending bytes first
             self._sending = asyncio.create_task(self._send(data))
             self._sending.add_done_callback(_seen)
             await asyncio.shield(self._sending)
@@ -94,7 +94,7 @@ class SocketChannel(Channel):
 
 
 class LocalChannel(SocketChannel):
-    """A channel to a command of this very process's."""
+    """A channel to a command that this process started."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LocalChannel(SocketChannel):
         kill: Callable[[], Awaitable[object]],
         on_closed: Callable[[LocalChannel], None],
     ) -> None:
-        """`running`: the command; `kill` kills its whole tree and waits for the end."""
+        """`running`: the command; `kill` kills its whole tree and waits until it is dead."""
         super().__init__(ours)
         self._running = running
         self._kill = kill
@@ -130,7 +130,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def _seen(task: asyncio.Task[ExecResult] | asyncio.Task[None]) -> None:
-    """Mark its error as retrieved, since perhaps nobody awaits it."""
+    """Mark its error as retrieved, since it may never be awaited."""
     if not task.cancelled():
         with suppress(RuntimeFailed):
             task.result()

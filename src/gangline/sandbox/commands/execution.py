@@ -1,8 +1,8 @@
-"""One command in a runtime: started under its own supervisor, with bounded output and a classified end.
+"""One command in a runtime: started under its own supervisor, with bounded output and a classified result.
 
-The process that starts it keeps one end of a control socket: closing it, on purpose or by dying, kills the command's
-whole tree. All that happens between a call and its process being started is synchronous, so a cancelled caller never
-loses a process.
+The process that starts it keeps one end of a control socket: closing it, deliberately or by dying, kills the command's
+whole tree. Everything between a call and the start of its process is synchronous, so cancellation never loses a
+process.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.shared.accounts import MemoryWatch, Spent
 
 EndAll = Callable[[], Awaitable[object]]
-"""Kills every process of a sandbox's present life, and waits for their end."""
+"""Kills every process of the sandbox's current life and waits until they are dead."""
 
 _PIECE_BYTES = 1 << 16
 _STARTED = b"started\n"
 _NUM_LINES = 3
-"""How many an answer has, after that one."""
+"""Lines that follow the first line of an answer."""
 _KILLED_BY_ANOTHER = ("signal 9", "exit 137")
-"""Its first process was killed, not by its supervisor; or a shell passes on that its last one was."""
+"""Its first process was killed, but not by its supervisor, or a shell reports that its last process was."""
 _KILL_GRACE_S = 10.0
-"""How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
+"""How long a supervisor may take to kill a tree before the whole sandbox is killed instead."""
 _START_S = 30.0
-"""How long a command may take to be supervised. A spawner that an agent has stopped never does it."""
+"""Time limit for starting a command under supervision. A spawner stopped by an agent never does it."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor's order."""
+    """The order to a supervisor."""
 
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
     uid: int | None = None
-    """User (and group) to become; None stays who we are."""
+    """User (and group) to become; None keeps the current one."""
     own_namespace: bool = False
-    """Whether the command gets a user namespace of its own in the sandbox's."""
+    """Whether the command gets its own user namespace inside the sandbox's."""
     filters: Sequence[bytes] = ()
-    """Filters of system calls to put on, as the kernel takes them, the first one first."""
+    """System call filters to install, in the kernel's format, in order."""
     rlimits: Mapping[int, int] = {}
     """RLIMIT number -> value."""
     cgroup_procs: Sequence[str] = ()
@@ -61,11 +61,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Executions:
-    """The commands that run in one sandbox, and the pipes that outlived theirs."""
+    """The commands that run in one sandbox, and the pipes that outlived their commands."""
 
     def __init__(self) -> None:
         self.spent = Spent()
-        """By commands that have ended."""
+        """Used by commands that have ended."""
         self._running: set[_Execution] = set()
         self._killing: set[asyncio.Task[None]] = set()
         self._pipes: set[_Pipe] = set()
@@ -81,9 +81,9 @@ class Executions:
         memory: MemoryWatch,
         on_output: OutputSink | None = None,
     ) -> ExecResult:
-        """Start the command and wait for it. Cancelled or out of time, its whole tree is dead when this returns.
+        """Start the command and wait for it. After cancellation or a timeout, its whole tree is dead when this returns.
 
-        `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not begin.
+        `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not start.
         Raises: RuntimeFailed when no command can be started in the sandbox.
         """
         execution = self._begin(spawner, order, memory, request, on_output)
@@ -111,9 +111,9 @@ class Executions:
         memory: MemoryWatch,
         on_ended: Callable[[], None],
     ) -> LocalChannel:
-        """Start a command with a channel. Returns when it is supervised.
+        """Start a command with a channel. Returns once it is supervised.
 
-        `on_ended` is called once, at the command's end, also where it does not begin. Raises: RuntimeFailed.
+        `on_ended` is called once, when the command ends, or fails to start. Raises: RuntimeFailed.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -179,7 +179,7 @@ class Executions:
             pipe.finish()
 
     async def _killed(self, execution: _Execution, grace_s: float, end_all: EndAll) -> str:
-        """Kill a tree; this goes on even when its caller is cancelled once more."""
+        """Kill a tree; completes even when its caller is cancelled again."""
         task = asyncio.create_task(_kill(execution, grace_s, end_all))
         self._killing.add(task)
         task.add_done_callback(self._killing.discard)
@@ -187,7 +187,7 @@ class Executions:
         return "killed"
 
     async def ask_to_end(self, grace_s: float) -> None:
-        """SIGTERM for all running processes. Returns when their commands have ended, or the grace is over."""
+        """Send SIGTERM to all running processes. Returns when their commands have ended, or after the grace."""
         running = tuple(self._running)
         for execution in running:
             execution.order_end(grace_s)
@@ -206,7 +206,7 @@ class Executions:
 
 
 async def _ended(execution: _Execution, end_all: EndAll) -> str:
-    """The supervisor's last word. Raises: RuntimeFailed when there is no command."""
+    """The supervisor's last answer. Raises: RuntimeFailed when the command could not be started."""
     answer = await execution.answer()
     if answer.startswith("lost "):
         raise RuntimeFailed(f"the sandbox is gone: {answer.removeprefix('lost ')}.")
@@ -247,19 +247,19 @@ class _Execution:
         pipes: Sequence[_Pipe],
         files: Sequence[int],
     ) -> None:
-        """`files`: the command's further descriptors, from number 3 on. Raises: OSError."""
+        """`files`: more descriptors for the command, from number 3 on. Raises: OSError."""
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._spawner = spawner
         self._memory = memory
         self.pipes = pipes
         self.spent = ""
-        """The supervisor's account of the command, once it has answered."""
+        """Resource use reported by the supervisor, once it has answered."""
         self.is_started = self.is_doomed = False
         self._started = asyncio.Event()
         self._heard = bytearray()
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        """Done with the supervisor's last word; see `answer`."""
+        """Result: the supervisor's last answer; see `answer`."""
         self._supervisor = spawner.supervisor(order.cgroup_procs)
         source = _input(stdin)
         try:
@@ -287,7 +287,7 @@ class _Execution:
             self._end(end, is_free=last == "free\n")
 
     def _end(self, word: str, *, is_free: bool = False) -> None:
-        """`word`: its last one; empty when it died without one, `unstarted` when it did not begin."""
+        """`word`: the last answer; empty when the supervisor died without one, `unstarted` when it did not start."""
         self._patience.cancel()
         if is_free and not self.is_doomed:
             self._spawner.rest(self._supervisor)
@@ -298,7 +298,7 @@ class _Execution:
             self.ended.set_result(word)
 
     async def started(self) -> None:
-        """Returns when it has started, or ended without having started."""
+        """Returns when it has started, or ended without starting."""
         await self._started.wait()
 
     async def answer(self) -> str:
@@ -340,7 +340,7 @@ def _as_plain(order: Order) -> dict[str, object]:
 
 
 def _input(data: bytes | None) -> int:
-    """A command's standard input: nothing, or a file in memory, which needs nobody to feed it. Raises: OSError."""
+    """Standard input of a command: empty, or an in-memory file, which needs no writer. Raises: OSError."""
     if data is None:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     file = os.memfd_create("stdin")
@@ -352,9 +352,9 @@ def _input(data: bytes | None) -> int:
 
 
 class _Pipe:
-    """Reads a command's output for as long as anyone can write it: the front is kept, the rest is drained.
+    """Reads a command's output until its last writer closes it. Keeps the beginning and discards the rest.
 
-    Output of background processes after the command's end is drained too: closing the pipe would kill them.
+    Keeps reading output of background processes after the command's end: closing the pipe would kill them.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class _Pipe:
             self._sink(self._name, piece)
 
     def finish(self) -> None:
-        """Read the output from before the command's end, which is in the pipe by now; then only drain."""
+        """Keep output written before the command's end, which is in the pipe by now; discard the rest."""
         if self._fd >= 0:
             waiting = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
             if waiting:

@@ -1,7 +1,7 @@
-"""Forks of the forkserver, the process that helpers come from: see `helpers.forkserver`.
+"""Forks helper processes from the forkserver: see `helpers.forkserver`.
 
-Each process that uses runtimes has one, started when it is first needed. A forkserver that was killed is reaped at once
-and replaced when the next helper is needed; its forks live on, for each has its own socket to us.
+Each process that uses runtimes has one, started when first needed. A killed forkserver is reaped at once and replaced
+when the next helper is needed. Its forks survive, since each has its own socket to us.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _MAX_LABEL_BYTES = 512
 
 
 def helper_argv(name: str, argument: int | str) -> list[str]:
-    """Command line of `gangline.sandbox.commands.helpers.<name>`. `argument`: of its `main`, as Python writes it."""
+    """Command line of `gangline.sandbox.commands.helpers.<name>`. `argument`: Python literal for its `main`."""
     program = f"import sys; sys.path.append({_SOURCE!r}); from gangline.sandbox.commands.helpers.{name} import main; "
     return [sys.executable, "-I", "-S", "-c", f"{program}main({argument})"]
 
 
 def launcher_argv(argv: Sequence[str]) -> list[str]:
-    """The same program with an empty session keyring of its own."""
+    """The same command, started with an empty session keyring."""
     return [*helper_argv("launcher", "sys.argv[1:]"), *argv]
 
 
 class _Forkserver(NamedTuple):
     pid_fd: int
     owner_pid: int
-    """The process that started it. A fork of that process does not share it."""
+    """The process that started it. Forks of that process do not share it."""
     control_fd: int
 
 
@@ -50,10 +50,10 @@ _current: _Forkserver | None = None
 
 
 def fork_helper(name: str, label: str, fds: Sequence[int], *arguments: object) -> None:
-    """Have `helpers.<name>.main(fds, *arguments)` run in a fork of the forkserver. Returns at once.
+    """Run `helpers.<name>.main(fds, *arguments)` in a fork of the forkserver. Returns at once.
 
-    label: of its sandbox, for the reaper. fds: the first one is a socket, where it answers, or `lost WHY`; the caller's
-    own copies are the caller's to close. Raises: RuntimeFailed.
+    label: its sandbox's, for the reaper. fds: the first one is a socket for its answer or `lost WHY`. The caller closes
+    its own copies. Raises: RuntimeFailed.
     """
     message = marshal.dumps((name, f"{LABEL}={label}", list(arguments)))
     with _lock:
@@ -74,11 +74,11 @@ def _send(forkserver: _Forkserver, message: bytes, fds: Sequence[int]) -> None:
         control.settimeout(_SEND_S)
         socket.send_fds(control, [message], list(fds))
     finally:
-        control.detach()  # it stays open as long as this process
+        control.detach()  # stays open for the life of this process
 
 
 def _living() -> _Forkserver:
-    """The lock is held. Raises: OSError."""
+    """Call with the lock held. Raises: OSError."""
     global _current
     if _current is not None and _current.owner_pid != os.getpid():
         _forget(_current)
@@ -88,15 +88,15 @@ def _living() -> _Forkserver:
 
 
 def _lose() -> None:
-    """The lock is held."""
+    """Call with the lock held."""
     if _current is not None:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(_current.pid_fd, signal.SIGKILL)  # it may only have been too slow
+            signal.pidfd_send_signal(_current.pid_fd, signal.SIGKILL)  # it may just have been slow
         _forget(_current)
 
 
 def _forget(forkserver: _Forkserver) -> None:
-    """The lock is held."""
+    """Call with the lock held."""
     global _current
     os.close(forkserver.control_fd)
     os.close(forkserver.pid_fd)
@@ -109,7 +109,7 @@ def _started() -> _Forkserver:
     with theirs:
         argv = helper_argv("forkserver", theirs.fileno())
         null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
-        # Signals for us, such as those of a terminal, are not for it: it is in its own session.
+        # It has its own session, so that terminal signals do not reach it.
         pid = os.posix_spawn(
             sys.executable,
             argv,
@@ -122,13 +122,13 @@ def _started() -> _Forkserver:
             setsid=True,
         )
     pid_fd = os.pidfd_open(pid)
-    # Reaped whenever it ends, so that a killed one is not a zombie until the next helper is needed.
+    # Reaped as soon as it ends, so that a killed one does not stay a zombie.
     threading.Thread(target=os.waitpid, args=(pid, 0), name="forkserver", daemon=True).start()
     return _Forkserver(pid_fd, os.getpid(), ours.detach())
 
 
 def run_helper(name: str, label: str, fds: Sequence[int], *arguments: object) -> None:
-    """Run a helper that only acts, to its end. Blocking. Raises: RuntimeFailed with its complaint."""
+    """Run a helper that performs one action, and wait for it. Blocking. Raises: RuntimeFailed with its error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

@@ -2,11 +2,11 @@
 waits for its input to end.
 
 Invariants:
-- When the process that started it (the node's keeper) dies, however it dies, so do the launcher, the sandbox's first
-  process and all that lives with it: its input ends, and `bwrap` dies with its parent. The parent is the *thread* that
-  started it: the event loop's thread must live on.
-- The sandbox's first process is the launcher's own, which reaps; the harness is never process 1.
-- A process is named by a pidfd and an open `/proc` folder, which cannot come to mean another one.
+- When the process that started it (the node's keeper) dies for any reason, so do the launcher, the sandbox's first
+  process and everything in its namespaces: its input ends, and `bwrap` dies with its parent. The parent is the *thread*
+  that started it, so the event loop's thread must stay alive.
+- The sandbox's first process belongs to the launcher and reaps orphans; the harness is never process 1.
+- A process is identified by a pidfd and an open `/proc` folder, which cannot come to refer to another process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline.machine.event_loop import to_end
 _START_S = 30.0
 _MAX_COMPLAINT_BYTES = 4096
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-"""Where a launcher and its programs are looked for."""
+"""Where a launcher and its programs are searched."""
 WAITING = ("sh", "-c", "echo ready; read _")
 """The command that a launcher runs inside."""
 
@@ -42,12 +42,12 @@ class Launch(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources of the start. Called once, at its end, however it ended."""
+        """Release the resources of this start. Called once, when the launcher has ended."""
         ...
 
 
 class Holder:
-    """One started sandbox's namespaces."""
+    """The namespaces of one started sandbox."""
 
     def __init__(self, process: subprocess.Popen[bytes], first_pid: int) -> None:
         self._process = process
@@ -60,7 +60,7 @@ class Holder:
     async def start(cls, launch: Launch, label: str) -> Holder:
         """Start the launcher and wait until the sandbox is complete. Raises: RuntimeFailed with its error output.
 
-        A cancelled caller waits for that too: `bwrap` killed halfway can leave a child that waits for it for ever.
+        Waits even when cancelled: killing `bwrap` during its start can leave a child that waits for it forever.
         """
         return await to_end(cls._started(launch, label), Holder.end)
 
@@ -86,7 +86,7 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be started here: from the order to die on, they cannot."""
+        """Whether commands can be started here. False as soon as the kill is ordered."""
         if self._doomed or self._pidfd < 0:
             return False
         poll = select.poll()
@@ -94,14 +94,14 @@ class Holder:
         return not poll.poll(0)
 
     def kill(self) -> None:
-        """Order the death of every process in the sandbox. Returns at once."""
+        """Kill every process in the sandbox. Returns at once."""
         self._doomed = True
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def kill_all(self) -> None:
-        """Kill every process in the sandbox and wait for their end. To be closed with `end` all the same."""
+        """Kill every process in the sandbox and wait until they are dead. `end` must still be called."""
         self.kill()
         if self._pidfd >= 0:
             await process_ended(self._pidfd)
@@ -135,7 +135,7 @@ async def _until_ready(process: subprocess.Popen[bytes]) -> None:
 
 
 async def process_ended(pidfd: int) -> None:
-    """Wait for the end of a process, and of all in its namespace if it is the first there.
+    """Wait until a process has ended, with its whole pid namespace if it is the first process there.
 
     `pidfd` may be closed meanwhile.
     """
@@ -147,7 +147,7 @@ async def process_ended(pidfd: int) -> None:
 
 
 async def _child_ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a child of ours. A thread for each would cost more than the end."""
+    """Wait for a child process without using a thread for each."""
     if process.returncode is None:
         pidfd = os.pidfd_open(process.pid)
         try:
@@ -158,7 +158,7 @@ async def _child_ended(process: subprocess.Popen[bytes]) -> None:
 
 
 async def readable(fd: int) -> None:
-    """Wait until `fd` can be read, or has ended."""
+    """Wait until `fd` is readable or at its end."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))

@@ -18,13 +18,13 @@ _END_S = 10.0
 
 
 class Spawner:
-    """One spawner: on its way in from its making on; `ready` waits until it is inside."""
+    """One spawner, which enters the sandbox as soon as it is made; `ready` waits until it is inside."""
 
     def __init__(self, label: str, proc_fd: int | None = None, supervisor_uid: int | None = None) -> None:
         """
-        label: of its sandbox, for the reaper.
+        label: its sandbox's, for the reaper.
         proc_fd: an open `/proc/<pid>` folder of the sandbox to enter; None stays on the host.
-        supervisor_uid: user of that sandbox to become, so that commands cannot end it; None stays who we are.
+        supervisor_uid: user of that sandbox to become, so that commands cannot kill it; None keeps the current one.
         Raises: RuntimeFailed.
         """
         self._resting: Supervisor | None = None
@@ -53,7 +53,7 @@ class Spawner:
 
     @property
     def alive(self) -> bool:
-        """Whether it may take orders. One that was stopped is alive."""
+        """Whether it may take orders. True also while it is stopped by a signal."""
         if self._orders.fileno() < 0:
             return False
         poll = select.poll()
@@ -61,7 +61,7 @@ class Spawner:
         return not poll.poll(0)
 
     def supervisor(self, groups: Sequence[str]) -> Supervisor:
-        """One without a command: the one that rests, or another.
+        """A supervisor without a command: the idle one, or a new one.
 
         groups: paths of the `cgroup.procs` files that its commands join. Raises: OSError.
         """
@@ -86,7 +86,7 @@ class Spawner:
         return Supervisor(ours, groups)
 
     def rest(self, supervisor: Supervisor) -> None:
-        """Keep it for the next command. No more than one rests."""
+        """Keep it for the next command. At most one is kept."""
         if self._resting is not None or self._orders.fileno() < 0:
             supervisor.close()
         else:
@@ -94,13 +94,13 @@ class Spawner:
             self._resting = supervisor
 
     async def end(self) -> None:
-        """Let it go, and wait for its end. Idempotent."""
+        """Close it and wait until it has ended. Idempotent."""
         self._dismiss_resting()
         if self._orders.fileno() < 0:
             return
         try:
             with suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_END_S):  # one that was stopped is the reaper's
+                async with asyncio.timeout(_END_S):  # a stopped one is left to the reaper
                     self._orders.shutdown(socket.SHUT_WR)
                     while await asyncio.get_running_loop().sock_recv(self._orders, 4096):
                         pass

@@ -14,7 +14,7 @@ _LENGTH_BYTES, _GRACE_BYTES = 4, 4
 class Supervisor:
     """Takes one command after another, until one leaves a process behind or is killed.
 
-    The process that has this end owns the commands: closing it, on purpose or by dying, kills the one that runs.
+    The process that holds this end owns the commands: closing it, deliberately or by dying, kills the running one.
     """
 
     def __init__(self, control: socket.socket, groups: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it lives, as far as anyone can know, and has nothing to say while it has no command."""
+        """Whether it is alive, as far as can be known, and idle without unread output."""
         if self._control.fileno() < 0:
             return False
         poll = select.poll()
@@ -37,9 +37,9 @@ class Supervisor:
         return not poll.poll(0)
 
     def begin(self, order: bytes, files: Sequence[int], hear: Callable[[bytes], None]) -> None:
-        """Have a command run. Returns at once.
+        """Run a command. Returns at once.
 
-        files: the command's descriptors, from number 0 on. hear: gets the answer in pieces, the last one empty where
+        files: the command's descriptors, from number 0 on. hear: receives the answer in pieces, the last one empty if
         the supervisor is gone. Raises: OSError.
         """
         message = len(order).to_bytes(_LENGTH_BYTES, "big") + order
@@ -49,7 +49,7 @@ class Supervisor:
             self._sending = self._loop.create_task(self._send(message[num_sent:]))
 
     async def _send(self, rest: bytes) -> None:
-        with suppress(OSError):  # the answer's end tells
+        with suppress(OSError):  # the end of the answer reports it
             await self._loop.sock_sendall(self._control, rest)
 
     def _read(self) -> None:
@@ -57,7 +57,7 @@ class Supervisor:
             piece = self._control.recv(4096)
         except BlockingIOError:
             return
-        except ConnectionError:  # it died with something unread
+        except ConnectionError:  # it died with unread bytes
             piece = b""
         hear = self._hear
         if hear is None or not piece:
@@ -66,22 +66,22 @@ class Supervisor:
             hear(piece)
 
     def rest(self) -> None:
-        """Its command has ended, and it may take another one."""
+        """Its command has ended; it may take another one."""
         self._hear = None
 
     def order_end(self, grace_s: float) -> None:
-        """SIGTERM for the command's processes, and SIGKILL for what is left after the grace."""
+        """Send SIGTERM to the command's processes, and SIGKILL to the rest after the grace."""
         with suppress(OSError):
             self._control.send(b"e" + int(1000 * grace_s).to_bytes(_GRACE_BYTES, "big"))
 
     def order_kill(self) -> None:
-        """Kill the command's whole tree. It takes no other command then."""
+        """Kill the command's whole tree. The supervisor takes no other command then."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Release it. Idempotent."""
-        self._hear = None  # the command's, which has this one
+        self._hear = None  # it belongs to the command, which refers to this one
         if self._control.fileno() >= 0:
             if self._sending is not None:
                 self._sending.cancel()

@@ -1,10 +1,11 @@
-"""Limits by control group, version 1 or 2, where this process may make groups; each controller for itself.
+"""Limits by control group, version 1 or 2, where this process may make groups. Each controller is handled separately.
 
-A sandbox's groups are called `gangline@<owner>@<hash of its id>` alongside or below the node's own, so that a reaper
-finds them by name alone. Limits that could not be set are absent from `Cgroups.enforced`: the caller falls back.
+A sandbox's groups are named `gangline@<owner>@<hash of its id>`, next to or below the node's own group, so that a
+reaper finds them by name alone. Limits that could not be set are absent from `Cgroups.enforced`, and the caller falls
+back.
 
-Version 2 lets only a group without processes of its own hand controllers down, so groups are made in the nearest
-ancestor of the node's that hands down any of those that are needed, or may be told to.
+In version 2 only a group without processes can enable controllers for its children. So groups are made in the nearest
+ancestor of the node's group that enables any of the needed controllers, or can be made to.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Cgroups:
 
     @property
     def procs(self) -> list[str]:
-        """Files through which a process joins."""
+        """Files through which a process joins the groups."""
         return [f"{folder}/cgroup.procs" for folder in self.folders]
 
     async def remove(self) -> None:
-        """Remove the groups; their processes are dead, but the kernel may take a moment to see it."""
+        """Remove the groups; their processes are dead, but the kernel may take a moment to notice."""
         for folder in self.folders:
             await _removed(folder)
         self.folders = []
@@ -67,7 +68,7 @@ def make_groups(
 def joined_groups(
     membership: Path, limits: LimitsSpec, root: Path = ROOT, own_membership: Path = Path("/proc/self/cgroup")
 ) -> Cgroups:
-    """The groups that another program made for a process and that we may join; their limits are read back.
+    """Groups that another program made for a process and that we may join, with the limits read from them.
 
     membership: that process's `/proc/<pid>/cgroup`.
     """
@@ -87,7 +88,7 @@ def joined_groups(
 
 
 def _may_join(folder: Path, own: Path, is_v2: bool) -> bool:
-    """Version 2 asks for the right on the nearest group above both, too."""
+    """Whether the group may be joined. Version 2 also requires write access to the nearest common ancestor."""
     above = Path(os.path.commonpath([folder, own])) if is_v2 else folder
     return all(os.access(group / "cgroup.procs", os.W_OK) for group in (folder, above))
 
@@ -98,12 +99,12 @@ def _note_held(groups: Cgroups, folder: Path, limit: str, value: float | None, i
     with suppress(OSError, ValueError):
         for file, text in (_settings_v2 if is_v2 else _settings_v1)(limit, value).items():
             if not 0 < int((folder / file).read_text().split()[0]) <= int(text.split()[0]):
-                return  # unlimited is a word, -1, or a huge number; and memory is rounded down to whole pages
+                return  # unlimited is a word, -1, or a huge number; memory is rounded down to whole pages
         groups.enforced[limit] = "cgroup v2" if is_v2 else "cgroup v1"
 
 
 def _membership(file: Path) -> dict[str, str]:
-    """Controller -> path of our own group; version 2 under the empty name."""
+    """Controller -> path of our own group; version 2 has the empty name."""
     found: dict[str, str] = {}
     with suppress(OSError):
         for line in file.read_text().splitlines():
@@ -153,14 +154,15 @@ def _try_v2(groups: Cgroups, root: Path, own: str, name: str, limits: Mapping[st
 
 
 def _folder_v2(root: Path, own: str, name: str, wanted: Set[str]) -> tuple[Path | None, Set[str]]:
-    """A new group in the nearest ancestor of ours that hands any of `wanted` down to it, and those that it hands."""
+    """A new group in the nearest ancestor of ours that enables any `wanted` controllers for it, and these
+    controllers."""
     for base in [root / own.lstrip("/"), *(root / own.lstrip("/")).parents]:
         if base == root.parent:
             break
         try:
             controllers = handed_down(base, wanted)
             if not controllers or not os.access(base / "cgroup.procs", os.W_OK):
-                continue  # joining needs this right on the common ancestor
+                continue  # joining requires this right on the common ancestor
             (base / name).mkdir(exist_ok=True)
         except OSError:
             continue
@@ -169,10 +171,10 @@ def _folder_v2(root: Path, own: str, name: str, wanted: Set[str]) -> tuple[Path 
 
 
 def handed_down(base: Path, wanted: Set[str]) -> Set[str]:
-    """Those of `wanted` that groups in `base` have.
+    """The `wanted` controllers that groups in `base` have.
 
-    Each is asked for by itself: one that cannot be had, as `cpu` often is for an ordinary user, must not take the
-    others along. Raises: OSError.
+    Each is enabled separately, so that an unavailable one (often `cpu` for an ordinary user) does not affect the
+    others. Raises: OSError.
     """
     control = base / "cgroup.subtree_control"
     available = set((base / "cgroup.controllers").read_text().split())
@@ -191,7 +193,7 @@ def _settings_v2(limit: str, value: float) -> Mapping[str, str]:
 
 
 async def remove_owned(owner: str, keep: frozenset[str], root: Path = ROOT) -> None:
-    """Remove every group of `owner`, wherever it is, but those of the runtimes in `keep`."""
+    """Remove every group of `owner`, wherever it is, except for the runtimes in `keep`."""
     kept = {group_name(owner, runtime_id) for runtime_id in keep}
     for folder in await asyncio.to_thread(_owned, root, f"gangline@{owner}@"):
         if folder.name not in kept:
@@ -205,7 +207,7 @@ def _owned(root: Path, prefix: str) -> list[Path]:
 async def _removed(folder: Path) -> None:
     if (
         folder / "freezer.state"
-    ).exists():  # version 1: killed processes that a dead keeper stopped continue to their end
+    ).exists():  # version 1: killed processes that a dead keeper froze must be thawed to die
         with suppress(OSError):
             (folder / "freezer.state").write_text("THAWED")
     for _try in range(_REMOVE_TRIES):

@@ -1,7 +1,7 @@
-"""All processes of a sandbox, stopped for a moment by a control group, so that none of them can tell.
+"""Freezes all processes of a sandbox for a moment, by a control group, without their noticing.
 
-They are found by the sandbox's own users, in its groups; where it has no groups, on the whole machine. A group that
-can stop them is made when it is first needed, and later commands join it as they join the others.
+The processes are found by the sandbox's own users, in its groups or, if it has no groups, on the whole machine. The
+group is made when first needed, and later commands join it like the other groups.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Freezer:
 
     def __init__(self, groups: Cgroups, name: str, users: Iterable[int], root: Path = ROOT) -> None:
         """
-        name: of a group to make.
-        users: numbers, on the host, that no process but the sandbox's has; none: they cannot be found.
+        name: of the group to make.
+        users: ids on the host that only the sandbox's processes have; if empty, the processes cannot be found.
         """
         self._groups = groups
         self._name = name
@@ -34,12 +34,12 @@ class Freezer:
         self._group: Path | None = None
 
     def is_populated(self) -> bool:
-        """Whether any process lives, or nobody knows."""
+        """Whether any process is alive, or this is unknown."""
         return not self._users or bool(self._pids())
 
     @contextmanager
     def frozen(self) -> Generator[bool]:
-        """Stop all while the context lasts; false: they cannot be stopped, and run on."""
+        """Freeze all processes within the context. Yields False if they cannot be frozen and keep running."""
         group = self._found() if self._users else None
         if group is None:
             yield False
@@ -50,7 +50,7 @@ class Freezer:
             _thaw(group)
 
     def _freeze(self, group: Path) -> bool:
-        """A process that was starting another one meanwhile is found by the next look."""
+        """Freeze them; the next sweep finds processes started meanwhile."""
         _write(group, "1", "FROZEN")
         moved: set[int] = set()
         for _sweep in range(_MAX_SWEEPS):
@@ -69,7 +69,7 @@ class Freezer:
         return [pid for pid in known if _user(pid) in self._users]
 
     def _found(self) -> Path | None:
-        """The group that stops them; None where none can be made."""
+        """The group that can freeze them; None if it cannot be made."""
         if self._group is None:
             self._group = next((folder for folder in self._groups.folders if (folder / "cgroup.freeze").exists()), None)
         if self._group is None:
@@ -97,14 +97,14 @@ def _thaw(group: Path) -> None:
 
 
 def _is_frozen(group: Path) -> bool:
-    """Wait for it; a process that does not stop in time runs on."""
+    """Wait until the group is frozen; False if a process does not stop in time."""
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         if (group / "cgroup.freeze").exists():
             if "frozen 1" in (group / "cgroup.events").read_text():
                 return True
         else:
-            _write(group, "1", "FROZEN")  # one that was forked meanwhile
+            _write(group, "1", "FROZEN")  # a process forked meanwhile
             if (group / "freezer.state").read_text().strip() == "FROZEN":
                 return True
         time.sleep(_PAUSE_S)
@@ -122,7 +122,7 @@ def _all_pids() -> set[int]:
 
 
 def _user(pid: int) -> int | None:
-    """The folder's owner would be root where a process cannot be traced."""
+    """User of a process. The folder's owner would be root for an untraceable process."""
     with suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         if any(line.startswith("State:\tZ") for line in lines):

@@ -1,9 +1,9 @@
-"""Limits of a sandbox, and the truth about the enforcement of each.
+"""Limits of a sandbox, and how each is enforced.
 
-A control group limits a sandbox as a whole. Where there is none, an rlimit limits each process: memory as
-RLIMIT_DATA (RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the
-number of processes as RLIMIT_NPROC (per user, so true only where the sandbox has its own user). Nothing stands in
-for cpus. Disk space is measured: see `disk`.
+A control group limits a sandbox as a whole. Without one, an rlimit limits each process: memory by RLIMIT_DATA
+(RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the number of
+processes by RLIMIT_NPROC (per user, so correct only if the sandbox has its own user). There is no substitute for cpus.
+Disk space is measured: see `disk`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def refuse_grader(runtime: str) -> RuntimeUnavailable:
 
 
 class Enforcement:
-    """rlimits for every command, and how each limit is kept."""
+    """rlimits for every command, and how each limit is enforced."""
 
     def __init__(self, rlimits: Mapping[int, int], enforced: Mapping[str, str]) -> None:
         self.rlimits = dict(rlimits)
@@ -45,15 +45,15 @@ class Enforcement:
 def enforcement(limits: LimitsSpec, held: Mapping[str, str], *, own_user: bool) -> Enforcement:
     """Choose the enforcement of each limit.
 
-    `held`: limit name -> how, for those that a control group or a watch holds. `own_user`: processes of other
-    sandboxes and of the node do not count against this one's RLIMIT_NPROC.
+    `held`: limit name -> how, for limits that a control group or a watch enforces. `own_user`: whether the sandbox has
+    its own user, so that other processes do not count against its RLIMIT_NPROC.
     """
     fallbacks = {"memory_bytes": resource.RLIMIT_DATA, "max_file_bytes": resource.RLIMIT_FSIZE}
     if own_user:
         fallbacks["max_pids"] = resource.RLIMIT_NPROC
     rlimits: dict[int, int] = {resource.RLIMIT_CORE: 0}
     if limits.disk_bytes is not None and "disk_bytes" in held:
-        rlimits[resource.RLIMIT_FSIZE] = limits.disk_bytes  # at once, where a measure comes seconds later
+        rlimits[resource.RLIMIT_FSIZE] = limits.disk_bytes  # at once; a measurement takes seconds
     enforced: dict[str, str] = {}
     for name in LimitsSpec.model_fields:
         value = getattr(limits, name)

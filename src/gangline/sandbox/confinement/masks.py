@@ -1,4 +1,4 @@
-"""Host folders that no sandbox may see, wherever they would appear in it: data folders of servers and nodes."""
+"""Host folders that no sandbox may see at any path: data folders of servers and nodes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def refuse_hidden_image(image: Path, hidden: Sequence[Path]) -> None:
 
 
 class FirstLife:
-    """The folders that one sandbox sees for its prepare actions alone: in its first life, which `kill` ends."""
+    """The folders that a sandbox sees only for its prepare actions: in its first life, until `kill`."""
 
     def __init__(self, start: RuntimeStart) -> None:
         self._folders = start.prepare_folders
         self._hidden = start.hidden
         self._is_over = start.base is not None
-        """A fork continues where an agent was."""
+        """A fork has no such life: it continues where an agent was."""
 
     def next(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-        """Begin another life. Returns the folders that it sees for its prepare actions, and the hidden ones. Blocking.
+        """Begin another life. Returns the folders for its prepare actions, and the hidden folders. Blocking.
 
         Raises: InvalidRequest when a folder is missing.
         """

@@ -1,7 +1,7 @@
-"""The system call filter that an engine gave to a container's first process, as commands that join it must have it.
+"""The system call filter that an engine gave to a container's first process, for commands that join the container.
 
-`setns` brings a process into namespaces, not under a filter: so the filter is read out of the first process, which only
-a tracer with CAP_SYS_ADMIN may do, and put on again by each command's supervisor. Nothing in it is looked at.
+`setns` puts a process into namespaces, but not under a filter. So the filter is read from the first process, which
+requires a tracer with CAP_SYS_ADMIN, and installed again by each command's supervisor. Its content is not interpreted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 
 def filters_of(pid: int) -> list[bytes]:
-    """Programs of the kernel's packet filter, the first that was installed first. Blocking, for a moment.
+    """Packet filter programs in the order of their installation. Blocks for a moment.
 
-    Raises: OSError when we may not.
+    Raises: OSError without the privilege.
     """
     _traced(_SEIZE, pid)
     try:
@@ -38,7 +38,7 @@ def _programs(pid: int) -> list[bytes]:
         try:
             length = _traced(_GET_FILTER, pid, len(found))
         except OSError as error:
-            if error.errno == errno.ENOENT or (error.errno == errno.EINVAL and not found):  # no more; none at all
+            if error.errno == errno.ENOENT or (error.errno == errno.EINVAL and not found):  # no more, or none at all
                 return found
             raise
         program = ctypes.create_string_buffer(length * _INSTRUCTION_BYTES)

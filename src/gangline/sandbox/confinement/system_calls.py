@@ -1,10 +1,10 @@
 """The filter of system calls for every command, in any sandbox.
 
 Invariants:
-- Interfaces to the kernel that reach over a sandbox's walls, or have often been the way through them, are rejected.
-  Each has a name by which a task may ask for it (`SystemCall`).
-- Only the machine's own ABI is served: the same calls under another one's numbers (i386, x32, 32-bit ARM) do not exist.
-- `clone3`, whose flags are in memory that a filter cannot read, does not exist while user namespaces are refused: C
+- Kernel interfaces that reach outside a sandbox, or have often been used to escape from one, are rejected. Each has a
+  name by which a task may request it (`SystemCall`).
+- Only the machine's native ABI is allowed: calls by another ABI's numbers (i386, x32, 32-bit ARM) do not exist.
+- `clone3`, whose flags are in memory that a filter cannot read, does not exist while user namespaces are refused; C
   libraries then use `clone`.
 
 A filter is a program of the kernel's packet filter over `struct seccomp_data`: the call's number, ABI and arguments.
@@ -28,7 +28,7 @@ _NUMBER, _ABI, _FIRST_ARGUMENT = 0, 4, 16
 _LOAD, _EQUALS, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _X32 = 0x40000000
-"""Set in the numbers of x86's third ABI."""
+"""Set in system call numbers of the x32 ABI."""
 
 
 class _Machine(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ _WHOLE: Mapping[SystemCall, tuple[tuple[str, int], ...]] = {
     "bpf": (("bpf", errno.EPERM),),
     "user_namespaces": (("clone3", errno.ENOSYS), ("setns", errno.EPERM)),
 }
-"""Calls that are rejected for any arguments, and the error that they return."""
+"""Calls that are rejected whatever their arguments, and the error that they return."""
 
 _IN_PART: Mapping[SystemCall, tuple[tuple[str, int, int, int], ...]] = {
     "vsock": (("socket", _EQUALS, _AF_VSOCK, errno.EAFNOSUPPORT),),
@@ -90,13 +90,14 @@ _IN_PART: Mapping[SystemCall, tuple[tuple[str, int, int, int], ...]] = {
         ("unshare", _HAS_BIT, _NEW_USER, errno.EPERM),
     ),
 }
-"""Calls that are rejected for the value, or the bits, of their first argument."""
+"""Calls that are rejected by the value, or the bits, of their first argument."""
 
 
 def filter_for(allowed: Collection[SystemCall], machine: str | None = None) -> bytes | None:
-    """The program that refuses all but `allowed`, as the kernel takes it; None where this machine can have none.
+    """The filter program that rejects all but `allowed`, in the kernel's format; None if this machine supports no
+    filters.
 
-    machine: as `uname -m` names it; None is this one.
+    machine: as in `uname -m`; None is this machine.
     """
     known = _MACHINES.get(machine or os.uname().machine)
     if known is None or (machine is None and not _kernel_filters()):
@@ -121,8 +122,8 @@ def filter_for(allowed: Collection[SystemCall], machine: str | None = None) -> b
 
 
 def _instruction(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """`yes`, `no`: how many instructions a test that holds, or fails, jumps over. Arguments' lower halves come first:
-    both machines are little-endian."""
+    """`yes`, `no`: instructions to skip when a test succeeds or fails. Lower halves of arguments come first: both
+    machines are little-endian."""
     return struct.pack("=HBBI", code, yes, no, value)
 
 
@@ -135,7 +136,7 @@ def _kernel_filters() -> bool:
 
 
 def may_use_keys(allowed: Collection[SystemCall]) -> bool:
-    """Whether programs reach the kernel's keyrings."""
+    """Whether programs may use the kernel's keyrings."""
     return "keyring" in allowed or filter_for(allowed) is None
 
 

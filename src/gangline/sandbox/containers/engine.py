@@ -1,8 +1,7 @@
-"""Docker and podman, asked by their command line: both understand the same few commands.
+"""Docker and podman through their command lines, which share the few commands used here.
 
-Nothing is asked of them between a sandbox's start and its end, so that a process of theirs for each question costs
-little; and podman needs no service then. Their error messages are passed on unchanged, with a remedy where one is
-known.
+None is run between a sandbox's start and its end, so a process for each question costs little, and podman needs no
+service. Error messages are passed on unchanged, with a remedy where one is known.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _MAX_LOG_LINES = 20
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """The queried facts about a running container."""
+    """Facts about a running container."""
 
     pid: int
-    """Id of its first process, on this machine."""
+    """Process id of its first process on this machine."""
     env: dict[str, str]
-    """Environment set by its image, and by us at its start."""
+    """Environment set by its image, and by us when it was started."""
     folders: list[Path]
-    """Folders on this machine with the files that the container has written: its layer and its volumes; none where they
-    are unknown."""
+    """Folders on this machine with the files that the container has written (its layer and its volumes); empty if
+    unknown."""
 
 
 class Engine:
@@ -58,20 +57,21 @@ class Engine:
 
     @property
     def entering(self) -> tuple[str, ...]:
-        """Command line before one that enters the namespaces of its containers."""
+        """Start of a command line that enters the namespaces of its containers."""
         return (*self._command, "unshare") if os.geteuid() != 0 else ()
 
     def network_of(self, name: str, pid: int, names: Sequence[str]) -> list[str]:
-        """Options of a container in another one's network. `pid`: of the other's first process; `names`: options for
-        the names that the other one has: Docker's containers have them with the network, podman's have none."""
+        """Options that put a container into another one's network. `pid`: of the other's first process; `names`:
+        options for the names that the other container knows. Docker shares them with the network; podman does not."""
         if self.name == "docker":
             return ["--network", f"container:{name}"]
         return ["--network", f"ns:/proc/{pid}/ns/net", *names]
 
     async def run(self, name: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
-        """Start a container in the background; `argv`: the arguments of its entry point.
+        """Start a container in the background; `argv`: arguments of its entry point.
 
-        Never pulls. `folder`: where podman's monitor runs, which leaves a file there when memory ran out.
+        Never pulls. `folder`: working folder of podman's monitor, which leaves a file there after running out of
+        memory.
         Raises: InvalidRequest when the image is not there, RuntimeFailed, RuntimeUnavailable.
         """
         given = ("--detach", "--pull", "never", "--name", name)
@@ -85,18 +85,18 @@ class Engine:
             raise RuntimeFailed(f"{self.name} did not start a container: {complaint}")
 
     async def start(self, name: str, folder: Path) -> None:
-        """Start a container that has ended. Raises: RuntimeFailed."""
+        """Start a container that has exited. Raises: RuntimeFailed."""
         await self._done("start", name, folder=folder)
 
     async def kill(self, name: str) -> None:
-        """End a container and keep its files; one that has ended stays as it is. Raises: RuntimeFailed."""
+        """Kill a container and keep its files. Does nothing if it has exited. Raises: RuntimeFailed."""
         code, _, complaint = await self._said("kill", name)
         if code != 0 and "not running" not in complaint and "state improper" not in complaint:
             raise RuntimeFailed(f"{self.name} did not end a container: {complaint}")
         await self._done("wait", name)
 
     async def remove(self, name: str) -> None:
-        """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed, RuntimeUnavailable."""
+        """Remove a container with its files and volumes, if it exists. Raises: RuntimeFailed, RuntimeUnavailable."""
         code, _, complaint = await self._said("rm", "--force", "--volumes", name)
         if code != 0 and not _NO_CONTAINER.search(complaint):
             raise RuntimeFailed(f"{self.name} did not remove a container: {complaint}")
@@ -107,7 +107,7 @@ class Engine:
         return None if state["Running"] else int(state["ExitCode"])
 
     async def succeeds(self, name: str, argv: Sequence[str], timeout_s: float) -> bool:
-        """Whether a command in the container exits with 0 in that time."""
+        """Whether a command in the container exits with 0 within the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 return (await self._said("exec", name, *argv))[0] == 0
@@ -132,7 +132,7 @@ class Engine:
         return Inspected(pid=int(facts["State"]["Pid"]), env=env, folders=folders)
 
     async def images(self) -> list[tuple[str, str, str, str]]:
-        """Repository, tag, digest and id of each image here, `<none>` where it has none. Raises: RuntimeFailed,
+        """Repository, tag, digest and id of each local image; `<none>` for an unset one. Raises: RuntimeFailed,
         RuntimeUnavailable."""
         form = "{{.Repository}}\t{{.Tag}}\t{{.Digest}}\t{{.ID}}"
         listed = await self._done("image", "ls", "--no-trunc", "--digests", "--format", form)
@@ -140,7 +140,7 @@ class Engine:
         return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
     async def containers(self, labels: Sequence[str]) -> dict[str, str]:
-        """Name -> id of its runtime, for each container of ours with all these labels, running or not.
+        """Name -> runtime id, for each of our containers with all these labels, running or not.
 
         Raises: RuntimeFailed.
         """
@@ -149,14 +149,14 @@ class Engine:
         return {name: match[1] for name in names.split() if (match := _NAME.fullmatch(name))}
 
     async def _done(self, *argv: str, folder: Path | None = None) -> str:
-        """Its output. Raises: RuntimeFailed."""
+        """Returns its output. Raises: RuntimeFailed."""
         code, printed, complaint = await self._said(*argv, folder=folder)
         if code != 0:
             raise RuntimeFailed(f"{self.name} {argv[0]}: {complaint}")
         return printed
 
     async def _said(self, *argv: str, folder: Path | None = None) -> tuple[int, str, str]:
-        """Exit code, output, complaint. Raises: RuntimeUnavailable, RuntimeFailed when it does not come to an end."""
+        """Exit code, output, error output. Raises: RuntimeUnavailable, RuntimeFailed when it does not end."""
         async with self.program(*argv, folder=folder) as process:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
@@ -168,7 +168,7 @@ class Engine:
 
     @asynccontextmanager
     async def program(self, *argv: str, folder: Path | None = None) -> AsyncGenerator[asyncio.subprocess.Process]:
-        """The engine's command line at work, with pipes for its output; ended with the block.
+        """Run the engine's command line with pipes for its output; it ends with the block.
 
         Raises: RuntimeUnavailable.
         """
@@ -186,18 +186,18 @@ class Engine:
 
 
 def container_name(runtime_id: str, part: str | None = None) -> str:
-    """`part`: `service-N` or `network-N`, of the container's Nth service; None is the agent's container."""
+    """`part`: `service-N` or `network-N` for the Nth service; None is the agent's container."""
     return f"gangline-{runtime_id}" if part is None else f"gangline_{part}-{runtime_id}"
 
 
 def _environment() -> dict[str, str]:
-    """The node's environment. Without its label, since processes that an engine leaves running are not the node's; and
+    """The node's environment, without its label, since processes that an engine leaves running are not the node's, and
     without the keys of the control plane."""
     return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
 
 
 def checked_image(image: str | None, engine: str) -> str:
-    """Raises: InvalidRequest when there is none, or it is not a name of an image."""
+    """Raises: InvalidRequest when the image is missing, or is not an image name."""
     if image is None:
         raise InvalidRequest(f"runtime.image: runtime `{engine}` needs an image; set one, such as debian:12.")
     if not _IMAGE.fullmatch(image):

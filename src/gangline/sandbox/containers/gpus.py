@@ -1,10 +1,10 @@
-"""GPUs that sandboxes have to themselves.
+"""Exclusive GPUs for sandboxes.
 
 Laws
-- A GPU is held by one process of this machine, for sandboxes of one name (`RuntimeStart.sharing`), from the first one's
-  start until the last one's end. Other nodes of the machine are other processes.
-- The holder is a socket's abstract name, which dies with the process; so do its containers (see `life`). Nothing is to
-  be removed after a crash.
+- A GPU is held by one process of this machine, for sandboxes that share a name (`RuntimeStart.sharing`), from the start
+  of the first until the end of the last. Other nodes of the machine are other processes.
+- The lock is an abstract socket name, which is released when the process ends, as its containers are (see `life`). So a
+  crash leaves nothing to remove.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.sandbox import RuntimeStart
 
 _PATIENCE_S = 60.0
-"""How long a sandbox waits for GPUs that another one still has: the server counts them, and a node's last session may
-yet be ending."""
+"""How long a sandbox waits for GPUs in use: the server counts them, and a node's last session may still be ending."""
 _LOOK_S = 0.1
 
 
@@ -32,10 +31,10 @@ class _Held:
         """Ids of the sandboxes."""
 
     def take(self, gpu: str) -> None:
-        """Nothing happens where it is taken. Raises: OSError."""
+        """Does nothing if it is taken already. Raises: OSError."""
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # A digest, for such names are short.
+            # A digest, since such names must be short.
             name.bind(f"\0gangline/gpu/{hashlib.sha256(gpu.encode()).hexdigest()}")
         except OSError as error:
             name.close()
@@ -46,14 +45,14 @@ class _Held:
 
 
 _held: dict[str, _Held] = {}
-"""By the name that sandboxes share them under. Of the process: docker and podman share them too."""
+"""By the shared name. Per process: docker and podman use the same table."""
 
 
 async def hold(gpus: Sequence[str], number: int, *, sharing: str, runtime_id: str) -> tuple[str, ...]:
-    """Take that many of the machine's GPUs for a sandbox, those first that its name has already. `release` them, also
-    where this fails or is cancelled.
+    """Take that many of the machine's GPUs for a sandbox, first the ones that its name already holds. Call `release`
+    even if this fails or is cancelled.
 
-    Raises: RuntimeFailed where they do not become free.
+    Raises: RuntimeFailed when they do not become free.
     """
     held = _held.setdefault(sharing, _Held())
     held.users.add(runtime_id)
@@ -74,7 +73,7 @@ async def hold(gpus: Sequence[str], number: int, *, sharing: str, runtime_id: st
 
 
 def release(*, sharing: str, runtime_id: str) -> None:
-    """Give them back with the name's last sandbox. Idempotent."""
+    """Return them when the last sandbox of the name ends. Idempotent."""
     held = _held.get(sharing)
     if held is None:
         return
@@ -88,7 +87,7 @@ class Gpus:
     """The GPUs of one sandbox."""
 
     def __init__(self, start: RuntimeStart, machines: Sequence[str]) -> None:
-        """machines: all of the machine, as the operator named them."""
+        """machines: all GPUs of the machine, as the operator named them."""
         self._number = start.spec.gpus
         self._sharing = start.sharing or start.runtime_id
         self._runtime_id = start.runtime_id
@@ -96,13 +95,13 @@ class Gpus:
         self._taken: tuple[str, ...] = ()
 
     async def take(self) -> None:
-        """As many as its specification asks for. Raises: RuntimeFailed."""
+        """Take as many as its specification requests. Raises: RuntimeFailed."""
         if self._number:
             self._taken = await hold(self._machines, self._number, sharing=self._sharing, runtime_id=self._runtime_id)
 
     @property
     def options(self) -> list[str]:
-        """What `docker run` and `podman run` are given."""
+        """Options for `docker run` and `podman run`."""
         return [word for gpu in self._taken for word in ("--device", gpu)]
 
     def release(self) -> None:

@@ -1,10 +1,10 @@
-"""One run of a container: its first process, which waits for its keeper to die.
+"""One run of a container, whose first process waits for its keeper to die.
 
 Invariants:
-- The first process is a shell of the image, root without privileges, that runs nothing of the agent's. It reads from a
-  pipe whose other end only this process holds: when that closes for any reason, the container ends.
-- It reaps orphaned processes, and the agent, being another user, cannot end it.
-- The pipes have no name any more once they are open, so that nobody else opens them.
+- The first process is a shell of the image. It runs as root without privileges, and runs nothing of the agent's. It
+  reads from a pipe whose other end only this process holds: when that closes for any reason, the container ends.
+- It reaps orphaned processes. The agent runs as another user and cannot kill it.
+- The pipes are unlinked once they are open, so that nothing else can open them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ exec 4>&-
 exec 3<&-
 wait $!
 """
-"""Once: folders of the agent's own, and its name. `wait` reaps orphans as long as nobody writes, that is for ever."""
+"""On the first start, creates the agent's folders and its user name. `wait` reaps orphans until something is written,
+which never happens."""
 
 
 def first_process(
@@ -60,14 +61,14 @@ def first_process(
     """Command line of a container.
 
     own: folders that the agent, user `uid`, owns with all that is in them; the first is its HOME.
-    through: folders that everyone must be able to enter.
-    grader_uid: user that owns `grader_home`, where nobody else may enter; None: there is none.
+    through: folders that every user must be able to enter.
+    grader_uid: user that owns `grader_home`, which only that user may enter; None if there is none.
     """
     return ["sh", "-c", _SCRIPT, PIPES, str(uid), str(grader_uid or ""), grader_home, *own, ":", *through]
 
 
 class Pipes:
-    """Made before a container starts, gone from the folder when it has. Blocking, but only on the disk."""
+    """Made before a container starts and removed from the folder once it has started. Blocks only on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -78,7 +79,7 @@ class Pipes:
         path = self._folder / name
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # to open it waits for nobody
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # opening it does not wait
 
     def hide(self) -> None:
         for name in ("life", "ready"):
@@ -91,10 +92,10 @@ class Pipes:
 
 
 class ContainerLife:
-    """A running container, from its start to its end."""
+    """A running container."""
 
     def __init__(self, pid: int, pipes: Pipes) -> None:
-        """Raises: OSError when the process is gone, or of another machine."""
+        """Raises: OSError when the process is gone, or on another machine."""
         self._pipes = pipes
         self.pid = pid
         self.proc_fd = os.open(f"/proc/{pid}", os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
@@ -109,7 +110,7 @@ class ContainerLife:
 
     @classmethod
     async def begin(cls, pipes: Pipes, start: Callable[[], Awaitable[int]]) -> ContainerLife:
-        """`start` starts the container and returns its first process. Raises: its errors, RuntimeFailed."""
+        """`start` starts the container and returns the pid of its first process. Raises: its errors, RuntimeFailed."""
         try:
             pid = await start()
             life = cls(pid, pipes)
@@ -157,11 +158,11 @@ class ContainerLife:
         return not poll.poll(0)
 
     def root(self) -> int:
-        """A new descriptor of the folder that processes of the container see as `/`; the caller's to close."""
+        """A new descriptor of the folder that processes of the container see as `/`. The caller closes it."""
         return os.dup(self._root)
 
     def host_uid(self, uid: int) -> int | None:
-        """The host's user for the user `uid` of the container; None when there is none."""
+        """The host's user for user `uid` of the container, or None."""
         for line in Path(f"/proc/{self.pid}/uid_map").read_text().splitlines():
             inside, outside, count = map(int, line.split())
             if inside <= uid < inside + count:
@@ -173,19 +174,19 @@ class ContainerLife:
         return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
     def kill(self) -> None:
-        """Order the death of every process in the container. Returns at once."""
+        """Kill every process in the container. Returns at once."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def kill_all(self) -> None:
-        """Kill every process in the container and wait for their end."""
+        """Kill every process in the container and wait until they are dead."""
         self.kill()
         if self._pidfd >= 0:
             await process_ended(self._pidfd)
 
     def close(self) -> None:
-        """Let go; the container ends, if it has not yet."""
+        """Release it. The container ends, if it has not already."""
         for fd in (self._pidfd, self.proc_fd, self._root):
             if fd >= 0:
                 os.close(fd)

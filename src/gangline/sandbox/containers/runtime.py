@@ -1,15 +1,15 @@
-"""The runtimes `docker` and `podman`: images of containers, as root; with podman as an ordinary user too.
+"""The runtimes `docker` and `podman`: container images, run by root or, with podman, also by an ordinary user.
 
-The engine makes a container (its root file system, namespaces, control groups), and removes it. All between is ours, as
-in `sandbox`: a command's supervisor enters the namespaces, files move through the container's root as seen from the
-host, and the node's proxy is a listener opened in its network. So the contract holds without anything of ours in the
-image; it needs `sh` and coreutils.
+The engine makes a container (its root file system, namespaces, control groups), and removes it. We do the rest, as in
+`sandbox`: a command's supervisor enters the namespaces, files move through the container's root as seen from the host,
+and the node's proxy is a listener opened in its network. So the image needs none of our software, only `sh` and
+coreutils.
 
 Invariants:
-- The agent is never root inside. Its folders are in the container's own layer, with the image's content there.
-- Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
-- Nothing outlives the process that started it: see `life`. That is the node's keeper: see `keeper`. A layer
-  that it leaves is found by its labels, and so are services.
+- The agent is never root inside. Its folders are in the container's layer, with the image's content.
+- Nothing is pulled. A task names an image and cannot set any other part of the engine's command line.
+- Nothing outlives the process that started it (see `life`), the node's keeper (see `keeper`). Layers and services left
+  behind are found by their labels.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from gangline.sandbox.supervised import SupervisedSandbox
 from gangline.settings.machine import Settings
 
 _OURS = 2
-"""Processes of the container that are not the agent's."""
+"""Processes of the container that do not belong to the agent."""
 _SHM_BYTES = 256 << 20
 _CLOSED = ("/proc", "/sys", "/dev", PIPES)
 _NO_WORKDIR = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp")
 _NO_WORKDIR_ITSELF = ("/", "/home", "/opt", "/usr", "/usr/bin", "/usr/lib", "/usr/sbin", "/usr/local", "/var")
 _NOT_THE_IMAGE_S = (LABEL, "HOSTNAME", "TERM", "container")
-"""Variables that we set, and those that podman sets."""
+"""Variables that we set, and ones that podman sets."""
 _CONFINED = (
     *("--user", "0:0", "--cap-drop", "ALL", "--cap-add", "CHOWN", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER"),
     *("--security-opt", "no-new-privileges", "--hostname", "gangline", "--workdir", "/", "--log-driver", "none"),
@@ -76,7 +76,7 @@ _CONFINED = (
 
 
 class _ContainerRuntime(Runtime):
-    """The common part of both."""
+    """The common base of both."""
 
     name: ClassVar[str]
     is_keepable: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class _ContainerRuntime(Runtime):
         return None
 
     def _check_program(self) -> None:
-        """Raises: RuntimeUnavailable, with the line to run."""
+        """Raises: RuntimeUnavailable, with the command that fixes it."""
         self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
@@ -116,20 +116,20 @@ class _ContainerRuntime(Runtime):
         return {"": engine_names(await self._engine.images(), short=self._finds_short_names)}
 
     async def check(self) -> None:
-        """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
+        """Query the engine. Raises: RuntimeUnavailable, with the command that fixes it."""
         self._check_program()
         try:
             await self._engine.containers([])
         except GanglineError as error:
             problem = error.message.rstrip(".")
-            advice = "" if problem.endswith("?") else f". {self._advice}"  # docker asks the same itself
+            advice = "" if problem.endswith("?") else f". {self._advice}"  # docker checks this itself
             raise RuntimeUnavailable(f"{self.name} does not answer: {problem}{advice}") from error
 
     _install: ClassVar[str]
     _advice: ClassVar[str]
 
     def _refuse_user(self) -> None:
-        """Raises: RuntimeUnavailable when it is not for the user that we are."""
+        """Raises: RuntimeUnavailable when the current user cannot use it."""
 
     def _user_options(self) -> list[str]:
         return []
@@ -157,7 +157,7 @@ class _ContainerRuntime(Runtime):
         return await _ContainerSandbox(self._engine, start, image, bound, options, self._gpus).begun()
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
+        """The engine is queried only if a folder shows that it was used; otherwise it may be broken or missing."""
         found: set[str] = set()
         if await asyncio.to_thread(_was_used, self.name, owner, root):
             labelled = await self._engine.containers([f"gangline.owner={owner}", f"gangline.runtime={self.name}"])
@@ -204,16 +204,16 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     """State of a container since it was last started."""
 
     was_made: bool = False
-    """Whether there is a container; it is started again then."""
+    """Whether the container exists; if so, it is started again."""
     env: Mapping[str, str] = {}
     """Variables that the image sets."""
     written: Sequence[Path] = ()
-    """Host folders with the files that it has written; none where the engine does not report them."""
+    """Host folders with the files that it has written; empty if the engine does not report them."""
     filters: Sequence[bytes] = ()
-    """The engine's filters of system calls; none where they cannot be read."""
+    """The engine's system call filters; empty if they cannot be read."""
     groups: Cgroups
     shares_network: bool = False
-    """Whether it is in the machine's own network."""
+    """Whether it is in the host's network."""
 
 
 class _ContainerSandbox(SupervisedSandbox):
@@ -233,7 +233,7 @@ class _ContainerSandbox(SupervisedSandbox):
         workdir = checked_folder(start.spec.workdir, "runtime.workdir")
         folders = [checked_folder(path, "runtime.folders") for path in start.spec.folders]
         self._own = list(dict.fromkeys([HOME, workdir, *folders]))
-        """Folders of the agent's."""
+        """The agent's folders."""
         has_keys = may_use_keys(start.spec.system_calls_allow)
         user = HeldUser(start.runtime_id, has_keys=has_keys) if os.geteuid() == 0 else None
         grader_home = None if user is None else GRADER_HOME
@@ -250,7 +250,7 @@ class _ContainerSandbox(SupervisedSandbox):
 
     @property
     def _uid(self) -> int:
-        """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
+        """The agent's user in the container. An ordinary user's agent runs as that user, who then owns its files."""
         return os.geteuid() if self._user is None else self._user.uid
 
     @property
@@ -271,7 +271,7 @@ class _ContainerSandbox(SupervisedSandbox):
 
     async def _begin(self) -> None:
         life = await to_end(self._another_life())
-        # An ordinary user's supervisors are the container's root, which is not the agent.
+        # With an ordinary user, supervisors run as the container's root, not as the agent.
         supervisor_uid = None if os.geteuid() == 0 else 0
         self._spawner = Spawner(self._mark.label, life.proc_fd, supervisor_uid)
         self._run = msgspec.structs.replace(self._run, shares_network=life.is_in_our_network())
@@ -295,7 +295,7 @@ class _ContainerSandbox(SupervisedSandbox):
         return life
 
     async def _first_pid(self) -> int:
-        """Start the container. Returns its first process."""
+        """Start the container. Returns the pid of its first process."""
         name, folder = container_name(self._start.runtime_id), self._start.folder
         if self._run.was_made:
             await self._engine.start(name, folder)
@@ -312,8 +312,8 @@ class _ContainerSandbox(SupervisedSandbox):
         return inspected.pid
 
     def _run_options(self) -> list[str]:
-        """Options from `start`; the others were given before."""
-        # Without a network an engine knows no address for the container's own name.
+        """Options from `start`; the others were set earlier."""
+        # Without a network an engine has no address for the container's own name.
         network = (
             [] if self._start.spec.network == "full" else ["--network", "none", "--add-host", "gangline:127.0.0.1"]
         )
@@ -321,7 +321,7 @@ class _ContainerSandbox(SupervisedSandbox):
         return [*network, *limits, *names, *self._gpus.options, *self._mounts(), *_labels(self._mark), *self._options]
 
     def _inner_limits(self) -> LimitsSpec:
-        """Limits with room for processes that are not the agent's."""
+        """Limits with room for processes that do not belong to the agent."""
         limits = self._start.spec.limits
         num_pids = None if limits.max_pids is None else limits.max_pids + _OURS
         return limits.model_copy(update={"max_pids": num_pids})
@@ -370,7 +370,7 @@ class _ContainerSandbox(SupervisedSandbox):
         return self._life.kill_all
 
     def _files(self) -> AbstractContextManager[SharedFolders]:
-        """Through the root of this very life of the container, open from here on."""
+        """Through the root of this life of the container, opened here."""
         assert self._life is not None
         life, root = self._life, self._life.root()
         uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
@@ -439,13 +439,13 @@ def _limits_options(limits: LimitsSpec) -> list[str]:
 
 
 def _parents(paths: Sequence[str]) -> list[str]:
-    """All folders above, the outermost first."""
+    """All parent folders, outermost first."""
     found = {parent for path in paths for parent in PurePosixPath(path).parents}
     return [str(path) for path in sorted(found, key=lambda path: len(path.parts))]
 
 
 def check_spec(spec: RuntimeSpec, runtime: str) -> None:
-    """Raises: InvalidRequest where no container of `runtime` could be made of it."""
+    """Raises: InvalidRequest when a container of `runtime` cannot meet it."""
     if spec.python is not None:
         raise InvalidRequest(f"runtime.python: runtime `{runtime}` has none: install the packages into its image.")
     checked_image(spec.image, runtime)

@@ -1,21 +1,21 @@
-"""The services of one sandbox: other containers, which begin before its first command and end with it.
+"""The services of one sandbox: other containers, which start before its first command and end with it.
 
-Each is in the network namespace of a container that only waits, and was linked to the others before: a program finds
-its network when it begins, as it does under an engine's own. Names are lines of `/etc/hosts`.
+Each is in the network namespace of a waiting container that was linked to the others before, so a program finds its
+network at its start, as with an engine's own networks. Names are lines of `/etc/hosts`.
 
 Laws
-- Nothing is pulled, published or mounted, and a service's container has no options but those that are written here.
+- Nothing is pulled, published or mounted, and a service's container has only the options written here.
 - Services see neither the node's proxy nor the hosts of network `list`. Under `full` they have the engine's network.
-- They have no pipe that ends them, as the agent's container has: after a crash they are off their network with its end,
+- They have no pipe that ends them, as the agent's container has: after a crash they lose their network when it ends,
   and are removed by their labels.
 
-The network between a session's containers: links between their network namespaces, of our own making.
+The network between a session's containers consists of links between their network namespaces, which we make.
 
 Laws
-- No engine's network takes part: no address of this machine, no name server, no rule of a firewall. Nothing of it is in
-  this machine's own network, and it ends with the namespaces that it is in.
-- All sessions have the same addresses, which no other session's containers can reach.
-- The bridge is in the namespace of the first service, which lasts as long as the session: links between services last
+- It uses no engine network: no address of this machine, name server or firewall rule. None of it is in this machine's
+  own network, and it disappears with its namespaces.
+- All sessions use the same addresses, which no other session's containers can reach.
+- The bridge is in the namespace of the first service, which lasts as long as the session: links between services stay
   when the agent's container begins another life.
 """
 
@@ -36,7 +36,7 @@ from gangline.machine.programs import program
 from gangline.sandbox.containers.engine import Engine, checked_image, container_name
 
 _AGENT = "main"
-"""The name that the agent's container has for services, as in Harbor's compose files."""
+"""Name of the agent's container for services, as in Harbor's compose files."""
 _WAITING = ("sleep", "2147483647")
 _TRY_S = 1.0
 _UNPRIVILEGED = ("--security-opt", "no-new-privileges", "--no-healthcheck")
@@ -47,11 +47,11 @@ _SERVES = (
 )
 
 _ADDRESSES = "198.18.0.{}"
-"""Part of the block for benchmarks (RFC 2544), which the internet does not route: it hides no host from anyone."""
+"""Part of the benchmark block (RFC 2544), which is not routed on the internet, so it hides no real host."""
 _LINK = "services"
 """The network's name in each container."""
 _AGENT_HARDWARE = "02:00:c6:12:00:01"
-"""The agent's container keeps it in all its lives, so that nobody sends to an earlier one."""
+"""The agent's container keeps it in all its lives, so that frames are not sent to an earlier one."""
 _PATIENCE_S = 30.0
 
 
@@ -64,7 +64,7 @@ class Wiring:
     """One session's network."""
 
     def __init__(self, entering: Sequence[str]) -> None:
-        """entering: command line before `nsenter` that has the privileges for it."""
+        """entering: start of a command line with the privileges for `nsenter`."""
         self._entering = tuple(entering)
         self._hub: int | None = None
         self._num_lives = 0
@@ -81,9 +81,9 @@ class Wiring:
         self._hub = hub
 
     async def join_agent(self, pid: int) -> None:
-        """Link the agent's container, once in each of its lives. Raises: as `join_services`."""
+        """Link the agent's container, once in each of its lives. Raises: like `join_services`."""
         assert self._hub is not None
-        self._num_lives += 1  # the link of an ended life may last a little longer than it
+        self._num_lives += 1  # the link of an ended life may outlast it briefly
         await self._ip(self._hub, _plug(f"main{self._num_lives}", pid, f"address {_AGENT_HARDWARE}"))
         await self._ip(pid, _given(0))
 
@@ -104,7 +104,7 @@ class Wiring:
 
 
 def _plug(name: str, pid: int, hardware: str = "") -> list[str]:
-    """Commands in the bridge's namespace: a link from it to a process's namespace."""
+    """Commands in the bridge's namespace that link it to a process's namespace."""
     return [
         f"link add {name} type veth peer name {_LINK} {hardware} netns {pid}",
         f"link set {name} master {_LINK} up",
@@ -112,12 +112,12 @@ def _plug(name: str, pid: int, hardware: str = "") -> list[str]:
 
 
 def _given(number: int) -> list[str]:
-    """Commands in a container's namespace."""
+    """Commands in a container's namespace that set its address."""
     return [f"addr add {address(number)}/24 dev {_LINK}", f"link set {_LINK} up"]
 
 
 def _refuse_own(pid: int) -> None:
-    """Raises: RuntimeFailed where the process is in this machine's network, or gone. Blocking."""
+    """Raises: RuntimeFailed when the process is in this machine's network, or gone. Blocking."""
     try:
         ours, theirs = os.stat("/proc/self/ns/net"), Path(f"/proc/{pid}/ns/net").stat()
     except OSError as error:
@@ -130,13 +130,13 @@ def _refuse_own(pid: int) -> None:
 
 
 class Services:
-    """The containers alongside an agent's."""
+    """The side containers of an agent's container."""
 
     def __init__(
         self, engine: Engine, start: RuntimeStart, image: str, labels: Sequence[str], limits: Sequence[str]
     ) -> None:
         """
-        image: has `sleep`, as the agent's has.
+        image: must have `sleep`, as the agent's does.
         labels, limits: options for each container.
         """
         self._engine = engine
@@ -147,7 +147,7 @@ class Services:
         self._wiring = Wiring(engine.entering)
         self._were_made = False
         self._pids: dict[str, int] = {}
-        """Service -> first process of the container whose network it is in."""
+        """Service -> first process of the container whose network it uses."""
         self._numbers = {name: number for number, name in enumerate(start.spec.services, 1)}
 
     @property
@@ -156,14 +156,14 @@ class Services:
 
     @property
     def names_options(self) -> list[str]:
-        """Options by which a container knows the others' names."""
+        """Options that give a container the others' names."""
         numbers = {_AGENT: 0, **self._numbers} if self._numbers else {}
         return [piece for name, number in numbers.items() for piece in ("--add-host", f"{name}:{address(number)}")]
 
     async def join(self, pid: int) -> None:
         """Start all services once, and link the agent's container, whose first process is `pid`.
 
-        Raises: InvalidRequest when an image is not there, RuntimeFailed when one does not come to work.
+        Raises: InvalidRequest when an image is missing, RuntimeFailed when a service does not start.
         """
         if not self._specs:
             return
@@ -191,7 +191,7 @@ class Services:
         await to_end(self._wiring.join_services(tuple(self._pids.values())))
 
     def _names_of(self, name: str) -> list[str]:
-        """Options by which a service's container knows its own name and the others'."""
+        """Options that give a service's container its own name and the others'."""
         return ["--hostname", name, *self.names_options]
 
     async def _begin_all(self) -> None:
@@ -207,7 +207,7 @@ class Services:
                 await self._refuse_ended(name)
 
     async def _begin_in_turn(self, name: str, turns: Mapping[str, _Turn]) -> None:
-        """Start a service when those that it depends on are as they should be, and wait until it is ready."""
+        """Start a service once its dependencies meet their conditions, and wait until it is ready."""
         spec = self._specs[name]
         for other, condition in spec.depends_on.items():
             await (turns[other].ready if condition == "ready" else turns[other].started).wait()
@@ -255,7 +255,7 @@ class Services:
 
 
 class _Turn:
-    """The events that services wait for which depend on this one."""
+    """Events of one service, awaited by services that depend on it."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The services of a running sandbox, from outside: the engine is asked by their containers' names."""
+"""The services of a running sandbox, from outside: containers are addressed by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ContainerServices:
         self._containers = {name: container_name(runtime_id, f"service-{at}") for at, name in enumerate(names, 1)}
 
     def _container(self, service: str) -> str:
-        """Raises: RuntimeFailed: the task is wrong, so no reward may come of it."""
+        """Raises: RuntimeFailed: the task is wrong, so it must not lead to a reward."""
         if service not in self._containers:
             raise RuntimeFailed(f"the sandbox has no service {service!r}, but {', '.join(self._containers)}.")
         return self._containers[service]
@@ -76,7 +76,7 @@ class ContainerServices:
 
 
 async def _front(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """All is read, and one byte more than that kept, where there is more."""
+    """Read to the end and keep at most `max_bytes` + 1 bytes."""
     kept = bytearray()
     while data := await stream.read(1 << 16):
         kept += data[: max_bytes + 1 - len(kept)]

@@ -1,8 +1,8 @@
 """Builds images, or finds an existing one. Blocking; output of the building program goes to stderr.
 
-Recipe -> the text of a definition file (Apptainer) or a Dockerfile, by Jinja2. Builds nothing.
+`render` turns a recipe into the text of a definition file (Apptainer) or a Dockerfile with Jinja2, without building.
 
-All values of a recipe are quoted for their shell; a name that a template does not know is an error.
+All values of a recipe are quoted for the shell. An undefined name in a template is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ASK_S = 60.0
 _DEFINITION = {"apptainer": "image.def", "docker": "Dockerfile"}
 
 LOCK_NAME = "requirements.lock"
-"""The lock file's name alongside the definition, and in `/opt/gangline` of the image."""
+"""The lock file's name, next to the definition and in `/opt/gangline` of the image."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _BUILT_IN = {"apptainer": "apptainer.def.j2", "docker": "Dockerfile.j2"}
 
@@ -90,11 +90,11 @@ def _variables(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     record: ImageRecord
     is_new: bool
-    """False: it was there."""
+    """False: the image existed already."""
 
 
 class ImageBuilder:
-    """Builds with `apptainer` and `docker`, and keeps records in `folder`, Apptainer's images too."""
+    """Builds with `apptainer` and `docker`, and keeps records and Apptainer's images in `folder`."""
 
     def __init__(self, folder: Path, *, apptainer: Sequence[str], docker: Sequence[str]) -> None:
         self.shelf = Shelf(folder)
@@ -103,11 +103,11 @@ class ImageBuilder:
         self._docker = tuple(docker)
 
     def definition(self, recipe: Recipe) -> str:
-        """The definition that would be built. Raises: InvalidRequest."""
+        """The definition that `build` would use. Raises: InvalidRequest."""
         return render(recipe, Inputs.read(recipe, self._base_identity(recipe)))
 
     def build(self, recipe: Recipe) -> Built:
-        """Raises: InvalidRequest, RuntimeUnavailable, RuntimeFailed when the program that builds fails."""
+        """Raises: InvalidRequest, RuntimeUnavailable, RuntimeFailed when the build program fails."""
         inputs = Inputs.read(recipe, self._base_identity(recipe))
         text = render(recipe, inputs)
         with self.shelf.alone():
@@ -141,7 +141,7 @@ class ImageBuilder:
     def prune(self, num_kept: int) -> list[ImageRecord]:
         """Remove all but the newest images of each name and kind, and the remains of failed builds.
 
-        Raises: RuntimeUnavailable when docker's images are among them, and docker is not there.
+        Raises: RuntimeUnavailable when some are docker images and docker is missing.
         """
         with self.shelf.alone():
             removed = self.shelf.old(num_kept)
@@ -169,8 +169,8 @@ class ImageBuilder:
         return self._docker_id(record.image) is not None
 
     def _base_identity(self, recipe: Recipe) -> str:
-        """Digest of a file's content, or of docker's image of that name; for a folder, or an image that is not here
-        yet, its name."""
+        """Digest of a file's content, or of a local docker image; for a folder, or an image that is not local yet, its
+        name."""
         path = Path(recipe.base)
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The images in folders of this machine, for runtimes whose images are paths."""
+"""Lists images in folders of this machine, for runtimes whose images are paths."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gangline.settings.machine import Settings
 
 
 def built_images(settings: Settings) -> Path:
-    """Folder of the images that `gangline image build` makes."""
+    """Folder of the images made by `gangline image build`."""
     return settings.cache_dir / "images"
 
 
 async def images_in(settings: Settings) -> Mapping[str, Collection[str]]:
-    """Folder -> names in it; a folder that is not there has none. One that cannot be read is left out."""
+    """Folder -> names in it. A missing folder is empty; an unreadable one is left out."""
     return await run_to_end(_listed, (*settings.image_folders, built_images(settings)))
 
 

@@ -1,4 +1,4 @@
-"""The content of an image, and the conditions for reusing an existing one. Pure, but that it reads files.
+"""The content of an image, and the conditions for reusing an existing one. Pure, except for reading files.
 
 Source: ProRL Agent, 3.2.2 (three caching modes).
 """
@@ -31,7 +31,7 @@ def _one_word(base: str) -> str:
 
 
 class Tool(BaseModel):
-    """An agent program that is baked in."""
+    """An agent program installed into the image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -39,9 +39,9 @@ class Tool(BaseModel):
     command: str
     source: Literal["npm", "pypi"]
     requirements: tuple[str, ...]
-    """As npm or pip takes them, with their versions."""
+    """In npm's or pip's syntax, with versions."""
     oldest: tuple[int, int] = (0, 0)
-    """Oldest Node, or Python, that runs it."""
+    """Oldest Node or Python version that runs it."""
 
 
 class Recipe(BaseModel):
@@ -50,30 +50,30 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
-    """Name of the image; each build of it has a digest alongside its name."""
+    """Name of the image; each build adds a digest to it."""
     kind: ImageKind = "apptainer"
     base: Annotated[str, AfterValidator(_one_word)] = "docker://debian:bookworm-slim"
     """Image to start from: a name in a registry, with or without `docker://`; an image file or root folder."""
     caching: Caching = "versioned"
-    """`scratch`: always built. `versioned`: an image of the same base image and version of Gangline will do. `lock`:
-    one of the same dependency lock."""
+    """`scratch`: always build. `versioned`: reuse an image of the same base image and version of Gangline. `lock`:
+    reuse one with the same dependency lock."""
     lock: Path | None = None
-    """File of pinned requirements, as pip takes them; installed into the image's Python."""
+    """File of pinned requirements for pip, installed into the image's Python."""
     packages: tuple[Annotated[str, Field(pattern=_PACKAGE)], ...] = ()
     """Debian packages."""
     tools: tuple[Tool, ...] = ()
     definition: Path | None = None
-    """A definition file or Dockerfile of one's own, used as it is; one whose name ends in `.j2` is a Jinja2 template
-    with the same variables as ours."""
+    """A custom definition file or Dockerfile, used unchanged. A name ending in `.j2` marks a Jinja2 template with the
+    same variables as the built-in ones."""
 
     @property
     def is_base_local(self) -> bool:
-        """Whether it starts from a file or folder of this machine."""
+        """Whether it is built from a file or folder of this machine."""
         return self.base.startswith(("/", "./", "../")) or self.base.endswith(".sif")
 
     @property
     def base_name(self) -> str:
-        """Without how it is fetched; a path absolute."""
+        """The base without its scheme; a path is absolute."""
         return str(Path(self.base).absolute()) if self.is_base_local else self.base.rpartition("://")[2]
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """The current content of a recipe's files and base image."""
 
     base: str
-    """The base image: a digest where it is known, else the name."""
+    """The base image: its digest if known, else its name."""
     lock_sha256: str | None
     definition_sha256: str | None
     framework: str = __version__
@@ -100,7 +100,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         return cls(base=base, lock_sha256=_sha256_of(recipe.lock), definition_sha256=_sha256_of(recipe.definition))
 
     def key(self, recipe: Recipe) -> str | None:
-        """Two recipes with the same key are served by one image; None: by none that is there."""
+        """Recipes with the same key share one image. None: never reuse an image."""
         if recipe.caching == "scratch":
             return None
         asked = [
@@ -117,7 +117,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(parts: Iterable[str]) -> str:
-    """Digest of text in pieces; their boundaries count."""
+    """Digest of a sequence of texts; their boundaries count."""
     return hashlib.sha256(msgspec.json.encode(list(parts))).hexdigest()
 
 

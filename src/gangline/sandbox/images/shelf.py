@@ -1,6 +1,6 @@
-"""The images that are there: one record alongside each. Blocking.
+"""The existing images: one record next to each. Blocking.
 
-A record is written in one step when its image is whole; an image without one remains from a failed build.
+A record is written atomically once its image is complete; an image without a record is left from a failed build.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: ImageKind
     digest: str
-    """Digest of all parts: names the image."""
+    """Digest of all parts; names the image."""
     image: str
     """The value for `runtime.image` of a task: a path, or a name with a tag."""
     caching: Caching
@@ -52,7 +52,7 @@ class Shelf:
                 yield msgspec.json.decode(path.read_bytes(), type=ImageRecord)
 
     def find(self, key: str) -> ImageRecord | None:
-        """The newest with that key."""
+        """The newest record with that key."""
         return next((record for record in self.records() if record.key == key), None)
 
     def put(self, record: ImageRecord) -> None:
@@ -66,7 +66,7 @@ class Shelf:
         return self.folder / f"{record.name}-{record.digest[:12]}.{record.kind}.json"
 
     def old(self, num_kept: int) -> list[ImageRecord]:
-        """All but the newest of each name and kind."""
+        """All but the newest records of each name and kind."""
         seen: dict[tuple[str, str], int] = {}
         found: list[ImageRecord] = []
         for record in self.records():
@@ -78,7 +78,7 @@ class Shelf:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """One builder at a time: the second finds the first one's image."""
+        """Allows one builder at a time: the second finds the first one's image."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".lock", wait=True):
             yield

@@ -1,5 +1,5 @@
 """Sandboxes that outlive a node's process.
 
-`keeper` is the process that owns them, `kept` the node's side of it, and `link` and `wire` the connection between the
-two. Start with `kept`.
+`keeper` is the process that owns them, `kept` the node's side, and `link` and `wire` the connection between them. Start
+with `kept`.
 """

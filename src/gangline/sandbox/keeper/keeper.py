@@ -1,19 +1,19 @@
 """The keeper: the process that keeps a node's sandboxes alive while the node is away.
 
-Started by the node with the first sandbox (`python -m gangline.sandbox.keeper.keeper`), in its own session, it
-owns what must outlive the node: the processes that hold namespaces, the supervisors of commands and their output, the
-listeners inside the sandboxes, and the listening socket of the agents' port: in its backlog calls wait for the node's
-next life.
+Started by the node with the first sandbox (`python -m gangline.sandbox.keeper.keeper`), in its own session. It owns
+everything that must outlive the node: the processes that hold namespaces, the supervisors of commands and their output,
+the listeners inside the sandboxes, and the listening socket of the agents' port, in whose backlog calls wait for the
+node's next start.
 
 Laws
-- Nothing outlives the node by more than the grace. A node that stops in order ends the keeper; when the connection is
-  lost, sandboxes that were not meant to outlive the node are removed at once, and the others when the grace has passed.
-- Nothing outlives the node's interest in it: from time to time the node says which sandboxes it holds, in the order of
-  its requests; any other is stopped, be it that its handle was lost or that stopping it failed.
-- Nothing outlives the keeper: every sandbox dies with its parent, and that is this process's only thread that starts
+- Nothing outlives the node by more than the grace. A node that stops normally ends the keeper. When the connection is
+  lost, sandboxes that were not meant to outlive the node are removed at once, and the others after the grace.
+- The node periodically lists the sandboxes that it holds, in order with its requests. Any other sandbox is stopped,
+  whether its handle was lost or stopping it failed.
+- Nothing outlives the keeper: every sandbox dies with its parent, which is the only thread of this process that starts
   any. Leftovers of a killed keeper (folders, control groups) are reaped by its node.
-- One node at a time, of the same user; the next one is heard when all that the last one left undone is removed.
-- It knows nothing of sessions: a note of the node's is kept in memory alongside a sandbox and given back as it is.
+- It serves one node at a time, of the same user. The next node is served after unfinished work of the last is removed.
+- It knows nothing about sessions: the node's note is kept in memory with a sandbox and returned unchanged.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from gangline.settings import plugins
 log = logging.getLogger("gangline.keeper")
 
 _UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate, wire.CloseChannel, wire.Reset, wire.Release, wire.TakeCheckpoint)
-"""Requests that are done to their end, whoever goes."""
+"""Requests that are completed even if the node goes away."""
 
 
 class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The start options of a keeper: its one argument, as JSON."""
+    """The start options of a keeper, passed as JSON in its one argument."""
 
     listening_fd: int
     """Descriptor of the Unix socket where nodes connect."""
     folder: str
-    """Where that socket is."""
+    """Folder of that socket."""
     agents_fd: int
     """Descriptor of the listening socket that agents reach."""
     grace_s: float
-    """How long a node may be away."""
+    """How long a node may be away, in seconds."""
 
 
 class _Hosted:
@@ -64,12 +64,12 @@ class _Hosted:
         self.runtime = runtime
         self.handle = handle
         self.note: bytes | None = None
-        """None: it does not outlive the node."""
+        """None: the sandbox does not outlive the node."""
         self.spent_s = 0.0
         self.run: asyncio.Task[ExecResult] | None = None
-        """The command that does."""
+        """The command that outlives the node."""
         self.channels: dict[str, Channel] = {}
-        """By id: open, or ended and not closed."""
+        """By id: open ones, and ended ones that are not closed."""
 
     @property
     def facts(self) -> wire.Facts:
@@ -88,16 +88,16 @@ class _Keeper:
     def __init__(self, listening: socket.socket, agents: socket.socket, grace_s: float) -> None:
         self.sandboxes: dict[str, _Hosted] = {}
         self.runtimes: dict[str, Runtime] = {}
-        """By name; made when they are first asked for."""
+        """By name; created on first use."""
         self.checkpoints: dict[str, Checkpoint] = {}
-        """Those that were not released. They end with this process."""
+        """Checkpoints that were not released. They end with this process."""
         self.grace_s = grace_s
         self._listening = listening
         self._agents = agents
         self._forgetting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve one node after another, until one ends this, or none comes for the grace."""
+        """Serve one node after another, until one ends this process or none connects within the grace."""
         node = await self._next_node(self.grace_s)
         while node is not None:
             with node:
@@ -111,7 +111,7 @@ class _Keeper:
             node = await self._next_node(self.grace_s)
 
     def forget_all_but(self, held: Collection[str]) -> None:
-        """Stop the sandboxes that the node has forgotten."""
+        """Stop all sandboxes that the node does not hold."""
         forgotten = [one for runtime_id, one in self.sandboxes.items() if runtime_id not in held]
         if forgotten:
             log.warning("keeper.forgotten runtimes=%s", [one.handle.runtime_id for one in forgotten])
@@ -152,7 +152,7 @@ class _Keeper:
         return None
 
     async def _serve(self, node: socket.socket) -> bool:
-        """Do what the node asks until it is gone. Returns whether it ended this keeper."""
+        """Serve a node until it disconnects. Returns whether it ended this keeper."""
         descriptors, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptors.setblocking(False)
         with descriptors:
@@ -186,7 +186,7 @@ class _Keeper:
             writer.close()
 
     async def _stop(self, sandboxes: Iterable[_Hosted]) -> None:
-        """Sandboxes that cannot be stopped are left to the reaper."""
+        """Stop sandboxes. The reaper removes any that cannot be stopped."""
         stopping = tuple(sandboxes)
         for sandbox in stopping:
             del self.sandboxes[sandbox.handle.runtime_id]
@@ -196,7 +196,7 @@ class _Keeper:
 
 
 class _Service:
-    """The requests of one node, each a task."""
+    """The requests of one node, one task each."""
 
     def __init__(self, keeper: _Keeper, writer: asyncio.StreamWriter, descriptors: socket.socket) -> None:
         self._keeper = keeper
@@ -236,7 +236,7 @@ class _Service:
         task.cancel()
 
     async def close(self) -> None:
-        """Undo the pending requests of a node that is gone, except commands that outlive it."""
+        """Undo the pending requests of a disconnected node, except commands that outlive it."""
         for request, task in tuple(self._tasks.values()):
             if not isinstance(request, _UNDISTURBED):
                 task.cancel()
@@ -248,7 +248,7 @@ class _Service:
         if error is None:
             wire.write_message(self._writer, wire.Answered(number, msgspec.Raw(wire.encode(done.result()))))
             return
-        if not isinstance(error, (GanglineError, asyncio.CancelledError)):  # the boundary of this process
+        if not isinstance(error, (GanglineError, asyncio.CancelledError)):  # last resort of this process
             log.error("keeper.internal_error", exc_info=error)
         known = out_of_files(error) or error
         reported = known if isinstance(known, GanglineError) else RuntimeFailed(f"{type(error).__name__}: {error}")
@@ -364,7 +364,7 @@ def _is_short(request: wire.Exec | wire.Rejoin) -> bool:
 
 
 async def _ended(sandbox: _Hosted) -> ExecResult:
-    """Waiting for it does not own it. Raises: RuntimeFailed."""
+    """Wait for the command without owning it. Raises: RuntimeFailed."""
     if sandbox.run is None:
         raise RuntimeFailed(f"no command of sandbox {sandbox.handle.runtime_id} was to be waited for.")
     await asyncio.wait({sandbox.run})
@@ -372,7 +372,7 @@ async def _ended(sandbox: _Hosted) -> ExecResult:
 
 
 def _seen(task: asyncio.Task[ExecResult]) -> None:
-    """Mark its error as retrieved, since perhaps nobody awaits it."""
+    """Mark its error as retrieved, since it may never be awaited."""
     if not task.cancelled():
         task.exception()
 

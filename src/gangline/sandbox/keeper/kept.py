@@ -1,7 +1,7 @@
 """The node's side of its keeper: runtimes whose sandboxes live there, and the sandboxes that outlived the node.
 
-A keeper that dies takes its sandboxes along. Its leftovers are reaped before another one is started, with the next
-sandbox; until then its sandboxes answer `RuntimeFailed`.
+When a keeper dies, so do its sandboxes, which then raise `RuntimeFailed`. Its leftovers are reaped when the next
+sandbox starts another keeper.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from gangline.settings import plugins
 log = logging.getLogger("gangline.keeper")
 
 _END_S = 30.0
-"""How long a keeper may take to stop everything."""
+"""How long a keeper may take to stop everything, in seconds."""
 
 
 def reap_keeper(owner: str) -> None:
-    """Kill the keeper of this node, and with it all its sandboxes. Blocking."""
+    """Kill this node's keeper, and with it all its sandboxes. Blocking."""
     kill_labelled(_label(owner).__eq__)
 
 
@@ -58,39 +58,39 @@ def _environment(owner: str) -> dict[str, str]:
 
 
 class Keeper:
-    """`join` before use; `close` or `leave` at the end."""
+    """Call `join` before use, and `close` or `leave` at the end."""
 
     def __init__(self, folder: Path, *, owner: str, runtimes_folder: Path, grace_s: float) -> None:
         """
         folder: for its socket and its log.
-        owner: label of the node; the same over its lives.
-        runtimes_folder: where all sandboxes of the node have their folders.
-        grace_s: how long it keeps sandboxes when this process is gone; 0: there is no keeper.
+        owner: label of the node, the same after a restart.
+        runtimes_folder: contains the folders of all sandboxes of the node.
+        grace_s: how long it keeps sandboxes when this process is gone; 0: no keeper.
         """
         self.kept: list[KeptSandbox] = []
-        """Sandboxes that an earlier life of this node left, with the command that was to outlive it."""
+        """Sandboxes left by an earlier process of this node, with the commands that were to outlive it."""
         self.checkpoints: list[Checkpoint] = []
-        """Those that an earlier life of this node left."""
+        """Checkpoints left by an earlier process of this node."""
         self._folder = folder
         self._owner = owner
         self._runtimes_folder = runtimes_folder
         self._grace_s = grace_s
         self._held: dict[object, str] = {}
-        """Ids of sandboxes, each under its own key for an id may come again: from before one is asked for until it
-        was stopped, or nobody has its handle any more."""
+        """Ids of sandboxes, each under a separate key, since an id may come again. An entry lasts from the request for
+        a sandbox until it is stopped or its handle is garbage."""
         self._plugins: dict[str, Runtime] = {}
-        """By name; made when they are first asked for."""
+        """By name; created on first use."""
         self._agents: socket.socket | None = None
         self._link: Link | None = None
         self._lock = asyncio.Lock()
         self._pid: int | None = None
-        """Process id of the keeper, where it is our child."""
+        """Process id of the keeper, if it is our child."""
 
     async def join(self, bind: Callable[[], socket.socket]) -> socket.socket:
-        """Connect to the keeper of an earlier life of this node; where there is none, one is started when it is needed.
+        """Connect to the keeper of an earlier process of this node. If there is none, one is started when needed.
 
-        Returns the listening socket of the agents' port: the earlier one, or the one that `bind` makes. It is the
-        caller's to close, at the end.
+        Returns the listening socket of the agents' port: the earlier one, or the one that `bind` makes. The caller
+        closes it at the end.
         """
         begun = await connect(self._folder)
         if begun is None:
@@ -103,7 +103,7 @@ class Keeper:
         return self._agents
 
     async def start(self, runtime: str, start: RuntimeStart) -> Sandbox:
-        """Start a sandbox of the runtime of that name: in the keeper, where it may live there.
+        """Start a sandbox of the named runtime: in the keeper, if the runtime supports it.
 
         Raises: UnknownPlugin, RuntimeFailed, and the runtime's errors.
         """
@@ -117,14 +117,14 @@ class Keeper:
             facts = await link.ask(wire.Start(runtime=runtime, start=start), wire.Facts)
             return KeptSandbox(self, link, facts)
         except asyncio.CancelledError:
-            with suppress(RuntimeFailed):  # it may have started in the very moment
+            with suppress(RuntimeFailed):  # it may just have started
                 await link.ask(wire.Stop(runtime_id=start.runtime_id), None)
             raise
         finally:
             del self._held[asking]
 
     async def release(self, checkpoint: Checkpoint) -> None:
-        """See `Runtime.release`. Where the keeper is gone, the checkpoint is too."""
+        """See `Runtime.release`. If the keeper is gone, so is the checkpoint."""
         plugin = self._plugin(checkpoint.runtime)
         if self._grace_s > 0 and plugin.is_keepable:
             if self._link is not None and not self._link.is_lost:
@@ -140,7 +140,7 @@ class Keeper:
         return plugin
 
     def hold(self, handle: KeptSandbox) -> Callable[[], object]:
-        """Keep the sandbox until the handle is garbage, or the returned function is called."""
+        """Keep the sandbox until the handle is garbage-collected, or the returned function is called."""
         key = object()
         self._held[key] = handle.runtime_id
         let_go = weakref.finalize(handle, self._held.pop, key)
@@ -148,12 +148,12 @@ class Keeper:
         return let_go
 
     def tell_held(self) -> None:
-        """Have forgotten sandboxes stopped. Call it from time to time."""
+        """Report the sandboxes still held, so that the keeper stops the others. Call it periodically."""
         if self._link is not None:
             self._link.send(wire.Held(list(self._held.values())))
 
     def stopping(self) -> None:
-        """From here on nothing outlives this process, however it ends."""
+        """From here on nothing outlives this process, even if it crashes."""
         if self._link is not None:
             self._link.send(wire.Stopping())
 
@@ -173,7 +173,7 @@ class Keeper:
             await link.close()
 
     async def settled(self, link: Link) -> None:
-        """Returns when nothing is left of the sandboxes behind a lost link."""
+        """Returns once nothing is left of the sandboxes behind a lost link."""
         if link is self._link:
             async with self._lock:
                 await self._let_go(link)
@@ -190,7 +190,7 @@ class Keeper:
             return self._link
 
     async def _let_go(self, link: Link) -> None:
-        """The lock is held."""
+        """Call with the lock held."""
         if link is not self._link:
             return
         log.error("keeper.lost owner=%s", self._owner)
@@ -201,7 +201,7 @@ class Keeper:
         self._link = None
 
     async def _end_process(self) -> None:
-        """End a keeper that is gone, or is to go."""
+        """Wait for a keeper to end, or kill it."""
         await asyncio.to_thread(reap_keeper, self._owner)
         forget(self._folder)
         if self._pid is not None:
@@ -216,11 +216,11 @@ class Keeper:
         if begun is None:
             await self._end_process()
             raise RuntimeFailed(f"the node's keeper of sandboxes did not start; it may say why in {log_file}.")
-        begun.agents.close()  # ours already
+        begun.agents.close()  # already ours
         return begun.link
 
     def _spawn(self, log_file: Path) -> int:
-        """Its process id. Its socket listens before it lives, so that nobody has to wait to connect. Blocking."""
+        """Returns its process id. Its socket listens before it starts, so connecting needs no waiting. Blocking."""
         assert self._agents is not None
         self._folder.mkdir(mode=0o700, exist_ok=True)
         with listen(self._folder) as listening:
@@ -230,7 +230,7 @@ class Keeper:
                 agents_fd=self._agents.fileno(),
                 grace_s=self._grace_s,
             )
-            # Not a child to be waited for, in the end: it may outlive this process.
+            # Not waited for as a child: it may outlive this process.
             return os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", "gangline.sandbox.keeper.keeper", msgspec.json.encode(order).decode()],
@@ -246,10 +246,10 @@ class Keeper:
 
 
 class KeptSandbox(Sandbox):
-    """One sandbox that lives in the keeper: the contract's methods, and those that let it outlive the node."""
+    """One sandbox that lives in the keeper: the contract's methods, and the methods for outliving the node."""
 
     def __init__(self, keeper: Keeper, link: Link, facts: wire.Facts, kept: wire.Kept | None = None) -> None:
-        """`kept`: as an earlier life of the node left it."""
+        """`kept`: its state as an earlier process of the node left it."""
         super().__init__(
             runtime_id=facts.runtime_id,
             workdir=facts.workdir,
@@ -260,9 +260,9 @@ class KeptSandbox(Sandbox):
         self.note = None if kept is None else kept.note
         """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
-        """Seconds, as last reported."""
+        """Time used, in seconds, as last reported."""
         self.channels: tuple[str, ...] = () if kept is None else kept.channels
-        """Ids of the channels that an earlier life of the node left, in the order in which they were opened."""
+        """Ids of the channels left by an earlier process of the node, in the order in which they were opened."""
         self._limits = facts.limits
         self._keeper = keeper
         self._link = link
@@ -281,13 +281,13 @@ class KeptSandbox(Sandbox):
         except asyncio.CancelledError:
             if (ours := self._link.take(channel_id)) is not None:
                 ours.close()
-            with suppress(RuntimeFailed):  # it may have opened in the very moment
+            with suppress(RuntimeFailed):  # it may just have opened
                 await self._link.ask(wire.CloseChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
             raise
         return self._kept_channel(channel_id)
 
     async def rejoin_channel(self, channel_id: str) -> KeptChannel:
-        """Go on with a channel where the node's earlier life stopped: see `channels`. Raises: RuntimeFailed."""
+        """Continue a channel where the node's earlier process stopped: see `channels`. Raises: RuntimeFailed."""
         await self._link.ask(wire.RejoinChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
         return self._kept_channel(channel_id)
 
@@ -298,20 +298,20 @@ class KeptSandbox(Sandbox):
         return KeptChannel(self._link, self.runtime_id, channel_id, ours)
 
     async def run_lasting(self, request: ExecRequest, note: bytes) -> ExecResult:
-        """Run a command that outlives the node's process by the grace, with this sandbox. Both are in `Keeper.kept` of
-        the node's next life, where `rejoin` waits for the command's end."""
+        """Run a command that may outlive the node's process by the grace, together with this sandbox. After a restart
+        of the node both are in `Keeper.kept`, and `rejoin` waits for the command."""
         return await self._link.ask(wire.Exec(runtime_id=self.runtime_id, request=request, note=note), ExecResult)
 
     async def rejoin(self) -> ExecResult:
-        """The end of the command that was to outlive the node, also when it came meanwhile. Raises: RuntimeFailed."""
+        """Wait for the command that was to outlive the node; it may already have ended. Raises: RuntimeFailed."""
         return await self._link.ask(wire.Rejoin(runtime_id=self.runtime_id), ExecResult)
 
     async def annotate(self, note: bytes | None) -> None:
-        """Another note; with None the sandbox ends with the node. Raises: RuntimeFailed."""
+        """Replace the note; None: the sandbox ends with the node. Raises: RuntimeFailed."""
         await self._link.ask(wire.Annotate(runtime_id=self.runtime_id, note=note), None)
 
     def tell_spent(self, spent_s: float) -> None:
-        """How much of its budget the command that outlives the node has used."""
+        """Report the used budget of the command that outlives the node."""
         self._link.send(wire.Tell(runtime_id=self.runtime_id, spent_s=spent_s))
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -350,12 +350,12 @@ class KeptSandbox(Sandbox):
 
 
 class KeptChannel(SocketChannel):
-    """A channel to a command in the keeper; its bytes do not pass through the keeper."""
+    """A channel to a command in the keeper. Its bytes do not pass through the keeper."""
 
     def __init__(self, link: Link, runtime_id: str, channel_id: str, ours: socket.socket) -> None:
         super().__init__(ours)
         self.channel_id = channel_id
-        """Names it to `KeptSandbox.rejoin_channel` in the node's next life."""
+        """Id for `KeptSandbox.rejoin_channel` after a restart of the node."""
         self._link = link
         self._runtime_id = runtime_id
         asked = wire.ChannelEnd(runtime_id=runtime_id, channel_id=channel_id)
@@ -374,6 +374,6 @@ class KeptChannel(SocketChannel):
 
 
 def _seen(task: asyncio.Task[ExecResult]) -> None:
-    """Mark its error as retrieved, since perhaps nobody awaits it."""
+    """Mark its error as retrieved, since it may never be awaited."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""The connection from a node to its keeper: questions and their answers."""
+"""The connection from a node to its keeper: requests and their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline.sandbox.commands.holder import readable
 from gangline.sandbox.keeper import wire
 
 _FIRST_WORD_S = 60.0
-"""Seconds until a keeper's first message: it loads its code, or removes the previous node's unfinished work."""
+"""Seconds until a keeper's first message. It loads its code, or removes the previous node's unfinished work."""
 _SOCKET = "socket"
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ class Begun(NamedTuple):
 
 
 class Link:
-    """Asks; belongs to the node's event loop."""
+    """Sends requests. Belongs to the node's event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, descriptors: socket.socket) -> None:
         self._reader = reader
@@ -60,7 +60,7 @@ class Link:
     async def ask(self, request: wire.Request, kind: None) -> None: ...
 
     async def ask(self, request: wire.Request, kind: Any, sink: OutputSink | None = None) -> Any:
-        """The answer, of type `kind`. A cancelled caller waits until its request is undone, or done.
+        """Returns the answer, of type `kind`. A cancelled caller waits until its request is undone or done.
 
         Raises: RuntimeFailed when the keeper is gone; the runtime's errors.
         """
@@ -81,11 +81,11 @@ class Link:
             raise
         finally:
             self._sinks.pop(number, None)
-            del answer  # it has the error, whose traceback has this frame: the caller's would live in that cycle
+            del answer  # its traceback has this frame: a cycle that would keep the caller alive
         return msgspec.msgpack.decode(value, type=kind)
 
     def take(self, name: str) -> socket.socket | None:
-        """The descriptor that came under this name, before an answer; None when none did."""
+        """The descriptor received under this name before an answer, or None."""
         with suppress(OSError):
             while True:
                 message, fds, _flags, _address = socket.recv_fds(self._descriptors, 256, 1)
@@ -119,10 +119,10 @@ class Link:
             answer.set_exception(wire.error_of(message))
 
     async def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self.lost.cancel()
         await asyncio.wait({self.lost})
-        self._writer.close()  # it may have had no time to begin
+        self._writer.close()  # it may not have started yet
         self._descriptors.close()
 
 
@@ -132,7 +132,7 @@ def _gone() -> RuntimeFailed:
 
 @contextmanager
 def _short(folder: Path) -> Generator[str]:
-    """A name of the folder that fits the 108 bytes of a Unix socket's address."""
+    """A path of the folder that fits the 108 bytes of a Unix socket's address."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -141,7 +141,7 @@ def _short(folder: Path) -> Generator[str]:
 
 
 def listen(folder: Path) -> socket.socket:
-    """A socket where nodes connect; for this user only. The folder must be for this user only too."""
+    """A socket where nodes connect, for this user only. The folder must be private to this user too."""
     (folder / _SOCKET).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -167,7 +167,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 async def connect(folder: Path) -> Begun | None:
-    """To the keeper that listens there; None when there is none, or one of another version."""
+    """Connect to the keeper that listens there. Returns None if there is none, or one of another version."""
     connection = _connected(folder)
     if connection is None:
         return None

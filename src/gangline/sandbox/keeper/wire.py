@@ -1,8 +1,8 @@
 """The messages between a node and its keeper, over a Unix socket: MessagePack, each message after its length.
 
 The keeper begins with one byte, which carries the listening socket of the agents' port and a socket for descriptors,
-and a `Hello`. Then the node asks, and every question has one answer; they come in any order. The descriptor of a
-channel comes over the other socket, with the channel's id, before the answer to its question.
+and a `Hello`. Then the node sends requests. Each has one answer; answers come in any order. The descriptor of a channel
+comes over the other socket, with the channel's id, before the answer to its request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
 from gangline.domain.sandbox import Checkpoint, ExecRequest, RuntimeStart
 
 VERSION = 9
-"""A node ends a keeper that speaks another one, as it would have died with the node."""
+"""A node ends a keeper of another version, whose sandboxes are lost."""
 
 _LENGTH_BYTES = 4
 
@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox that outlived a node, with the command that was to."""
+    """A sandbox that outlived a node, and its command."""
 
     runtime: str
     """Name of the runtime plug-in."""
@@ -50,7 +50,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     kept: tuple[Kept, ...]
     checkpoints: tuple[Checkpoint, ...] = ()
-    """Those that were not released."""
+    """Checkpoints that were not released."""
 
 
 # -- from the node -----------------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
     request: ExecRequest
     streams: bool = False
-    """Whether output is sent as it comes."""
+    """Whether output is sent as it arrives."""
     note: bytes | None = None
-    """Given, the command and its sandbox outlive the node, with the note."""
+    """If given, the command and its sandbox outlive the node, with the note."""
 
 
 class Rejoin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -79,7 +79,7 @@ class Rejoin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class OpenChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
     channel_id: str
-    """The node's choice."""
+    """Chosen by the node."""
     request: ExecRequest
 
 
@@ -98,14 +98,14 @@ class ChannelEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CloseChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Unknown ones are not error."""
+    """Unknown ids are ignored."""
 
     runtime_id: str
     channel_id: str
 
 
 class Annotate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Another note; with None the sandbox does not outlive the node any more."""
+    """Replace the note; with None the sandbox no longer outlives the node."""
 
     runtime_id: str
     note: bytes | None
@@ -145,7 +145,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Unknown ones are not error."""
+    """Unknown checkpoints are ignored."""
 
     checkpoint: Checkpoint
 
@@ -155,7 +155,7 @@ class AskUsage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Unknown ones are not error."""
+    """Unknown ids are ignored."""
 
     runtime_id: str
 
@@ -187,13 +187,13 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Cancels a request, which is still answered, once it is undone."""
+    """Cancels a request, which is still answered once it is undone."""
 
     number: int
 
 
 class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of its budget the command that outlives the node has used."""
+    """Reports the used budget of the command that outlives the node."""
 
     runtime_id: str
     spent_s: float
@@ -206,11 +206,11 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stopping(msgspec.Struct, frozen=True, tag=True):
-    """From here on nothing is to outlive the node."""
+    """From here on nothing may outlive the node."""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Stop everything and end. The answer is the end of the connection."""
+    """Stop everything and exit. The closed connection is the answer."""
 
 
 FromNode = Asked | Cancel | Tell | Held | Stopping | End
@@ -224,7 +224,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The error that the request met."""
+    """The error that a request raised."""
 
     number: int
     code: str
@@ -283,7 +283,7 @@ HELLO = msgspec.msgpack.Decoder(Hello)
 
 
 async def read_message(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[_M]) -> _M | None:
-    """The next message; None when the other side has gone. Raises: msgspec.MsgspecError."""
+    """The next message; None when the other side is gone. Raises: msgspec.MsgspecError."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         payload = await reader.readexactly(length)

@@ -1,5 +1,5 @@
 """Checkpoints of a sandbox's writable folders.
 
 `stack` has the layers of one sandbox, `records` the checkpoints on disk, and `copying` and `mounting` the two ways to
-make files of layers. Start with `stack`.
+turn layers into files. Start with `stack`.
 """

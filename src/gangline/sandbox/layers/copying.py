@@ -1,12 +1,12 @@
-"""Copies of folder trees that an untrusted program wrote, also while it runs, and also by root.
+"""Copies folder trees that an untrusted program wrote, even while it runs, and even as root.
 
 Invariants: every entry is opened from its parent's descriptor and never through a link. Links are copied as links,
 pipes and sockets as such, and devices not at all. Modes, owners, times, hard links, holes and the user's extended
-attributes are kept. Nothing waits for the program, no holes are read, and a tree that is moved about meanwhile is not
-copied for ever.
+attributes are kept. Nothing waits for the program, holes are not read, and a tree that is moved about meanwhile is not
+copied endlessly.
 Blocking: call from a worker thread.
 
-Contents of files, in which holes are skipped: a program makes holes at once that would take hours to read.
+File copies skip holes, since a program can create at once holes that would take hours to read.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gangline.domain.errors import RuntimeFailed
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAX_DEPTH = 200
-"""Folders within each other. Each level takes three descriptors."""
+"""Nesting depth of folders. Each level takes three descriptors."""
 _FICLONE = 0x40049409
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_")
 _OVERLAY_ATTRIBUTES = ("trusted.overlay.opaque", "trusted.overlay.redirect")
-"""Without them a removed folder's files would return, and a renamed folder's would vanish. Only root can set them."""
+"""Without them removed files would reappear and renamed folders' files would vanish. Only root can set them."""
 
 _PIECE_BYTES = 1 << 20
 
 
 def copy_content(source: int, target: int, size: int) -> int:
-    """Copy an open file of that size to an empty one. Returns the bytes that were written."""
+    """Copy an open file of that size to an empty one. Returns the number of bytes written."""
     num_bytes = 0
     for start, end in _written(source, size):
         position = start
@@ -50,7 +50,7 @@ def copy_content(source: int, target: int, size: int) -> int:
 
 
 def have_equal_content(one: int, other: int, size: int) -> bool:
-    """Whether two open files of that size have the same bytes, and their holes in the same places."""
+    """Whether two open files of that size have the same bytes and the same holes."""
     for mine, theirs in zip_longest(_written(one, size), _written(other, size)):
         if mine is None or mine != theirs or not _are_equal(one, other, *mine):
             return False
@@ -67,13 +67,13 @@ def _are_equal(one: int, other: int, start: int, end: int) -> bool:
 
 
 def _written(fd: int, size: int) -> Generator[tuple[int, int]]:
-    """Parts of a file that are not holes: (start, end)."""
+    """Parts of a file that are not holes, as (start, end)."""
     position = 0
     while position < size:
         try:
             start = os.lseek(fd, position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
+            if error.errno == errno.ENXIO:  # a hole until the end
                 return
             raise
         position = os.lseek(fd, start, os.SEEK_HOLE)
@@ -81,7 +81,7 @@ def _written(fd: int, size: int) -> Generator[tuple[int, int]]:
 
 
 class TreeCopy:
-    """One copy, of several trees if need be: hard links between the trees stay links."""
+    """One copy of one or more trees. Hard links between the trees stay links."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class TreeCopy:
         max_files: int | None = None,
     ) -> None:
         """
-        target: descriptor of a folder that nobody else writes.
-        previous: descriptor of an earlier copy that nobody changes any more. Equal files are linked to it.
-        owners: user (and group) -> the one to write instead.
-        overlay: whether the source is the upper layer of an overlay: its marks of removed files are kept.
-        max_bytes, max_files: as the source's own limits. Whoever moves a tree about while it is copied has it copied
-            again and again, and is refused beyond them.
+        target: descriptor of a folder that no other process writes.
+        previous: descriptor of an earlier copy that no longer changes. Equal files are linked to it.
+        owners: user (and group) -> the id to write instead.
+        overlay: whether the source is the upper layer of an overlay, whose marks of removed files are kept.
+        max_bytes, max_files: the source's own limits. A tree that is moved about during the copy is copied repeatedly,
+            and refused beyond them.
         """
         self.num_bytes = 0
-        """Bytes that were written."""
+        """Bytes written."""
         self.num_files = 0
         self.has_cloned = False
         """Whether the file system shares bytes with the source."""
@@ -122,7 +122,7 @@ class TreeCopy:
         """Copy a folder's content and its own attributes.
 
         name: path in the target, made if it is missing; empty is the target itself.
-        mode: to give it; None is its own.
+        mode: of the copy; None keeps the source's.
         Raises: RuntimeFailed for a tree that is too deep, or too large; OSError.
         """
         with ExitStack() as stack:
@@ -143,7 +143,7 @@ class TreeCopy:
         with os.scandir(source) as entries:
             names = [entry.name for entry in entries]
         for name in names:
-            with suppress(FileNotFoundError):  # a process that was not stopped has removed it
+            with suppress(FileNotFoundError):  # removed by a process that was not frozen
                 self._entry(name, source, target, previous, path, depth)
 
     def _entry(self, name: str, source: int, target: int, previous: int | None, path: str, depth: int) -> None:
@@ -172,9 +172,7 @@ class TreeCopy:
             self._give_owner_and_times(name, target, found)
         elif kind in (stat.S_IFIFO, stat.S_IFSOCK):
             os.mknod(name, found.st_mode, dir_fd=target)
-            os.chmod(
-                name, stat.S_IMODE(found.st_mode), dir_fd=target
-            )  # nobody else is there to put a link in its place
+            os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=target)  # no other process can add a link
             self._give_owner_and_times(name, target, found)
         elif kind == stat.S_IFCHR and found.st_rdev == 0 and self._overlay:  # the mark of a removed file
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
@@ -219,7 +217,8 @@ class TreeCopy:
         self.num_bytes += copy_content(source, target, found.st_size)
 
     def _is_same(self, name: str, fd: int, previous: int, found: os.stat_result) -> bool:
-        """Whether the earlier copy has this very file. Its content is compared: a mapped file changes unseen."""
+        """Whether the earlier copy has the same file. Compares contents, since writes through a mapping leave no
+        trace."""
         try:
             earlier = os.open(name, _FILE, dir_fd=previous)
         except OSError:
@@ -236,7 +235,7 @@ class TreeCopy:
 
     @contextmanager
     def _readable(self, name: str, parent: int, flags: int, found: os.stat_result) -> Generator[int | None]:
-        """A descriptor, also where the owner has closed the file to itself; None where it cannot be had."""
+        """A descriptor, even if the owner has removed its own permission; None if the file cannot be opened."""
         needed = stat.S_IRUSR | stat.S_IXUSR if stat.S_ISDIR(found.st_mode) else stat.S_IRUSR
         is_closed = not self._is_root and found.st_mode & needed != needed
         with ExitStack() as stack:
@@ -249,7 +248,7 @@ class TreeCopy:
             except PermissionError:
                 fd = stack.enter_context(self._forced(name, parent, flags, found))
             except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # else it was replaced meanwhile
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # otherwise it was replaced meanwhile
                     raise
                 fd = None
             yield fd
@@ -257,7 +256,8 @@ class TreeCopy:
     @staticmethod
     @contextmanager
     def _forced(name: str, parent: int, flags: int, found: os.stat_result) -> Generator[int | None]:
-        """A descriptor of our own file. It is open to us until the end: in a folder that is not, nothing is found."""
+        """A descriptor of our own file. Its permissions are opened within the context; a folder without them hides its
+        files."""
         held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             there = os.fstat(held)
@@ -278,12 +278,12 @@ class TreeCopy:
             os.close(held)
 
     def _given(self, fd: int) -> dict[str, bytes]:
-        """Extended attributes that a copy keeps."""
+        """Extended attributes to copy."""
         try:
             names = os.listxattr(fd)
             wanted = [name for name in names if name.startswith(_KEPT_ATTRIBUTES) or name in self._attributes]
             return {name: os.getxattr(fd, name) for name in wanted}
-        except OSError:  # a file system without them, or a file that is changed meanwhile
+        except OSError:  # unsupported by the file system, or the file was changed meanwhile
             return {}
 
     def _give_attributes(self, source: int, target: int, found: os.stat_result) -> None:
@@ -319,7 +319,7 @@ def _opened(name: str, parent: int) -> Generator[int]:
 
 
 def _below(stack: ExitStack, name: str, parent: int | None) -> int | None:
-    """The folder of that name in an earlier copy, if there is one."""
+    """The folder of that name in an earlier copy, or None."""
     if parent is not None:
         with suppress(OSError):
             return stack.enter_context(_opened(name, parent))

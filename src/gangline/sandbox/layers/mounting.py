@@ -1,13 +1,13 @@
-"""One view of several layers: an overlay mount that exists in a mount namespace of its own and nowhere else.
+"""One view of several layers: an overlay mount that exists only in a separate mount namespace.
 
 Laws
-- The host never has the mount: its namespace is held by a descriptor, and the kernel takes it down with the last
-  descriptor or process that uses it, however this process ends.
-- Every layer shows its files as the sandbox's own user's, whoever wrote them: other owners are mapped by the mount.
-- Removed files, replaced and renamed folders of a layer are marked by attributes that only root can set.
-- Nothing is synced: such files need not survive the machine (`volatile`).
+- The host never has the mount. A descriptor holds its namespace, and the kernel unmounts it with the last descriptor or
+  process that uses it, even if this process crashes.
+- Every layer shows its files as owned by the sandbox's user: the mount maps other owners.
+- Removed files and replaced or renamed folders of a layer are marked by attributes that only root can set.
+- Nothing is synced: the files need not survive a crash of the machine (`volatile`).
 
-A namespace belongs to a thread. So each view is made by its own thread, which ends with it. Blocking.
+A namespace belongs to a thread, so each view is made by a separate thread, which then ends. Blocking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 1 << 14, 1 << 19
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-"""Numbers of system calls since Linux 5.12, the same on all machines that this runs on."""
+"""System call numbers since Linux 5.12, the same on all supported machines."""
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x100000
 _OPTIONS = "index=off,metacopy=off,redirect_dir=on,xino=off,volatile"
@@ -41,7 +41,7 @@ class Lower(NamedTuple):
 
     folder: Path
     owners: Mapping[int, int]
-    """User on disk -> user in the view; empty: as they are."""
+    """User on disk -> user in the view; empty: unchanged."""
 
 
 class View:
@@ -53,16 +53,16 @@ class View:
 
     @property
     def root(self) -> Path:
-        """The merged root, for all programs of this user on the host."""
+        """The merged root, usable by all programs of this user on the host."""
         return Path(f"/proc/{os.getpid()}/fd/{self._root_fd}")
 
     @property
     def entering(self) -> list[str]:
-        """The beginning of a command line that sees the mounts."""
+        """Start of a command line that sees the mounts."""
         return ["nsenter", f"--mount=/proc/{os.getpid()}/fd/{self._namespace_fd}", "--"]
 
     def close(self) -> None:
-        """Let go of it: it is unmounted when no process uses it any more. Idempotent."""
+        """Release the view; it is unmounted when its last process ends. Idempotent."""
         if self._root_fd >= 0:
             os.close(self._root_fd)
             os.close(self._namespace_fd)
@@ -72,15 +72,15 @@ class View:
 def mounted(folder: Path, lowers: Sequence[Lower], names: Sequence[str]) -> View:
     """Mount layers, the topmost first, under the new layer `folder/upper/files`.
 
-    folder: the sandbox's, where folders for it are made.
-    names: of folders in `folder`: over each the view's folder of the same name is mounted.
+    folder: the sandbox's; working folders are made in it.
+    names: folders in `folder`; the view's folder of the same name is mounted over each.
     Raises: RuntimeFailed.
     """
     return _in_thread(lambda: _mounted(folder, lowers, names))
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether views with mapped owners can be made of layers in `folder`."""
+    """Whether views with mapped owners can be mounted from layers in `folder`."""
     if os.geteuid() != 0 or shutil.which("nsenter") is None:
         return False
     try:
@@ -99,7 +99,7 @@ def can_mount(folder: Path) -> bool:
 
 
 def _in_thread(work: Callable[[], _T]) -> _T:
-    """Do it in a thread that ends with it, and with it the thread's own namespace. Raises: RuntimeFailed."""
+    """Run `work` in a new thread, whose namespace ends with it. Raises: RuntimeFailed."""
     done: list[_T] = []
     failed: list[BaseException] = []
 
@@ -121,7 +121,7 @@ def _mounted(folder: Path, lowers: Sequence[Lower], names: Sequence[str]) -> Vie
     _called("unshare", _libc.unshare(_CLONE_FS | _CLONE_NEWNS))
     _called("mount /", _libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None))
     upper = folder / "upper"
-    shutil.rmtree(upper / "work", ignore_errors=True)  # with its mark that it was never synced
+    shutil.rmtree(upper / "work", ignore_errors=True)  # with its `volatile` mark
     for path in (upper / "files", upper / "work", folder / "view"):
         path.mkdir(parents=True, exist_ok=True)
     users: dict[tuple[tuple[int, int], ...], int] = {}
@@ -133,7 +133,7 @@ def _mounted(folder: Path, lowers: Sequence[Lower], names: Sequence[str]) -> Vie
     finally:
         for fd in users.values():
             os.close(fd)
-    os.chdir(folder / "lower")  # this thread's alone; short names, for the kernel takes 4,096 bytes of options
+    os.chdir(folder / "lower")  # for this thread only; short names, since the kernel limits options to 4,096 bytes
     below = ":".join(map(str, range(len(lowers))))
     options = f"lowerdir={below},upperdir=../upper/files,workdir=../upper/work,{_OPTIONS}"
     flags = _MS_NOSUID | _MS_NODEV
@@ -151,7 +151,7 @@ def _mounted(folder: Path, lowers: Sequence[Lower], names: Sequence[str]) -> Vie
 
 
 def _show(lower: Lower, point: Path, users: dict[tuple[tuple[int, int], ...], int]) -> None:
-    """Mount a layer with its owners mapped. `users`: mapping -> descriptor of its user namespace, added to."""
+    """Mount a layer with mapped owners. `users`: mapping -> descriptor of its user namespace; extended here."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     tree = _called("open_tree", _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(lower.folder), flags))
     try:
@@ -170,7 +170,7 @@ def _show(lower: Lower, point: Path, users: dict[tuple[tuple[int, int], ...], in
 
 
 def _user_namespace(owners: Mapping[int, int]) -> int:
-    """Descriptor of a user namespace that stands for a mapping of users and groups."""
+    """Descriptor of a user namespace that maps users and groups this way."""
     lines = "".join(f"{there} {here} 1\n" for there, here in owners.items())
     argv = ["unshare", "--user", "--", "sh", "-c", "echo; read _"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:

@@ -1,8 +1,8 @@
-"""Checkpoints on disk, and who needs them.
+"""Checkpoints on disk, and their users.
 
-Each is a folder alongside its sandbox's: a mark for the reaper, a record, and `files`, which nobody changes any more. A
-checkpoint that was released stays until no sandbox is over it and no other checkpoint on it. That is remembered by the
-process that keeps the sandboxes; it dies with all of them, and a reaper removes the folders.
+Each is a folder next to its sandbox's: a mark for the reaper, a record, and `files`, which no longer change. A released
+checkpoint is kept until no sandbox and no other checkpoint builds on it. The keeper counts these users in memory; when
+it dies, so do all sandboxes, and a reaper removes the folders.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint with the facts that its runtime alone needs."""
+    """A checkpoint, with facts that only its runtime needs."""
 
     checkpoint: Checkpoint
     uid: int | None
-    """Owner of its files; None: who we are."""
+    """Owner of its files; None: the current user."""
     below: tuple[str, ...] = ()
-    """Ids of the checkpoints under it, the topmost first; empty: its files are whole."""
+    """Ids of the checkpoints under it, topmost first; empty: its files are complete."""
 
     @property
     def folder(self) -> Path:
@@ -46,7 +46,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 _lock = threading.Lock()
 _uses: Counter[Path] = Counter()
-"""Folder of a checkpoint -> how many sandboxes and checkpoints are over it."""
+"""Folder of a checkpoint -> number of sandboxes and checkpoints that build on it."""
 _released: dict[Path, Layer] = {}
 
 
@@ -55,15 +55,15 @@ def spec_digest(start: RuntimeStart) -> str:
 
 
 def save(layer: Layer) -> None:
-    """Blocking. The checkpoints under it stay as long as it does."""
+    """Blocking. Keeps the checkpoints under it for as long as it exists."""
     (layer.folder / _RECORD).write_bytes(msgspec.json.encode(layer))
     use(_below(layer))
 
 
 def load(root: Path, checkpoint_id: str, *, is_below: bool = False) -> Layer:
     """
-    root: where sandboxes have their folders.
-    is_below: it lies under another one, and may have been released.
+    root: contains the folders of sandboxes.
+    is_below: it lies under another checkpoint, and may have been released.
     Blocking. Raises: NotFound, InvalidRequest.
     """
     folder = root / validated_id(checkpoint_id, "checkpoint_id")
@@ -82,14 +82,14 @@ def use(folders: Iterable[Path]) -> None:
 
 
 def leave(folders: Iterable[Path]) -> None:
-    """Undo `use`. Blocking: removes released checkpoints that nobody needs any more."""
+    """Undo `use`. Blocking: removes released checkpoints without users."""
     with _lock:
         _uses.subtract(folders)
     _sweep()
 
 
 def release(checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint as soon as nobody needs it. Blocking. Idempotent."""
+    """Remove a checkpoint as soon as it has no users. Blocking. Idempotent."""
     folder = Path(checkpoint.folder)
     try:
         layer = load(folder.parent, checkpoint.checkpoint_id)
@@ -124,8 +124,8 @@ def _below(layer: Layer) -> list[Path]:
 def measured(folder: Path) -> tuple[int, int]:
     """Bytes and number of files, as `du` counts them, each hard link once. Blocking.
 
-    Nobody else changes the folder. What an ordinary user's agent has closed to itself is open meanwhile.
-    Raises: RuntimeFailed for folders nested too deep; OSError.
+    The folder must not change meanwhile. Folders that an ordinary user's agent has closed are opened for the
+    measurement. Raises: RuntimeFailed for folders nested too deep; OSError.
     """
     fd = os.open(folder, _FOLDER)
     try:
@@ -136,7 +136,8 @@ def measured(folder: Path) -> tuple[int, int]:
 
 
 def _measured(folder: int, seen: set[int], depth: int) -> tuple[int, int]:
-    """By descriptors: a path may be longer than the kernel takes. `seen`: inodes with several names, added to."""
+    """By descriptors, since paths may be longer than the kernel accepts. `seen`: inodes with several names; extended
+    here."""
     if depth > MAX_DEPTH:
         raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for a checkpoint.")
     with os.scandir(folder) as entries:

@@ -1,14 +1,14 @@
-"""The layers of one sandbox: its writable folders, what lies under them, and checkpoints of both.
+"""The layers of one sandbox: its writable folders, the layers under them, and checkpoints of both.
 
-A sandbox begins with plain folders, at no cost. Where views can be mounted (see `mounting`), its first checkpoint makes
-them a frozen layer, and the sandbox continues in a new, empty one over it: `overlay`. A live mount cannot change its
-layers, and a process with open files would write into the frozen one. So this is done only where no process lives;
-where one does, all are stopped and the topmost layer is copied: `frozen_copy`, or `reflink` where the file system
-shared all its bytes. Elsewhere checkpoints are whole copies (`copy`, `reflink`), and a fork copies them back.
+A sandbox begins with plain folders, at no cost. Where views can be mounted (see `mounting`), its first checkpoint
+freezes them as a layer, and the sandbox continues in a new, empty layer over it: `overlay`. A live mount cannot change
+its layers, and a process with open files would write into the frozen one. So this is done only when no process is
+alive; otherwise all are frozen and the topmost layer is copied: `frozen_copy`, or `reflink` if the file system shared
+all its bytes. Without views checkpoints are whole copies (`copy`, `reflink`), and a fork copies them back.
 
-Blocking. The caller sees to it that nothing else moves files meanwhile.
+Blocking. The caller ensures that files are not moved meanwhile.
 
-Folders of a sandbox as its agent may have left them: closed to their owner, or refused by the file system.
+Folders may be in any state an agent can cause: closed to their owner, or rejected by the file system.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from gangline.sandbox.shared.removal import remove_tree
 from gangline.sandbox.shared.users import grader_uid
 
 _MAX_DEPTH = 64
-"""Layers under a sandbox; the next checkpoint is whole. The kernel allows 500, and each slows down missing names."""
+"""Layers under a sandbox; beyond it a checkpoint is whole. The kernel allows 500, and each slows lookups of missing
+names."""
 
 
 @contextmanager
 def refusing() -> Generator[None]:
-    """Raises: RuntimeFailed for an error of the file system, which an agent can cause."""
+    """Raises: RuntimeFailed for a file system error, which an agent can cause."""
     try:
         yield
     except OSError as error:
@@ -49,7 +50,7 @@ def refusing() -> Generator[None]:
 
 @contextmanager
 def opened_folder(path: Path) -> Generator[tuple[int, int]]:
-    """Descriptor and mode of a folder. One that its owner, our user, has closed to itself is open meanwhile."""
+    """Descriptor and mode of a folder. If its owner, our user, has closed it, it is opened within the context."""
     held = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found, again = os.fstat(held), f"/proc/self/fd/{held}"
@@ -74,11 +75,11 @@ class Processes(Protocol):
     """The processes of one sandbox."""
 
     def is_populated(self) -> bool:
-        """Whether any lives, or nobody knows."""
+        """Whether any process is alive, or this is unknown."""
         ...
 
     def frozen(self) -> AbstractContextManager[bool]:
-        """Stop all while the context lasts; false: they cannot be stopped, and run on."""
+        """Freeze all processes within the context. Yields False if they cannot be frozen and keep running."""
         ...
 
 
@@ -88,7 +89,7 @@ def _can_mount(root: Path, _device: int) -> bool:
 
 
 class Layers:
-    """`begin` once its folders are there; `close` at its end."""
+    """Call `begin` once its folders exist, and `close` at its end."""
 
     def __init__(
         self,
@@ -102,11 +103,11 @@ class Layers:
         processes: Processes | None = None,
     ) -> None:
         """
-        folders: path inside -> host folder, below the sandbox's own, of all that checkpoints hold.
-        private: the grader's host folder, which none holds.
-        processes: None: nobody knows which there are.
-        uid: owner of their files; None is who we are.
-        mounts: whether the runtime can show mounts that only one namespace has.
+        folders: path inside -> host folder, below the sandbox's own, for everything that checkpoints include. private:
+        the grader's host folder, which checkpoints leave out.
+        processes: None if they are unknown.
+        uid: owner of their files; None is the current user.
+        mounts: whether the runtime can show mounts of a single namespace.
         """
         self._start = start
         self._runtime = runtime
@@ -118,22 +119,22 @@ class Layers:
         self._folder = start.folder
         self._names = [str(folder.relative_to(start.folder)) for folder in folders.values()]
         self._lowers: tuple[Layer, ...] = ()
-        """The topmost first."""
+        """Topmost first."""
         self._base: Layer | None = None
         self._view: View | None = None
         self._number = 0
         self._last: Layer | None = None
-        """The last copy, which the next one may share files with."""
+        """The last copy, whose files the next one may share."""
 
     # -- seen by the runtime -------------------------------------------------------------------------------------
 
     @property
     def stacks(self) -> bool:
-        """Whether layers are stacked here rather than copied."""
+        """Whether layers are stacked here instead of copied."""
         return self._mounts and _can_mount(self._folder.parent, self._folder.parent.stat().st_dev)
 
     def may_stack(self) -> bool:
-        """Whether `stack` is right now that no command runs."""
+        """Whether `stack` is allowed, given that no command runs."""
         return self.stacks and self._processes is not None and not self._processes.is_populated()
 
     @property
@@ -143,21 +144,21 @@ class Layers:
 
     @property
     def entering(self) -> list[str]:
-        """The beginning of a command line that sees the folders as they are."""
+        """Start of a command line that sees the folders as mounted."""
         return [] if self._view is None else self._view.entering
 
     def folders(self) -> dict[str, Path]:
-        """Path inside -> folder with the files, as every program of this user on the host sees them."""
+        """Path inside -> folder with the files, as seen by this user's programs on the host."""
         if self._view is None:
             return self._folders
         return {path: self._view.root / name for path, name in zip(self._folders, self._names, strict=True)}
 
     def written(self) -> list[Path] | None:
-        """Folders to measure; None: the sandbox's own."""
+        """Folders to measure; None: the sandbox's own folder."""
         return None if self._view is None else [self._view.root / "."]
 
     def begin(self) -> None:
-        """Raises: InvalidRequest, NotFound, RuntimeFailed when the sandbox cannot be over its base."""
+        """Raises: InvalidRequest, NotFound, RuntimeFailed when the sandbox cannot start from its base."""
         if self._start.base is not None:
             self._base = self._loaded(self._start.base)
             use([self._base.folder])
@@ -174,9 +175,9 @@ class Layers:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def stack(self, name: str) -> Checkpoint:
-        """Freeze the topmost layer and continue in a new one. No process of the sandbox may live.
+        """Freeze the topmost layer and continue in a new one. No process of the sandbox may be alive.
 
-        Raises: RuntimeFailed, and the sandbox has its files as before.
+        Raises: RuntimeFailed, with the sandbox's files unchanged.
         """
         is_deep = len(self._lowers) >= _MAX_DEPTH
         with refusing():
@@ -186,16 +187,16 @@ class Layers:
         return layer.checkpoint
 
     def copy(self, name: str) -> Checkpoint:
-        """Copy the topmost layer while all processes are stopped, where they can be. Raises: RuntimeFailed."""
+        """Copy the topmost layer, with all processes frozen if possible. Raises: RuntimeFailed."""
         with refusing(), nullcontext(False) if self._processes is None else self._processes.frozen() as is_frozen:
             layer = self._copied(name, whole=False, is_frozen=is_frozen)
         self._share_with(layer)
         return layer.checkpoint
 
     def reset(self, checkpoint: Checkpoint | None, reset_others: Callable[[], None] = lambda: None) -> None:
-        """Return to a checkpoint, or to the files that the sandbox began with. No process of it may live.
+        """Return to a checkpoint, or to the sandbox's initial files. None of its processes may be alive.
 
-        reset_others: removes what the sandbox wrote elsewhere, which no checkpoint holds.
+        reset_others: removes files written elsewhere, which checkpoints leave out.
         Raises: InvalidRequest, NotFound, RuntimeFailed.
         """
         layer = self._base if checkpoint is None else self._loaded(checkpoint)
@@ -225,7 +226,7 @@ class Layers:
         return layer
 
     def _put(self, layer: Layer) -> None:
-        """Go on over a layer. The sandbox's folders are empty."""
+        """Continue over a layer. The sandbox's folders are empty."""
         if not self.stacks:
             with opened_folder(self._folder) as (target, _mode):
                 copy = TreeCopy(target, owners=_owners(layer.uid, self._uid))
@@ -244,7 +245,7 @@ class Layers:
         self._lowers = lowers
 
     def _let_go(self) -> None:
-        """Forget what lies under the folders, and the layer over it."""
+        """Remove the top layer and release the layers under it."""
         if self._view is not None:
             self._view.close()
             self._view = None
@@ -255,7 +256,7 @@ class Layers:
         self._share_with(None)
 
     def _share_with(self, layer: Layer | None) -> None:
-        """The next copy may share files with this one, which stays until then, also where it is released."""
+        """Let the next copy share files with this layer, which is kept until then even if it is released."""
         last, self._last = self._last, layer
         if layer is not None:
             use([layer.folder])
@@ -264,7 +265,7 @@ class Layers:
 
     def _moved(self, name: str) -> Layer:
         files = [self._folder / path for path in self._names] if self._view is None else [self._upper]
-        sizes = [measured(folder) for folder in files]  # before anything is moved: they may be refused
+        sizes = [measured(folder) for folder in files]  # before moving anything, since this may raise
         target = self._target()
         if self._view is not None:
             self._view.close()
@@ -296,11 +297,11 @@ class Layers:
 
     @property
     def _upper(self) -> Path:
-        """The topmost layer's files, where there is a view."""
+        """The topmost layer's files, if there is a view."""
         return self._folder / "upper" / FILES
 
     def _target(self) -> Path:
-        """A new checkpoint's folder."""
+        """Folder of a new checkpoint."""
         target = self._folder.parent / new_id("checkpoint")
         write_mark(target, Mark(owner=self._start.owner, runtime=self._runtime, runtime_id=target.name))
         return target
@@ -352,7 +353,7 @@ def _make(folder: Path, uid: int | None) -> None:
 
 
 def _owners(there: int | None, here: int | None) -> dict[int, int]:
-    """User in a layer of the sandbox of `there` -> user of the sandbox of `here`."""
+    """Maps users of a layer whose agent is `there` to users of a sandbox whose agent is `here`."""
     if there is None or here is None or there == here:
         return {}
     return {0: 0, there: here, grader_uid(there): grader_uid(here)}
@@ -361,7 +362,7 @@ def _owners(there: int | None, here: int | None) -> dict[int, int]:
 def _copied(
     target: Path, sources: Sequence[tuple[str, Path]], previous: Path | None, limits: LimitsSpec, *, overlay: bool
 ) -> TreeCopy:
-    """Copies of folders by their paths in the target, which is made. Raises: RuntimeFailed, OSError."""
+    """Copy folders to their paths in the target, which is made. Raises: RuntimeFailed, OSError."""
     target.mkdir()
     with ExitStack() as stack:
         made, _mode = stack.enter_context(opened_folder(target))

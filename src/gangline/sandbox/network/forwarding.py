@@ -1,15 +1,15 @@
-"""The forward proxy of network `list`: one for each sandbox, which knows only that sandbox's rules.
+"""The forward proxy of network `list`, one for each sandbox, with only that sandbox's rules.
 
-It serves a socket that was opened inside the sandbox's network, so nobody else can reach it, and speaks HTTP:
-`CONNECT`, and plain requests for `http://...`. See docs/adr/0017.
+It serves a socket opened inside the sandbox's network, which is unreachable from outside, and speaks HTTP: `CONNECT`,
+and plain requests for `http://...`. See docs/adr/0017.
 
 Laws
-- A connection goes to an address that was checked, never to a name that could by then mean another one.
-- The dialled address is that of the request's target. The `Host` header is always replaced by the target.
+- A connection goes to an address that was checked, never to a name, which could resolve to another address by then.
+- The dialled address is the one of the request's target. The `Host` header is always replaced by the target.
 - One connection carries one request or one tunnel: there is no second request to smuggle.
 - Each rejection is counted and answered with the entry to add to `runtime.network_allow`.
 
-The forward proxy's changes to HTTP messages; h11 reads and writes them. Dials nothing.
+Some functions only transform HTTP messages, which h11 reads and writes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_HEAD_BYTES = 32 << 10
 HEAD_S = 30.0
-"""How long a request's head may take."""
+"""Seconds for reading a request's head."""
 _DIAL_S = 15.0
-"""How long finding and dialling a host may take, each address."""
+"""Seconds for resolving a host, and for dialling each address."""
 _LINGER_S = 2.0
-"""How long the rest of a refused request is read."""
+"""Seconds for reading the rest of a refused request."""
 _PIECE_BYTES = 1 << 16
 _MAX_REFUSALS_LOGGED = 50
 """Per sandbox, each host once; all are counted."""
@@ -57,7 +57,7 @@ _OF_ONE_HOP = {
 
 
 class Refused(Exception):
-    """A request that is not carried. `status`: status of the answer; the text gives the reason and the remedy."""
+    """A request that is not forwarded. `status`: status of the answer; the text gives the reason and the remedy."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -65,7 +65,7 @@ class Refused(Exception):
 
 
 async def next_event(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
-    """The next part of a message. Raises: OSError, h11.RemoteProtocolError, EOFError when there is none to come."""
+    """The next part of a message. Raises: OSError, h11.RemoteProtocolError, EOFError at the end."""
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Event):
@@ -90,7 +90,7 @@ def split_url(target: bytes) -> tuple[str, bytes]:
 
 
 def request_onward(request: h11.Request, path: bytes, host: str, port: int) -> h11.Request:
-    """As the host is asked: its own Host, nothing that was meant for this hop. Raises: Refused."""
+    """The request for the host: with the right Host, and without headers for this hop. Raises: Refused."""
     names = {name for name, _ in request.headers}
     if {b"content-length", b"transfer-encoding"} <= names:
         raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both")
@@ -101,7 +101,7 @@ def request_onward(request: h11.Request, path: bytes, host: str, port: int) -> h
 
 
 def response_back(response: h11.Response | h11.InformationalResponse) -> h11.Response | h11.InformationalResponse:
-    """As the sandbox is answered: each connection carries one."""
+    """The response for the sandbox: the connection closes after it."""
     headers = _carried(response)
     if isinstance(response, h11.InformationalResponse):
         return h11.InformationalResponse(headers=headers, status_code=response.status_code, reason=response.reason)
@@ -110,15 +110,15 @@ def response_back(response: h11.Response | h11.InformationalResponse) -> h11.Res
 
 
 def _carried(message: h11.Request | h11.Response | h11.InformationalResponse) -> list[tuple[bytes, bytes]]:
-    """Headers that continue, in the case that they were sent in."""
+    """Headers to forward, in their original case."""
     listed = b",".join(value for name, value in message.headers if name == b"connection").lower().split(b",")
     dropped = _OF_ONE_HOP | {name.strip() for name in listed} - {b"content-length", b"transfer-encoding", b"host"}
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
 
 
 def proxy_variables(port: int) -> dict[str, str]:
-    """Variables by which programs use a forward proxy on this port of their loopback; Node.js needs one more to honour
-    them."""
+    """Variables that make programs use a forward proxy on this port of their loopback. Node.js needs an extra one to
+    obey them."""
     url, direct = f"http://127.0.0.1:{port}", "127.0.0.1,localhost,::1"
     variables = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": direct}
     return {**variables, **{name.lower(): value for name, value in variables.items()}, "NODE_USE_ENV_PROXY": "1"}
@@ -142,9 +142,9 @@ class Forwarder:
         head_s: float = HEAD_S,
         traffic: Traffic | None = None,
     ) -> None:
-        """`traffic`: bytes from and to the hosts outside are added to it."""
+        """`traffic`: incremented by the bytes from and to outside hosts."""
         self.num_opened = 0
-        """Connections to the outside."""
+        """Connections to outside hosts."""
         self.num_refused = 0
         self._rules = tuple(rules)
         self._runtime_id = runtime_id
@@ -160,7 +160,7 @@ class Forwarder:
         await self._server.start_serving()
 
     async def take(self, connection: socket.socket) -> None:
-        """Serve one connection more, which somebody else has accepted."""
+        """Serve one more connection, accepted by the caller."""
         self._accepted(*await asyncio.open_connection(sock=connection))
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class Forwarder:
         task.add_done_callback(self._clients.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of the sandbox, to its end."""
+        """One connection from the sandbox, until it ends."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         try:
             await self._answer(connection, reader, writer)
@@ -194,7 +194,7 @@ class Forwarder:
         except Refused as refusal:
             await self._refuse(refusal, connection, reader, writer)
         except (OSError, h11.ProtocolError, EOFError):
-            pass  # one side went away, or broke the protocol: the other one sees the connection end
+            pass  # one side went away or broke the protocol: the other sees the connection end
         finally:
             writer.transport.abort()
 
@@ -237,7 +237,7 @@ class Forwarder:
             far_writer.close()
             await far_writer.wait_closed()
         except* OSError:
-            pass  # either side has reset it
+            pass  # reset by either side
         finally:
             far_writer.transport.abort()
 
@@ -372,7 +372,7 @@ def _as_rule(host: str, port: int) -> str:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One direction of a tunnel; its end is passed on, and the other direction continues. Raises: OSError."""
+    """One direction of a tunnel. Passes its end on; the other direction continues. Raises: OSError."""
     while piece := await reader.read(_PIECE_BYTES):
         writer.write(piece)
         await writer.drain()
@@ -393,7 +393,7 @@ async def _send_body(
 async def _send_back(
     far: h11.Connection, reader: asyncio.StreamReader, near: h11.Connection, writer: asyncio.StreamWriter
 ) -> None:
-    """Raises: Refused when no answer comes, OSError, h11.ProtocolError, EOFError."""
+    """Raises: Refused when there is no answer, OSError, h11.ProtocolError, EOFError."""
     while True:
         try:
             event = await next_event(far, reader)

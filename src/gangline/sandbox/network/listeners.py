@@ -1,4 +1,4 @@
-"""The hosts that a sandbox with its own network reaches outside: the node's proxy, and the hosts of its list."""
+"""The hosts that a sandbox with its own network can reach: the node's proxy, and the hosts of its list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline.sandbox.shared.accounts import Traffic
 
 
 class NetworkListeners:
-    """Listeners inside a sandbox's network, one life after another, served from outside."""
+    """Listeners inside a sandbox's network, reopened for each life and served from outside."""
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -20,7 +20,7 @@ class NetworkListeners:
         self._forwarder: Forwarder | None = None
 
     async def open(self, label: str, proc_fd: int, start: RuntimeStart) -> None:
-        """label: of the sandbox. proc_fd: of a process in the network, its folder in /proc. Raises: RuntimeFailed."""
+        """label: the sandbox's. proc_fd: the /proc folder of a process in the network. Raises: RuntimeFailed."""
         assert start.proxy_port is not None
         listening = await listening_inside(label, proc_fd, start.proxy_port)
         self._relay = Relay(start.proxy_port, self.traffic["proxy"])

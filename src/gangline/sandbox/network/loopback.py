@@ -1,7 +1,7 @@
-"""A loopback address of its own for each sandbox that shares the host's network, so that their ports do not collide.
+"""A separate loopback address for each sandbox on the host's network, so that their ports do not collide.
 
-The kernel knows the addresses in use: each is held by an abstract Unix socket of its name, which all processes of the
-machine see, and which is free again when its holder is gone for any reason.
+The kernel knows the addresses in use: an abstract Unix socket of that name, visible to all processes of the machine,
+holds each. It is released when its holder ends for any reason.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _TRIES = 1000
 
 
 class LoopbackAddress:
-    """Held from its making until `release`, or the end of this process."""
+    """Held from construction until `release`, or the end of this process."""
 
     def __init__(self, seed: str) -> None:
-        """`seed`: with the same one the same address is tried first. Raises: RuntimeFailed when none is free."""
+        """`seed`: the same seed tries the same address first. Raises: RuntimeFailed when all are in use."""
         chooser = random.Random(seed)
         self._held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         for _try in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Bring the node's proxy into a network that has only `lo`.
+"""Brings the node's proxy into a network that has only `lo`.
 
 A helper opens a listening socket inside the sandbox's network namespace and hands it over; from then on the node's own
 event loop accepts the sandbox's connections and carries the bytes to the proxy's port on the host's loopback. Nothing
@@ -20,16 +20,16 @@ from gangline.sandbox.commands.holder import readable
 from gangline.sandbox.shared.accounts import Traffic
 
 MAX_CONNECTIONS = 256
-"""Per sandbox; a harness uses a few. More would let it use up the node's file descriptors."""
+"""Per sandbox; a harness uses a few. The limit protects the node's file descriptors."""
 _HELPER_S = 30.0
 
 
 async def listening_inside(label: str, proc_fd: int, port: int) -> socket.socket:
     """A socket that listens on this port of 127.0.0.1 in the network of a process; port 0 picks a free one.
 
-    label: of its sandbox. proc_fd: the process's open folder in /proc. Raises: RuntimeFailed.
+    label: its sandbox's. proc_fd: the process's open folder in /proc. Raises: RuntimeFailed.
 
-    The helper that opened it has ended by then, and also where the caller was cancelled.
+    The helper that opened it has ended on return, also when the caller was cancelled.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -46,7 +46,7 @@ async def _close(listening: socket.socket) -> None:
 
 
 async def _handed_over(ours: socket.socket) -> socket.socket:
-    """Take the listening socket from its helper, and wait for the helper's end. Raises: RuntimeFailed."""
+    """Receive the listening socket from its helper, and wait for the helper to end. Raises: RuntimeFailed."""
     fds: list[int] = []
     with ours:
         try:
@@ -71,13 +71,13 @@ class Relay:
     """Serves one listening socket until closed."""
 
     def __init__(self, proxy_port: int, traffic: Traffic | None = None) -> None:
-        """`traffic`: what passes is added to it."""
+        """`traffic`: incremented by the relayed bytes."""
         self._proxy_port = proxy_port
         self._traffic = traffic or Traffic()
         self._server: asyncio.Server | None = None
         self._dials: set[asyncio.Task[None]] = set()
         self._near: set[_Side] = set()
-        """Connections that the sandbox dialled, those too whose other side is not there yet."""
+        """Connections from the sandbox, including ones whose other side is not connected yet."""
         self._far: set[_Side] = set()
 
     async def serve(self, listening: socket.socket) -> None:
@@ -108,7 +108,7 @@ class Relay:
         try:
             await loop.create_connection(lambda: far, "127.0.0.1", self._proxy_port)
         except OSError:
-            near.transport.abort()  # as if the proxy's port refused: it does
+            near.transport.abort()  # the proxy's port refused, so refuse here too
             return
         self._far.add(far)
         near.join(far)
@@ -125,7 +125,7 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection: its input goes to its peer; a slow peer slows it down."""
+    """One end of a relayed connection. Its input goes to its peer; a slow peer slows it down."""
 
     transport: asyncio.Transport
 
@@ -135,13 +135,13 @@ class _Side(asyncio.Protocol):
         on_lost: Callable[[_Side], None],
         count: Callable[[int], None],
     ) -> None:
-        """`count`: called with the number of bytes that were passed on to the peer."""
+        """`count`: called with the number of bytes passed to the peer."""
         self._count = count
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._peer: _Side | None = None
         self._early: list[bytes] = []
-        """What came before there was a peer."""
+        """Data received before there was a peer."""
         self._lost = False
         self._ended = False
 
@@ -178,7 +178,7 @@ class _Side(asyncio.Protocol):
         if self._peer._ended:
             return False  # closes this side, and with it the peer
         self._peer.transport.write_eof()
-        return True  # the other direction goes on
+        return True  # the other direction continues
 
     def pause_writing(self) -> None:
         if self._peer is not None and not self._peer.transport.is_closing():
@@ -191,6 +191,6 @@ class _Side(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._on_lost(self)
-        peer, self._peer = self._peer, None  # two that know each other would be a cycle
+        peer, self._peer = self._peer, None  # mutual references would be a cycle
         if peer is not None:
             peer.transport.close()

@@ -1,5 +1,5 @@
 """The host's part of every runtime.
 
-It copies files in and out, watches the disk, gives each sandbox a user, and clears away leftovers of a crash. Start
-with `files` or `leftovers`.
+It copies files in and out, watches the disk, gives each sandbox a user, and removes leftovers of a crash. Start with
+`files` or `leftovers`.
 """

@@ -1,9 +1,9 @@
-"""Accounts of a sandbox: the kernel's of its control groups (processor time, peak memory, kills for memory), those of
-its commands' processes, and the network's.
+"""Resource use of a sandbox: of its control groups (processor time, peak memory, out-of-memory kills), its commands'
+processes, and its network.
 
-Version 2 accounts in every group for processor time, and for memory where that controller is on. Version 1 has a
-hierarchy for each controller, so each folder answers for its own. A file that is missing, or cannot be read, means that
-nobody accounts there.
+Version 2 accounts for processor time in every group, and for memory if that controller is enabled. Version 1 has a
+hierarchy for each controller, so each folder reports only its own. A missing or unreadable file means that the value is
+not measured.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _COMMANDS = "processes of its commands, once they have ended, without those that
 _LARGEST = "the largest process of its commands that have ended"
 _NO_COMMAND = "no command has ended yet"
 _NEARLY_BYTES = 1 << 20
-"""Processors take memory from a group in advance, so that its last pages may never be counted as used."""
+"""Processors take memory from a group in advance, so its last pages may never count as used."""
 _MAX_FILE_BYTES = 1 << 16
 _NETWORK = [name for name in AMOUNTS if name.startswith(("proxy_", "list_"))]
 
 
 class MemoryKills(NamedTuple):
-    """How often groups were at their limit, and how many of their processes the kernel killed for want of memory."""
+    """How often groups reached their memory limit, and how many of their processes the kernel killed for it."""
 
     num_times_full: int = 0
     num_killed: int = 0
 
     def began_since(self, before: MemoryKills) -> bool:
-        """Whether the groups' own limit killed a process: at its limit, and not for want of the machine's memory."""
+        """Whether the groups' own limit killed a process, and not a shortage of the machine's memory."""
         return self.num_times_full > before.num_times_full and self.num_killed > before.num_killed
 
 
@@ -51,8 +51,9 @@ def memory_kills(folders: Sequence[Path]) -> MemoryKills:
 
 
 def _num_times_full_v1(folder: Path, num_killed: int) -> int:
-    """Engines give memory and memory with swap one limit. The second one is then met first, and recent kernels do not
-    count how often: from its peak on, each kill counts as one."""
+    """How often the memory limit was reached. Engines set the same limit for memory and for memory with swap. The
+    second is then reached first, and recent kernels do not count it: once the peak is at the limit, each kill counts as
+    one."""
     limit, with_swap = _number(folder, "memory.limit_in_bytes"), _number(folder, "memory.memsw.limit_in_bytes")
     peak = _number(folder, "memory.memsw.max_usage_in_bytes")
     if limit is not None and limit == with_swap and peak is not None and peak >= limit - _NEARLY_BYTES:
@@ -61,21 +62,21 @@ def _num_times_full_v1(folder: Path, num_killed: int) -> int:
 
 
 class MemoryWatch:
-    """Whether a sandbox's own limit of memory kills any of its processes from here on."""
+    """Detects whether the sandbox's own memory limit kills any of its processes from now on."""
 
     def __init__(self, folders: Sequence[Path], limit_bytes: int | None) -> None:
-        """folders: of its control groups."""
+        """folders: the sandbox's control groups."""
         self._folders = folders
         self._before = memory_kills(folders)
         self._limit_bytes = limit_bytes
 
     def limit_that_killed(self) -> int | None:
-        """In bytes; None where it killed none."""
+        """The limit in bytes, or None if it killed no process."""
         return self._limit_bytes if memory_kills(self._folders).began_since(self._before) else None
 
 
 def cpu_s(folder: Path) -> float | None:
-    """Processor time of all its processes so far, in seconds."""
+    """Processor time of all processes of the group so far, in seconds."""
     if (used := _table(folder, "cpu.stat").get("usage_usec")) is not None:
         return used / 1e6
     nanoseconds = _number(folder, "cpuacct.usage")
@@ -83,23 +84,23 @@ def cpu_s(folder: Path) -> float | None:
 
 
 def peak_memory_bytes(folder: Path) -> int | None:
-    """The most memory that its processes had together, with the file system's cache of what they read and wrote."""
+    """Peak memory of all processes of the group together, including the page cache."""
     peak = _number(folder, "memory.peak")
     return _number(folder, "memory.max_usage_in_bytes") if peak is None else peak
 
 
 class Spent:
-    """The kernel's accounts of processes, as supervisors reported them with the end of each command."""
+    """The kernel's accounts of processes, reported by supervisors as each command ends."""
 
     def __init__(self) -> None:
         self.num_commands = 0
         self.cpu_s = 0.0
         self.peak_memory_bytes = 0
-        """The largest process's."""
+        """Peak of the largest process."""
         self.written_bytes = 0
 
     def add(self, report: str) -> None:
-        """`CPU_S PEAK_MEMORY_BYTES WRITTEN_BYTES`; empty where a supervisor was killed before it could report."""
+        """`CPU_S PEAK_MEMORY_BYTES WRITTEN_BYTES`; empty if a supervisor was killed before it could report."""
         if not report:
             return
         cpu_s, peak, written = report.split()
@@ -110,24 +111,24 @@ class Spent:
 
 
 class Traffic:
-    """Bytes on the way between a sandbox and its network."""
+    """Bytes between a sandbox and its network."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
-        """Out of the sandbox."""
+        """Sent by the sandbox."""
         self.received_bytes = 0
 
 
 class Accounts:
-    """One sandbox's, over all its lives: the groups of an earlier life are gone, and what they last said counts."""
+    """Usage of one sandbox over all its lives. The groups of an earlier life are gone; their last values count."""
 
     def __init__(self) -> None:
         self._cpu_s: dict[tuple[int, int], float] = {}
-        """By device and inode of a group's folder: a new life may have another group at the same path."""
+        """By device and inode of a group's folder, since a new life may have another group at the same path."""
         self._peak_bytes: int | None = None
 
     def read(self, folders: Sequence[Path]) -> None:
-        """Take down what the groups say now. Call it before they may vanish."""
+        """Record the groups' current values. Call it before they may vanish."""
         for folder in folders:
             with suppress(OSError):
                 found = folder.stat()
@@ -138,8 +139,8 @@ class Accounts:
 
     def usage(self, disk: Usage, spent: Spent, network: Mapping[str, Traffic] | str) -> Usage:
         """
-        disk: with the disk's part.
-        network: way (`proxy`, `list`) -> its bytes; or why nobody counts them.
+        disk: a usage with the disk fields set.
+        network: way (`proxy`, `list`) -> its bytes, or the reason why they are not measured.
         """
         amounts: dict[str, Any] = {}
         how: dict[str, str] = {}
@@ -175,7 +176,7 @@ def _number(folder: Path, name: str) -> int | None:
 
 
 def _table(folder: Path, name: str) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parses lines of a name and a number."""
     try:
         pairs = [line.split() for line in _text(folder, name).splitlines()]
         return {key: int(number) for key, number in pairs}
@@ -184,7 +185,7 @@ def _table(folder: Path, name: str) -> dict[str, int]:
 
 
 def _text(folder: Path, name: str) -> str:
-    """Some of these are read before each command: a `Path` takes ten times as long. Raises: OSError."""
+    """Read before each command: `Path` would take ten times as long. Raises: OSError."""
     file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, _MAX_FILE_BYTES).decode()

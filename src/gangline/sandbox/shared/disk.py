@@ -1,12 +1,12 @@
-"""How much of the disk a sandbox takes, measured again and again, and its end when that is more than it may.
+"""Measures a sandbox's disk use periodically, and ends the sandbox when it exceeds its limit.
 
-A measure counts blocks and files as `du` does, hard links once, nothing of other file systems. Empty files have no
-blocks, but each takes one of the file system's inodes, which run out as space does. Removed files count while a process
-holds them open or mapped, in a sandbox that has a /proc of its own; on a node that is not root, only files that the
-node's user can see there. A measure starts programs that walk through all files, so it is made when the file systems
-have grown, which is looked at every `_PAUSE_S`, or ten times as long as the last measure took; and at least at every
-`_LOOKS`-th look, for somebody else may have removed as much meanwhile. Until the next one a sandbox may take more than
-its limit: so none of its files may outgrow it either (see `confinement.limits`), and a node keeps a reserve.
+A measurement counts blocks and files as `du` does: hard links once, and no other file systems. Empty files have no
+blocks, but each takes an inode of the file system, which can run out like space. Removed files count while a process
+holds them open or mapped, in a sandbox with its own /proc; on a node that is not root, only files that the node's user
+can see there. A measurement starts programs that walk through all files. So it runs only when the file systems have
+grown, which is checked every `_PAUSE_S`, or ten times as long as the last measurement took. It runs at least at every
+`_LOOKS`-th check, since other programs may have removed as much meanwhile. Between measurements a sandbox may exceed
+its limit: so no single file may outgrow it either (see `confinement.limits`), and a node keeps a reserve.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gangline.machine.programs import program
 log = logging.getLogger("gangline.runtimes")
 
 MEASURED: dict[str, str] = dict.fromkeys(("disk_bytes", "max_files"), "measured every few seconds")
-"""Name of each limit that a watch holds -> how."""
+"""Name of each limit that a watch enforces -> how."""
 _PAUSE_S = 2.0
 _LOOKS = 8
-"""How many looks at the file systems go by before a measure without growth."""
+"""Checks of the file systems until a measurement without growth."""
 _LEAST_GROWTH = {"disk_bytes": 16 * 2**20, "max_files": 1000}
-"""Growth of all file systems together that is measured at once; a small limit asks for less, a sixteenth of it."""
+"""Growth of all file systems together that triggers a measurement; a small limit needs a sixteenth of it."""
 _AS_ROOT = ("unshare", "--user", "--map-root-user")
 """An ordinary user's agent may close its folders to that user too, but not to root of a user namespace."""
 _AS_ANY_ROOT = (*_AS_ROOT, "--map-auto")
@@ -42,14 +42,13 @@ _AS_ANY_ROOT = (*_AS_ROOT, "--map-auto")
 _REMOVED = r"""find -L "$@" -maxdepth 1 -type f -links 0 -printf '%D %i %b\n' | sort -u |
 awk -v memory="$MEMORY" 'index(memory, " " $1 " ") == 0 { num_blocks += $3; num_files += 1 }
 END { printf "%.0f %d\n", num_blocks * 512, num_files }'"""
-"""Bytes and number of the files that the folders `$@` of /proc show and that have no name any more."""
+"""Bytes and number of the files in the folders `$@` of /proc that no longer have a name."""
 
 
 async def _counted(folders: Sequence[Path], unit: str) -> int | None:
-    """Bytes or files of these host folders; None where they cannot be counted. Files that vanish meanwhile are left
-    out.
+    """Bytes or files of these host folders; None if they cannot be counted. Files that vanish meanwhile are left out.
 
-    unit: the option of `du` for it.
+    unit: the matching option of `du`.
     """
     if not folders:
         return None
@@ -63,11 +62,11 @@ async def _counted(folders: Sequence[Path], unit: str) -> int | None:
 async def _removed(proc: Path, memory: Sequence[Path]) -> tuple[int, int]:
     """Bytes and number of files without a name that the processes of a /proc hold open or mapped.
 
-    memory: folders in memory; files of their file systems are not counted.
+    memory: in-memory folders, whose files are not counted.
     """
     try:
         pids = [name for name in await asyncio.to_thread(os.listdir, proc) if name.isdigit()]
-    except OSError:  # the sandbox has ended, and with it they
+    except OSError:  # the sandbox has ended, and they with it
         return 0, 0
     folders = [str(proc / pid / kind) for pid in pids for kind in ("fd", "map_files")]
     devices = [_memory_device(), *(os.stat(folder).st_dev for folder in memory if folder.exists())]
@@ -78,7 +77,7 @@ async def _removed(proc: Path, memory: Sequence[Path]) -> tuple[int, int]:
 
 @functools.cache
 def _memory_device() -> int:
-    """Device number of files in memory that never had a name."""
+    """Device number of in-memory files that never had a name."""
     fd = os.memfd_create("device")
     try:
         return os.fstat(fd).st_dev
@@ -87,7 +86,7 @@ def _memory_device() -> int:
 
 
 async def _printed(argv: Sequence[str], **env: str) -> bytes:
-    """A program's output; nothing where it cannot be started."""
+    """Output of a program; empty if it cannot be started."""
     with suppress(OSError):
         async with program(*argv, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **env}) as process:
             return (await process.communicate())[0]
@@ -95,17 +94,17 @@ async def _printed(argv: Sequence[str], **env: str) -> bytes:
 
 
 def _memory(root: Path | None) -> list[Path]:
-    """Folders in memory, in which a sandbox may write: an empty file there takes memory of the kernel."""
+    """In-memory folders that a sandbox may write to: an empty file there takes kernel memory."""
     return [] if root is None else [root / "dev/shm"]
 
 
 def _taken(folders: Sequence[Path]) -> dict[str, int] | None:
-    """Bytes and files in use on the file systems of these folders; None where one does not tell."""
+    """Bytes and files in use on the file systems of these folders; None if one does not report them."""
     taken, seen = dict.fromkeys(MEASURED, 0), set[int]()
     try:
         for folder in folders:
             device, found = os.stat(folder).st_dev, os.statvfs(folder)
-            if found.f_files == 0:  # btrfs, for one, has no fixed number of inodes
+            if found.f_files == 0:  # btrfs, for example, has no fixed number of inodes
                 return None
             if device not in seen:
                 seen.add(device)
@@ -127,13 +126,14 @@ async def _used(folders: Sequence[Path], root: Path | None) -> dict[str, int | N
 def root_inside(proc_fd: int) -> Path | None:
     """The root of a sandbox, seen from the host.
 
-    proc_fd: an open `/proc/<pid>` folder of its first process; -1 is none.
+    proc_fd: an open `/proc/<pid>` folder of its first process, or -1.
     """
     return None if proc_fd < 0 else Path(f"/proc/{os.getpid()}/fd/{proc_fd}/root")
 
 
 class DiskWatch:
-    """`begin` when there is something to measure, `close` before the sandbox is stopped; then it measures no more."""
+    """Call `begin` when there are files to measure, and `close` before the sandbox is stopped; measurements then
+    stop."""
 
     def __init__(self, limits: LimitsSpec) -> None:
         """limits: without `disk_bytes` and `max_files` it only measures."""
@@ -141,16 +141,16 @@ class DiskWatch:
         self._allowed = dict(self._limits)
         self._usage = Usage(disk_bytes=None)
         self._least: dict[str, int] | None = None
-        """Smallest use of the file systems since the last measure; None: measure at the next look."""
+        """Smallest use of the file systems since the last measurement; None: measure at the next check."""
         self._num_looks = 0
-        """Since the last measure."""
+        """Since the last measurement."""
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._is_closed = False
 
     @property
     def usage(self) -> Usage:
-        """As it was last measured."""
+        """The last measurement."""
         return self._usage
 
     def begin(
@@ -163,13 +163,13 @@ class DiskWatch:
 
         end: ends all processes of the sandbox.
         folders: host folders with the files that the sandbox has written.
-        root: see `root_inside`; None is no root of its own, or none now.
+        root: see `root_inside`; None: no separate root, or none at the moment.
         """
         if self._task is None and not self._is_closed:
             self._task = asyncio.create_task(self._watch(end, folders, root), name="disk")
 
     async def close(self) -> None:
-        """An end that has begun is waited for. Idempotent."""
+        """Waits for a kill in progress. Idempotent."""
         self._is_closed = True
         task = self._task
         if task is None:
@@ -199,13 +199,12 @@ class DiskWatch:
                 disk_bytes=used["disk_bytes"], files=used["max_files"], exceeded=exceeded or self._usage.exceeded
             )
             if exceeded is not None:
-                # What is there already must not end a grader, which comes after the agent.
+                # Existing files must not end a grader, which runs after the agent.
                 self._allowed = {name: (used[name] or 0) + most for name, most in self._limits.items()}
                 await self._ended(end)
 
     def _may_have_grown(self, folders: Sequence[Path]) -> bool:
-        """Whether there is something to measure; if so, what the file systems hold now is what the next look compares
-        with."""
+        """Whether to measure now; if so, the current use becomes the baseline of the next check."""
         taken, least = _taken(folders), self._least
         self._num_looks += 1
         if taken is not None and least is not None and self._num_looks < _LOOKS:
@@ -223,7 +222,7 @@ class DiskWatch:
         self._is_ending = True
         try:
             await end()
-        except GanglineError as error:  # an engine that does not answer; it is asked again when more was written
+        except GanglineError as error:  # the engine does not answer; retried after more is written
             log.error("disk.not_ended message=%s", error)
         finally:
             self._is_ending = False

@@ -1,4 +1,4 @@
-"""The clean environment that every command of a runtime gets, and how a command is written down."""
+"""The clean environment of every command of a runtime, and the arguments of a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MAX_LINKS = 16
 
 
 def exposed_folders(expose: Sequence[Path]) -> list[Path]:
-    """Those that exist, each once, in the same order, without those inside another or /usr, which is seen anyway."""
+    """The existing folders, each once, in the same order, without folders inside another or /usr, which is visible
+    anyway."""
     there = [path for path in dict.fromkeys(expose) if path.is_absolute() and path.is_dir()]
     outer = {Path("/usr"), *there}
     return [path for path in there if path != Path("/usr") and outer.isdisjoint(path.parents)]
@@ -33,11 +34,11 @@ class PythonEnvironment:
             )
 
     def beside(self, expose: Sequence[Path]) -> list[Path]:
-        """The exposed folders with those of the environment."""
+        """The exposed folders, and the folders of the environment."""
         return list(expose) if self._folder is None else exposed_folders([*_folders_of(self._folder), *expose])
 
     def first_in(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """A command's environment in which the interpreter is `python3`."""
+        """A command's environment with this interpreter as `python3`."""
         if self._folder is None:
             return dict(environment)
         own = {"PATH": f"{self._folder}/bin:{environment['PATH']}", "VIRTUAL_ENV": str(self._folder)}
@@ -45,7 +46,7 @@ class PythonEnvironment:
 
 
 def _folders_of(environment: Path) -> list[Path]:
-    """The environment, and the installations that its interpreter and its standard library are in."""
+    """The environment, and the installations of its interpreter and its standard library."""
     found = [environment]
     for name in _INTERPRETERS:
         found += [path.parents[1] for path in _links(environment / "bin" / name)]
@@ -58,7 +59,7 @@ def _folders_of(environment: Path) -> list[Path]:
 
 
 def _links(path: Path) -> list[Path]:
-    """Absolute paths that a chain of links goes through, the last one included; none for a path that is not a link."""
+    """Absolute paths of a chain of links, including its target; empty if the path is not a link."""
     found: list[Path] = []
     while path.is_symlink() and len(found) < _MAX_LINKS:
         path = Path(os.path.normpath(path.parent / path.readlink()))
@@ -67,26 +68,26 @@ def _links(path: Path) -> list[Path]:
 
 
 def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """PATH, HOME, LANG and `extra`; PATH begins with the programs of the exposed folders."""
+    """PATH, HOME, LANG and `extra`. PATH begins with the programs of the exposed folders."""
     return {"PATH": ":".join([*_programs(expose), _SYSTEM_PATH]), "HOME": home, "LANG": "C.UTF-8", **extra}
 
 
 def image_environment(
     expose: Sequence[Path], home: str, image: Mapping[str, str], extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same on top of an image's variables. Its own programs come before those of the exposed folders."""
+    """The same on top of an image's variables. The image's programs come before the exposed folders' programs."""
     path = [image.get("PATH", _SYSTEM_PATH), *_programs(expose)]
     return {"LANG": "C.UTF-8", **image, "PATH": ":".join(path), "HOME": home, **extra}
 
 
 def _programs(expose: Sequence[Path]) -> list[str]:
-    """As strings: this is done for each command."""
+    """As strings, since this runs for each command."""
     bins = [f"{folder}/{name}" for folder in expose for name in ("bin", "node_modules/.bin")]
     return [folder for folder in dict.fromkeys(bins) if not folder.startswith("/usr/") and os.path.isdir(folder)]
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:
-    """A string goes to the shell. Raises: InvalidRequest when it is empty."""
+    """Arguments of a command; a string runs in a shell. Raises: InvalidRequest when it is empty."""
     argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
     if not argv or not argv[0]:
         raise InvalidRequest("a command must name a program.")

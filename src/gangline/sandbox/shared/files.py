@@ -1,8 +1,8 @@
-"""Bytes in and out of folders that an untrusted program writes, from the host's side.
+"""Copies bytes into and out of folders that an untrusted program writes, from the host's side.
 
-Invariants: every path component is opened on its own, from its parent's descriptor, and never through a link; only a
-regular file is read, and only a bounded part of it. A write replaces any file of the name, so that a link or a pipe
-planted there leads nowhere. Blocking: call from a worker thread.
+Invariants: every path component is opened separately, from its parent's descriptor, and never through a link. Only a
+regular file is read, and only a bounded part of it. A write replaces any file of that name, so planted links and pipes
+have no effect. Blocking: call from a worker thread.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class SharedFolders:
     ) -> None:
         """
         workdir: where relative paths begin.
-        uid: owner (and group) of written files; None is ourselves.
-        closed: paths inside whose files are moved neither in nor out.
+        uid: owner (and group) of written files; None is the current user.
+        closed: paths inside whose files can be neither read nor written.
         owners: paths inside whose files have another owner.
-        lasting: folders inside that `clear` empties and never removes, as it does with `folders`.
+        lasting: folders inside that `clear` empties but never removes, like `folders`.
         """
         self._folders = {PurePosixPath(inside): folder for inside, folder in folders.items()}
         self._closed = {PurePosixPath(inside) for inside in closed}
@@ -63,7 +63,7 @@ class SharedFolders:
         return data
 
     def write(self, path: str, data: bytes, mode: int) -> None:
-        """Raises: InvalidRequest when a component is a link or no folder, or the name is a folder's."""
+        """Raises: InvalidRequest when a component is a link or not a folder, or the path is a folder."""
         root, names = self._file(path)
         own = partial(_own, self._owner(path))
         with _told(path), _parent(root, names, own) as parent:
@@ -90,7 +90,7 @@ class SharedFolders:
                 for name in names[:-1]:
                     below = self._entered(name, fd)
                     if below is None:
-                        return  # nothing is there, now
+                        return  # already gone
                     os.close(fd)
                     fd = below
                 if names and self._workdir / path in self._lasting:
@@ -102,7 +102,7 @@ class SharedFolders:
                 os.close(fd)
 
     def _entered_lasting(self, name: str, parent: int, owner: int | None) -> int:
-        """Descriptor of a folder, in place of its parent's. One that is not a folder any more is made again."""
+        """Descriptor of a folder, in place of its parent's. Creates the folder again if it was replaced or removed."""
         below = self._entered(name, parent)
         if below is None:
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -113,9 +113,10 @@ class SharedFolders:
 
     @staticmethod
     def _entered(name: str, parent: int) -> int | None:
-        """Descriptor of a folder, whose owner has its rights to it again. A path that is not a folder is removed: None."""
+        """Descriptor of a folder, with its owner's rights restored. Removes a path that is not a folder and returns
+        None."""
         try:
-            found = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)  # also where nobody may read it
+            found = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)  # works without read permission
         except (FileNotFoundError, NotADirectoryError):
             _remove(name, parent)
             return None
@@ -132,7 +133,7 @@ class SharedFolders:
         return root, names
 
     def _located(self, path: str) -> tuple[Path, tuple[str, ...]]:
-        """Host folder, and the components below it. Longest mount point wins."""
+        """Host folder, and the components below it. The longest mount point wins."""
         whole = self._workdir / path
         if not path or "\0" in path or ".." in whole.parts:
             raise InvalidRequest(f"{path!r} must name a file without `..`.")
@@ -151,7 +152,7 @@ def _own(uid: int | None, fd: int) -> None:
 
 
 def _opened_by_its_owner(held: int) -> int:
-    """Descriptor of a folder, in place of one that only holds its place: also where its owner has closed it."""
+    """Descriptor of a folder, in place of an `O_PATH` one, even if its owner has closed it."""
     try:
         _give_owner_its_rights(held)
         return os.open(f"/proc/self/fd/{held}", _FOLDER & ~os.O_NOFOLLOW)
@@ -160,7 +161,7 @@ def _opened_by_its_owner(held: int) -> int:
 
 
 def _give_owner_its_rights(fd: int) -> None:
-    """Open a folder that its owner has closed. One of somebody else, such as a container's root, stays as it is."""
+    """Open a folder that its owner has closed. Other users' folders, such as a container's root, stay unchanged."""
     found = os.fstat(fd)
     mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IRWXU != stat.S_IRWXU and os.geteuid() in (0, found.st_uid):
@@ -168,7 +169,7 @@ def _give_owner_its_rights(fd: int) -> None:
 
 
 def _remove(name: str, parent: int) -> None:
-    path = Path(f"/proc/{os.getpid()}/fd/{parent}", name)  # programs that help to remove it see it there too
+    path = Path(f"/proc/{os.getpid()}/fd/{parent}", name)  # a path that helper programs can see too
     remove_tree(path)
     if os.path.lexists(path):
         raise PermissionError(errno.EACCES, "it cannot be removed")
@@ -176,8 +177,8 @@ def _remove(name: str, parent: int) -> None:
 
 @contextmanager
 def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | None) -> Generator[int]:
-    """Descriptor of the last component's folder. With `own`, folders that are missing are made, and given to it."""
-    fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)  # the root's own path is the host's, and may be a link of /proc
+    """Descriptor of the last component's folder. With `own`, missing folders are created and passed to it."""
+    fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)  # the root is a host path, and may be a link of /proc
     try:
         for name in names[:-1]:
             if own is not None:
@@ -196,7 +197,7 @@ def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | Non
 
 @contextmanager
 def _told(path: str) -> Generator[None]:
-    """System errors in our own words. A full disk is not the caller's fault; its error is passed on unchanged."""
+    """Translates system errors. A full disk is not the caller's fault, so its error is passed on unchanged."""
     try:
         yield
     except FileNotFoundError:

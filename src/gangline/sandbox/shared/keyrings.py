@@ -1,7 +1,7 @@
-"""Keyrings that the kernel keeps for a user: they outlive its processes, and the number's next holder would have them.
+"""Keyrings that the kernel keeps for a user. They outlive its processes, and the next holder of the id would get them.
 
-An agent that may use keyrings can take the right to clear one from everyone, itself included. Then its number is of no
-use to others that may use them.
+An agent that may use keyrings can make one impossible to clear, even for itself. Its user id is then unusable for
+others that may use keyrings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NO_KEYRINGS = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def clear_keyrings(uids: Iterable[int]) -> bool:
-    """As root, empty those of users without processes; false: they could not be emptied. Blocking."""
+    """As root, clear the keyrings of users without processes. Returns False if they could not be cleared. Blocking."""
     program = [sys.executable, "-I", "-S", str(Path(__file__)), *map(str, uids)]
     return subprocess.run(program, check=False, capture_output=True, cwd="/").returncode == 0
 
 
 def _main(uids: list[int]) -> int:
-    """A process becomes each user in turn: the kernel looks for the keyrings of whoever asks."""
+    """A child becomes each user in turn: the kernel uses the keyrings of the calling user."""
     statuses: list[int] = []
     for uid in uids:
         if (pid := os.fork()) == 0:
@@ -54,7 +54,7 @@ def _clear_own(uid: int) -> None:
 
 
 def _keyctl(operation: int, *arguments: int) -> int:
-    """0 where the kernel has no such keyrings. Raises: OSError."""
+    """Returns 0 if the kernel has no such keyrings. Raises: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     result: int = libc.syscall(*map(ctypes.c_long, (_KEYCTL, operation, *arguments)))

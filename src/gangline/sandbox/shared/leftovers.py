@@ -1,7 +1,7 @@
-"""Leftovers of a crash, and the ways to find them: processes by a label in their environment or by the folders that are
-mounted for them, folders by a mark.
+"""Finds and removes leftovers of a crash: processes by a label in their environment or by their mounts, folders by a
+mark.
 
-Nothing is remembered in memory: a restarted node finds all of it again. Blocking functions say so.
+No state is kept in memory: a restarted node finds all leftovers. Blocking functions say so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_SWEEPS = 500
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Says whose folder it is; written before anything is started in it."""
+    """Names the owner of a folder; written before anything is started in it."""
 
     owner: str
     runtime: str
@@ -41,7 +41,7 @@ def write_mark(folder: Path, mark: Mark) -> None:
 
 
 def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
-    """Runtimes' folders under `root`, at most three levels down; a runtime's own content is not entered. Blocking."""
+    """Runtimes' folders under `root`, at most three levels down. The content of a runtime is not entered. Blocking."""
     for name, names, files in os.walk(root):
         folder = Path(name)
         if _MARK in files:
@@ -55,17 +55,17 @@ def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
 def remove_folder(folder: Path) -> None:
     """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking.
 
-    Its mark goes last, so that `reap` finds the rest after a crash.
+    Its mark is removed last, so that `reap` finds the rest after a crash.
     """
     inside: list[Path] = []
-    with suppress(OSError):  # where it is closed, all goes at once
+    with suppress(OSError):  # if it is closed, remove all at once
         inside = [path for path in folder.iterdir() if path.name != _MARK]
     for path in (*inside, folder):
         remove_tree(path)
 
 
 def _remove_unmarked(root: Path) -> None:
-    """Remove folders of which a crash left nothing, or no more than the beginning of a mark."""
+    """Remove folders that a crash left empty, or with an incomplete mark."""
     whole = {folder for folder, _mark in marked(root)}
     for folder in set(root.iterdir() if root.is_dir() else ()) - whole:
         if folder.is_symlink() or not folder.is_dir():
@@ -76,7 +76,7 @@ def _remove_unmarked(root: Path) -> None:
 
 
 def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
-    """Kill every process whose label `wanted` accepts, and those that they start meanwhile. Blocking.
+    """Kill every process whose label `wanted` accepts, and the processes that they start meanwhile. Blocking.
 
     Returns their labels.
     """
@@ -86,7 +86,7 @@ def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
 def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> None:
     """Kill every process that lives in a sandbox of `owner`'s runtimes of this kind under `root`. Blocking.
 
-    For launchers that clear their environment: a process that sees the sandbox's HOME mounted is in it.
+    For launchers that clear their environment: a process with the sandbox's HOME mounted belongs to it.
     """
     homes = {
         f"/{folder.parent.name}/{folder.name}/home"
@@ -98,8 +98,7 @@ def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> 
 
 
 def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
-    """All are stopped before the first is killed, so that none escapes by forking. Returns the labels by which they
-    were found."""
+    """Stop all before killing the first, so that none escapes by forking. Returns the labels found."""
     found: set[str] = set()
     for _sweep in range(_MAX_SWEEPS):
         stopped: dict[int, str] = {}
@@ -114,7 +113,7 @@ def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
 
 
 def _mounted(homes: set[str]) -> Iterator[tuple[int, str]]:
-    """(pid, home). A dying process has no mounts left, and so is not found."""
+    """Yields (pid, home). A dying process has no mounts left, and is not found."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             lines = Path("/proc", name, "mountinfo").read_text(errors="replace").splitlines()
@@ -130,7 +129,7 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
-    """(pid, label). A dying process has no environment left, and so is not found."""
+    """Yields (pid, label). A dying process has no environment left, and is not found."""
     prefix = f"{LABEL}=".encode()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -143,7 +142,8 @@ def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
 
 
 def _environment(pid: str) -> bytes:
-    """A process whose first thread has ended shows it by its other threads only. Raises: OSError when it is gone."""
+    """Environment of a process. If its first thread has ended, only other threads show it. Raises: OSError when it is
+    gone."""
     if found := Path("/proc", pid, "environ").read_bytes():
         return found
     threads = (Path("/proc", pid, "task", thread, "environ") for thread in os.listdir(f"/proc/{pid}/task"))

@@ -1,4 +1,4 @@
-"""Folders of the node's machine that a task asks to see at paths of its own (`RuntimeSpec.mounts`)."""
+"""Folders of the node's machine that a task mounts at other paths (`RuntimeSpec.mounts`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gangline.domain.task import RuntimeSpec
 
 
 def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
-    """Path inside -> folder, without links in its path, so that it is the folder that was checked. Blocking.
+    """Path inside -> resolved folder, so that later links cannot change the checked target. Blocking.
 
-    exposed: folders that the node's operator named. Raises: InvalidRequest.
+    exposed: folders that the node's operator allows. Raises: InvalidRequest.
     """
     named = [Path(os.path.realpath(folder)) for folder in exposed]
     found = {inside: Path(os.path.realpath(folder)) for inside, folder in spec.mounts.items()}
@@ -27,9 +27,9 @@ def granted(spec: RuntimeSpec, exposed: Iterable[Path]) -> dict[str, Path]:
 
 
 def refuse_own(spec: RuntimeSpec, own: Iterable[str]) -> None:
-    """own: the session's own folders, with all that is in them.
+    """own: the session's folders, with all their content.
 
-    Raises: InvalidRequest where a mount would hide one, or lie in it: the session may remove what is there.
+    Raises: InvalidRequest when a mount would hide one or lie in it: the session may remove its files.
     """
     own = tuple(own)
     for inside in map(PurePosixPath, spec.mounts):
@@ -42,7 +42,7 @@ def refuse_own(spec: RuntimeSpec, own: Iterable[str]) -> None:
 
 
 def refuse_mounts(spec: RuntimeSpec, runtime: str) -> None:
-    """Raises: InvalidRequest where a task asks for mounts of a runtime that has none."""
+    """Raises: InvalidRequest when a task requests mounts from a runtime without support for them."""
     if spec.mounts:
         raise InvalidRequest(
             f"runtime.mounts: runtime `{runtime}` cannot show a folder at another path; use `sandbox` or `docker`."

@@ -1,4 +1,4 @@
-"""Removal of what an untrusted program has written. Standard library alone: it also runs inside sandboxes."""
+"""Removes files that an untrusted program has written. Standard library only, since it also runs inside sandboxes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder with its content. Files that cannot be removed are still there afterwards.
-    Blocking."""
+    """Remove a file, or a folder with its content. Leaves files that cannot be removed. Blocking."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -27,7 +26,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_as_subordinate(path: Path) -> None:
-    """Remove files of this user's subordinate ids, the remains of a container with its own root."""
+    """Remove files owned by this user's subordinate ids, left by a container with its own root."""
     as_root = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
     with suppress(OSError):
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):

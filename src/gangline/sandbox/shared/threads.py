@@ -1,4 +1,4 @@
-"""Blocking work off the event loop that a cancelled caller does not leave running behind its back."""
+"""Blocking work off the event loop that does not keep running after its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ T = TypeVar("T")
 
 
 async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `function` in a thread. Cancelled meanwhile, wait for its end before passing the cancellation on."""
+    """Run `function` in a thread. When cancelled, wait for it to end before re-raising."""
     return await to_end(asyncio.to_thread(function, *args, **kwargs))

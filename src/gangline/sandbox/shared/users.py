@@ -1,8 +1,9 @@
-"""Numeric users of sandboxes, held on the host, so that no two that live at once share one.
+"""Numeric users of sandboxes, held on the host so that no two live sandboxes share one.
 
-A user is held by a lock on a file of its number that all nodes of the machine see; they are root's, which alone gives
-users. The kernel lets go of the lock when its holder (the node's keeper) is gone, however it went, and its sandboxes go
-with it. What the kernel keeps for a user beyond that, its keyrings, is cleared before the next holder could use it.
+A user is held by a lock on a file named after its id, which all nodes of the machine see. The files belong to root,
+which alone can assign users. The kernel releases the lock when its holder (the node's keeper) ends for any reason, and
+its sandboxes end too. The user's keyrings, which the kernel keeps longer, are cleared before the next holder can use
+them.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _FOLDER = Path("/run/gangline/users")
 
 
 def grader_uid(uid: int) -> int:
-    """The user `grader` of the sandbox whose agent is `uid`: no other sandbox's, as long as that one is held."""
+    """The user `grader` of the sandbox whose agent is `uid`. No other sandbox uses it while `uid` is held."""
     return uid + NUM_UIDS
 
 
 class HeldUser:
-    """Held from its making until `release`, or the end of this process."""
+    """Held from construction until `release`, or the end of this process."""
 
     def __init__(self, seed: str, folder: Path = _FOLDER, *, has_keys: bool = False) -> None:
         """
-        seed: with the same one the same user is tried first.
+        seed: the same seed tries the same user first.
         has_keys: whether its programs may use keyrings.
-        Blocking. Raises: RuntimeFailed when none is free.
+        Blocking. Raises: RuntimeFailed when all are in use.
         """
         first = zlib.crc32(seed.encode())
         try:
@@ -61,11 +62,11 @@ class HeldUser:
 
 
 def _locked(file: Path) -> int | None:
-    """A descriptor that holds the file; None where another one does, or has just let go of it."""
+    """A descriptor that locks the file; None if another process holds it, or has just released it."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == file.stat().st_ino:  # else it was removed between the two
+        if os.fstat(fd).st_ino == file.stat().st_ino:  # otherwise it was removed in between
             return fd
     os.close(fd)
     return None

@@ -1,11 +1,12 @@
-"""Become a command: the part of a supervisor's child, which is forked before anybody knows the command.
+"""Become a command: the code of a supervisor's child, forked before the command is known.
 
 Invariants:
-- What is the same for all commands of a sandbox is done before the order comes: joining a control group alone can take
-  ten milliseconds. It belongs to the agent's groups then, but not yet to the agent's user, and cannot be traced.
+- Work that is the same for all commands of a sandbox is done before the order comes: joining a control group alone can
+  take ten milliseconds. The process is then in the agent's groups but does not yet run as the agent's user, and cannot
+  be traced.
 - The order comes from our own node on the control socket, marshalled, with the command's descriptors. This process
-  takes it, lets its supervisor know, and says `started`.
-- Nothing of ours is open any more when the command begins, nor when others of its user may trace this process.
+  receives it, notifies its supervisor, and answers `started`.
+- None of our descriptors is open when the command begins, nor once other processes of its user may trace this one.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _LENGTH_BYTES = 4
 def become_command(
     control: _socket.socket, report_to: tuple[int, bytes], cgroup_fds: Sequence[int], user_fd: int | None
 ) -> NoReturn:
-    """Wait for the order, and become what it names. Like a shell's, 127 is 'not found' and 126 'cannot be run'.
+    """Wait for the order and execute its command. As in a shell, 127 is 'not found' and 126 'cannot be run'.
 
-    told: a descriptor, and what to write there when the order is taken.
+    report_to: a descriptor, and the bytes to write to it once the order is received.
     cgroup_fds, user_fd: see `supervisor.supervise`.
     """
     failure = _prepared(cgroup_fds, user_fd)
@@ -51,7 +52,7 @@ def become_command(
         os.write(*report_to)
         control.send(b"started\n")
     except OSError:
-        os._exit(126)  # nobody watches
+        os._exit(126)  # the supervisor is gone
     for number, fd in enumerate(files[:3]):
         os.dup2(fd, number)
     argv: list[str] = order["argv"]
@@ -62,7 +63,7 @@ def become_command(
         leave_session_keyring()
         for number, fd in enumerate(files[3:], start=3):
             os.dup2(fd, number)
-            os.set_inheritable(number, True)  # also where it had this number before
+            os.set_inheritable(number, True)  # even if it already had this number
         os.closerange(len(files), 1 << 16)
         _confine(order)
         doing = order["cwd"]
@@ -78,7 +79,7 @@ def become_command(
 
 
 def _prepared(cgroup_fds: Sequence[int], user_fd: int | None) -> OSError | None:
-    """Why no command can begin here; None when one can."""
+    """The error that keeps commands from starting here, or None."""
     _restore_signals()
     os.setsid()
     os.umask(0o022)
@@ -94,21 +95,21 @@ def _prepared(cgroup_fds: Sequence[int], user_fd: int | None) -> OSError | None:
 
 
 def _restore_signals() -> None:
-    """Python ignores some, and whoever started the node may have made it ignore others."""
+    """Restore default handlers: Python ignores some signals, and the node's parent may have ignored others."""
     for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def _received_order(control: _socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """It, and the command's descriptors, from number 0 on: three streams, and the end of a channel if it has one."""
+    """The order, and the command's descriptors from number 0 on: three streams, and its end of a channel, if any."""
     message, files = received(control)
     order = bytearray(message)
     size = _LENGTH_BYTES + int.from_bytes(order[:_LENGTH_BYTES], "big")
     while len(order) < size and (piece := control.recv(size - len(order))):
         order += piece
     if len(order) < max(size, _LENGTH_BYTES + 1):
-        os._exit(0)  # the node went away before it said what to run
+        os._exit(0)  # the node went away before it sent an order
     return marshal.loads(memoryview(order)[_LENGTH_BYTES:]), files
 
 
@@ -126,7 +127,7 @@ def _confine(order: dict[str, Any]) -> None:
 
 
 def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Like `os.execvpe`, which imports a module on its way."""
+    """Like `os.execvpe`, which would import a module."""
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
     missing: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

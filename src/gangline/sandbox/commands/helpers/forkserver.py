@@ -1,13 +1,13 @@
-"""The process that all helpers are forks of: an interpreter started once, with their code loaded and nothing else.
+"""The process that forks all helpers: an interpreter started once, with only their code loaded.
 
 Invariants:
 - It never held a secret, a file or an environment of the process that started it, so neither do its forks.
-- It has no thread, and forks nothing but helpers. It lives outside all sandboxes.
-- It ends with its control socket: with the process that started it, however that one ended.
-- Helpers are told apart as processes started by themselves would be: each wears its sandbox's label.
+- It has no threads, forks only helpers, and lives outside all sandboxes.
+- It ends when its control socket closes, and so with the process that started it, even if that one crashed.
+- Each helper carries its sandbox's label, so helpers can be identified like processes started directly.
 
-Usage: `main(control_fd)`. Each message is marshalled: a helper's name, a label, arguments; its descriptors are the
-helper's, and the first one is a socket where the helper answers, or says `lost WHY`.
+Usage: `main(control_fd)`. Each message is marshalled: a helper's name, a label, arguments. Its descriptors are passed
+to the helper; the first one is a socket where the helper answers, or reports `lost WHY`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(control_fd: int) -> NoReturn:
 
 
 def _deafen() -> None:
-    """Ignore signals, but those that cannot be, and those of faults of our own; ended children need no reaping then."""
+    """Ignore all signals except uncatchable ones and those of our own faults. Ended children then need no reaping."""
     faults = {_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL, _signal.SIGABRT, _signal.SIGSYS}
     for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP} - faults:
         _signal.signal(number, _signal.SIG_IGN)
@@ -72,13 +72,13 @@ def _help(order: bytes, fds: list[int]) -> NoReturn:
     try:
         _wear(label)
         _HELPERS[name](fds, *arguments)
-    except Exception as error:  # the boundary of this process
+    except Exception as error:  # last resort of this process
         os.write(fds[0], f"lost {error or type(error).__name__}".encode())
     os._exit(0)
 
 
 def _wear(label: str) -> None:
-    """Show the label as the whole environment, in the room that our first one took."""
+    """Show the label as the whole environment, in the memory of the original environment."""
     with open("/proc/self/stat", "rb", buffering=0) as file:
         fields = file.read(4096).rpartition(b")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])

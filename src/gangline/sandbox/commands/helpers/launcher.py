@@ -1,4 +1,4 @@
-"""Become another program, with an empty session keyring of its own. Usage: `main(argv)`; `argv[0]` is looked for."""
+"""Execute another program with an empty session keyring. Usage: `main(argv)`; `argv[0]` is searched in PATH."""
 
 from __future__ import annotations
 

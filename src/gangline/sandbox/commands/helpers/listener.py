@@ -1,7 +1,7 @@
 """Open listening sockets inside a sandbox's network namespace and hand them to the node.
 
-A socket belongs for ever to the namespace it was opened in, so the node can serve it from outside: nothing of ours runs
-in the sandbox.
+A socket stays in the namespace where it was opened, so the node can serve it from outside, without running anything in
+the sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKLOG = 128
 def main(fds: Sequence[int], port: int) -> None:
     """fds: the socket for the answer, and an open `/proc/<pid>` folder of a process in the network.
 
-    port: of 127.0.0.1 there; 0 picks a free one. Raises: OSError.
+    port: on 127.0.0.1 there; 0 picks a free one. Raises: OSError.
     """
     enter(fds[1], ["net"])
     listening = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
@@ -31,4 +31,4 @@ def main(fds: Sequence[int], port: int) -> None:
     packed = listening.fileno().to_bytes(4, sys.byteorder)
     answer = _socket.socket(fileno=fds[0])
     answer.sendmsg([b"ok"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)])
-    answer.detach()  # closed by the end of this process alone, by which the node knows of it
+    answer.detach()  # closed only when this process ends, which the node waits for

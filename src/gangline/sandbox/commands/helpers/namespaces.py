@@ -2,9 +2,9 @@
 
 bubblewrap, started by an ordinary user, makes two user namespaces: an outer one, in which the user is root and which
 owns the sandbox's mounts and network, and an inner one without privileges, in which its first process lives. We enter
-the outer one first; only the command itself continues to the inner one (`enter_user`), and there into one of its own
-(`make_user_namespace`): the sandbox's first process has the agent's user number, and no filter, and could be taken over
-from its own namespace. Started by root it makes neither.
+the outer one first. Only the command itself enters the inner one (`enter_user`), and then makes another
+(`make_user_namespace`): the sandbox's first process has the agent's user id and no filter, so a process in its own
+namespace could take it over. Started by root, bubblewrap makes neither.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _setns(fd: int, kind: str) -> None:
 def enter(proc_fd: int, kinds: Sequence[str]) -> None:
     """Enter namespaces, each after the user namespace that owns it, the process's own user namespace last.
 
-    `proc_fd` is an open `/proc/<pid>` folder: it cannot come to mean another process. `kinds` are names of
-    `/proc/<pid>/ns`; a pid namespace holds for children only.
+    `proc_fd` is an open `/proc/<pid>` folder, which cannot come to refer to another process. `kinds` are names in
+    `/proc/<pid>/ns`; a pid namespace applies only to children.
     """
     fds = {kind: os.open(f"ns/{kind}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd) for kind in kinds}
     theirs = {kind: fd for kind, fd in fds.items() if not _is_ours(fd, kind)}
@@ -66,15 +66,15 @@ def enter(proc_fd: int, kinds: Sequence[str]) -> None:
 
 
 def enter_user(user_fd: int) -> None:
-    """Enter the innermost user namespace, where the agent lives."""
+    """Enter the innermost user namespace, where the agent runs."""
     _setns(user_fd, "user")
 
 
 def make_user_namespace() -> None:
-    """A user namespace of this process's own, with the same numbers; `exec` ends a user's privileges in it.
+    """Make a user namespace for this process, with the same ids; `exec` then drops a user's privileges in it.
 
-    Others of the same user may trace it from here on, for only then may it write its own numbers: it must have nothing
-    of ours open any more.
+    Other processes of the same user may trace this one from here on, since only then may it write its id maps. So it
+    must not have any of our descriptors open.
     """
     uid, gid = os.geteuid(), os.getegid()
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl dumpable")
@@ -85,15 +85,15 @@ def make_user_namespace() -> None:
 
 
 def resize_memory(mount_point: str, num_bytes: int) -> None:
-    """Limit a file system in memory that is mounted already."""
+    """Change the size limit of a mounted in-memory file system."""
     flags = _MS_REMOUNT | _MS_NOSUID | _MS_NODEV
     _checked(_libc.mount(None, mount_point.encode(), None, flags, f"size={num_bytes}".encode()), "remount")
 
 
 def leave_session_keyring() -> None:
-    """Go on with an empty session keyring of this process's own, instead of that of whoever started the node.
+    """Join an empty session keyring in place of the inherited one.
 
-    A kernel without keyrings has nothing to leave; a node's own filter that refuses them holds for all its commands.
+    Does nothing on a kernel without keyrings. A filter of the node that forbids them also applies to all its commands.
     """
     if (number := _KEYCTL.get(os.uname().machine)) is None:
         return
@@ -106,27 +106,27 @@ def leave_session_keyring() -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children, however they daemonise."""
+    """Adopt orphaned descendants, including daemonised ones."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl subreaper")
 
 
 def become_user(uid: int) -> None:
-    """The user of that number, and the group; without other groups."""
+    """Set user and group to this id, and drop all other groups."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def hide_from_tracers() -> None:
-    """Let processes of our own user neither trace this one, nor read its memory or take its descriptors.
+    """Keep processes of the same user from tracing this one, reading its memory or taking its descriptors.
 
-    It holds for forks too, until they become another program.
+    Also applies to forks, until they execute another program.
     """
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl dumpable")
 
 
 def forbid_new_privileges() -> None:
-    """Neither set-user-id programs nor file capabilities give privileges from here on."""
+    """Keep set-user-id programs and file capabilities from giving privileges."""
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl no_new_privs")
 
 
@@ -135,9 +135,9 @@ class _Program(ctypes.Structure):
 
 
 def filter_system_calls(program: bytes) -> None:
-    """For ever, and for all descendants. `program`: instructions of the kernel's packet filter, 8 bytes each.
+    """Install a filter, permanently and for all descendants. `program`: packet filter instructions, 8 bytes each.
 
-    A process without privileges gives up gaining any: the kernel asks for that.
+    A process without privileges also gives up gaining any, as the kernel requires.
     """
     given = _Program(len(program) // _INSTRUCTION_BYTES, program)
     if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0) == 0:

@@ -1,4 +1,4 @@
-"""Give /dev/shm of a running sandbox a size, where its launcher gives it none. It imports nothing there."""
+"""Set the size of /dev/shm in a running sandbox whose launcher does not. Imports nothing inside the sandbox."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Wait inside a sandbox, and fork supervisors of commands.
 
 Invariants:
-- It has entered the sandbox before it hears of any command, and imports nothing there: the files are the agent's.
-- Nobody inside can reach it: its orders come over a socket without a name, which no other process holds. Inside a
-  sandbox it is not dumpable, nor are its forks: nobody traces them, reads their memory or takes their descriptors.
-- It knows nothing of a command. It adopts no orphans, so that processes which commands leave behind
-  are children of the sandbox's first process.
-- It ends when the socket closes; commands that run then are their supervisors'.
+- It enters the sandbox before it receives any command, and imports nothing there: the files are the agent's.
+- No process inside can reach it: its orders come over an unnamed socket, which no other process holds. Inside a sandbox
+  neither it nor its forks are dumpable, so they cannot be traced, their memory cannot be read and their descriptors
+  cannot be taken.
+- It knows nothing about commands. It adopts no orphans, so processes left behind by commands become children of the
+  sandbox's first process.
+- It ends when the socket closes; running commands then belong to their supervisors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KINDS = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
 def main(fds: Sequence[int], uid: int | None) -> NoReturn:
     """fds: the socket for orders; an open `/proc/<pid>` folder of the sandbox to enter, where it has namespaces.
 
-    uid: the user of that sandbox to become; None stays who we are.
+    uid: the user of that sandbox to become; None keeps the current one.
     Raises: OSError when the sandbox cannot be entered.
     """
     leave_session_keyring()
@@ -44,13 +45,13 @@ def main(fds: Sequence[int], uid: int | None) -> NoReturn:
         hide_from_tracers()
         sys.meta_path.clear()
         sys.path.clear()
-        if os.fork():  # only a child is in the namespace of processes
+        if os.fork():  # only children are in the pid namespace
             os._exit(0)
     _serve(_socket.socket(fileno=fds[0]), user_fd)
 
 
 def _serve(orders: _socket.socket, user_fd: int | None) -> NoReturn:
-    """Each message has a supervisor's control socket, and open `cgroup.procs` files that its commands join."""
+    """Each message carries a supervisor's control socket, and open `cgroup.procs` files for its commands to join."""
     orders.send(b"ready")
     while True:
         message, fds = received(orders)

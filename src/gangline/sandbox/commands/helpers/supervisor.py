@@ -1,21 +1,22 @@
 """Run one command after another, watch each, and kill its whole process tree on request.
 
 Invariants:
-- The command's descendants never escape: this process is their subreaper, so that a daemonised grandchild becomes our
-  child, and killing continues until we have no child left.
-- The node's end of the control socket closing (the node died) is an order to kill. A byte on it is an order to end:
-  SIGTERM first, and the grace that the order grants.
-- Once inside the sandbox nothing is imported: its files are the agent's.
-- A process left behind by a command that ended by itself lives on, as a child of the sandbox's first process: this
-  supervisor ends then. Only one without any child takes another command, so trees of different commands never mix.
-- A fork waits to become the next command (see `command`), so that a command costs its caller no fork. It takes the
-  order off the control socket itself. Nobody replaces a killed one before an order comes: that would be work without
-  end for an agent that kills it again and again.
+- The command's descendants never escape: this process is their subreaper, so a daemonised grandchild becomes our child,
+  and killing continues until we have no children left.
+- When the node's end of the control socket closes (the node died), the tree is killed. A byte on the socket asks the
+  tree to end: SIGTERM first, then SIGKILL after the grace given with the byte.
+- Nothing is imported inside the sandbox: its files are the agent's.
+- A process left behind by a command that ended by itself lives on as a child of the sandbox's first process; this
+  supervisor then ends. Only a supervisor without children takes another command, so trees of different commands never
+  mix.
+- A fork waits to become the next command (see `command`), so starting a command costs its caller no fork. The fork
+  reads the order from the control socket itself. A waiting fork that is killed is replaced only when an order comes;
+  otherwise an agent could kill it again and again and cause endless work.
 
 `command` answers `started`. Our answer is two lines: `exit N`, `signal N`, `killed`, or `stuck` (processes multiply
-faster than we kill them, the node must end the whole sandbox), then the processor time, memory and output of the
-processes that have ended here. A third one, `free`, says that another order may come. `lost WHY` says that no command
-could be started.
+faster than we kill them; the node must kill the whole sandbox), then the processor time, memory and output of the
+processes that ended here. A third line, `free`, says that another order may come. `lost WHY` says that no command could
+be started.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ else:
 _MAX_SWEEPS = 200
 _TAKEN = b"t"
 _GRACE_BYTES = 4
-"""Milliseconds, after the byte that orders to end."""
+"""Milliseconds, after the byte that asks the tree to end."""
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def supervise(control_fd: int, cgroup_fds: Sequence[int], user_fd: int | None) -> NoReturn:
-    """cgroup_fds: open `cgroup.procs` files that commands join. user_fd: the namespace of users where they live."""
+    """cgroup_fds: open `cgroup.procs` files that commands join. user_fd: the user namespace where they run."""
     control = _socket.socket(fileno=control_fd)
     try:
         become_subreaper()
@@ -58,14 +59,14 @@ def supervise(control_fd: int, cgroup_fds: Sequence[int], user_fd: int | None) -
             control.send(f"{end}\n{_difference(before, spent)}\n{'free' if is_free else 'last'}\n".encode())
             before = spent
     except BrokenPipeError:
-        pass  # nobody is left to hear it
+        pass  # the node is gone
     except OSError as error:
         os.write(control_fd, f"lost {error}\n\nlast\n".encode())
     os._exit(0)
 
 
 class _Wakes:
-    """Waits for the end of a child, for an order that was taken, and for the node."""
+    """Waits for a child to end, for an order to be received, and for the node."""
 
     def __init__(self, control_fd: int) -> None:
         self._control_fd = control_fd
@@ -75,10 +76,10 @@ class _Wakes:
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self.is_taken = False
-        """Whether the waiting child has its order."""
+        """Whether the waiting child has received its order."""
 
     def wait(self, *, hears: bool, timeout_ms: float | None = None) -> int:
-        """The events of the control socket: what the node says only where `hears`, and that it is gone."""
+        """The events of the control socket: the node's bytes only where `hears`, and always its end."""
         self._poll.register(self._control_fd, select.POLLRDHUP | (select.POLLIN if hears else 0))
         events = dict(self._poll.poll(timeout_ms))
         if self._fd in events:
@@ -86,13 +87,13 @@ class _Wakes:
         return events.get(self._control_fd, 0)
 
     def left_to_child(self) -> int:
-        """In a child: where it tells that it has its order, which fails once nobody waits."""
+        """In a child: the descriptor for reporting that it has its order. Writing fails once the supervisor is gone."""
         _signal.set_wakeup_fd(-1)
         os.close(self._fd)
         return self._told_fd
 
     def look(self) -> None:
-        """Whether it is taken by now."""
+        """Check whether the order has been received."""
         try:
             data = os.read(self._fd, 4096)
         except BlockingIOError:
@@ -101,7 +102,7 @@ class _Wakes:
 
 
 def _noted(_number: int, _frame: object) -> None:
-    """The wakeup descriptor has reported it already; without a handler there would be no wakeup."""
+    """Does nothing: the wakeup descriptor reports the signal, but only signals with a handler cause a wakeup."""
 
 
 def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> str:
@@ -127,7 +128,7 @@ def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int
 
 
 def _forked(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> int:
-    """A child that waits to become the command."""
+    """Fork a child that waits to become the command."""
     command = os.fork()
     if command == 0:
         become_command(control, (wakes.left_to_child(), _TAKEN), cgroup_fds, user_fd)
@@ -135,7 +136,7 @@ def _forked(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], u
 
 
 def _dismissed(command: int) -> str:
-    """Kill a child that waits, or has just taken its order."""
+    """Kill a child that waits, or has just received its order."""
     if command:
         os.kill(command, _signal.SIGKILL)
         os.waitpid(command, 0)
@@ -143,8 +144,8 @@ def _dismissed(command: int) -> str:
 
 
 def _difference(before: resource.struct_rusage, now: resource.struct_rusage) -> str:
-    """Accounts of the processes that have ended here: see `shared.accounts.Spent`. The kernel tells of all of them
-    together which was the largest one."""
+    """Resource use of the processes that ended here: see `shared.accounts.Spent`. The kernel reports the largest one
+    only over all of them."""
     cpu_s = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
     return f"{cpu_s:.6f} {now.ru_maxrss * 1024} {(now.ru_oublock - before.ru_oublock) * 512}"
 
@@ -154,7 +155,7 @@ def _told(status: int) -> str:
 
 
 def _ask_to_end(control: _socket.socket, wakes: _Wakes) -> None:
-    """SIGTERM for the whole tree. Returns when none is left, the grace has passed, or the node wants it killed."""
+    """Send SIGTERM to the whole tree. Returns when it has ended, the grace has passed, or the node orders a kill."""
     grace_s = int.from_bytes(control.recv(1 + _GRACE_BYTES)[1:], "big") / 1000
     _signal_all(_descendants(), _signal.SIGTERM)
     end_at = time.monotonic() + grace_s
@@ -164,7 +165,7 @@ def _ask_to_end(control: _socket.socket, wakes: _Wakes) -> None:
 
 
 def _reap() -> tuple[int, int] | None:
-    """(pid, status) of one ended child; None when all that are left still run."""
+    """(pid, status) of one ended child; None when all remaining children still run."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -173,8 +174,8 @@ def _reap() -> tuple[int, int] | None:
 
 
 def kill_tree() -> str:
-    """Stop every descendant, so that none can fork during the search for the next; then kill; until no child is
-    left."""
+    """Stop every descendant, so that none can fork during the search for the next, then kill them. Repeats until there
+    are no children left."""
     for _sweep in range(_MAX_SWEEPS):
         seen: set[int] = set()
         while new := set(_descendants()) - seen:
@@ -207,7 +208,7 @@ def _signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Parents before their children. A shell whose child ends first takes it for the end of a step, and continues."""
+    """Parents before their children: a shell whose child ends first would continue with its next step."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := _parent(name)) is not None:
@@ -219,10 +220,10 @@ def _descendants() -> list[int]:
 
 
 def _parent(pid: str) -> int | None:
-    """Parent of a living process; None for one that is gone or a zombie.
+    """Parent of a living process; None if the process is gone or a zombie.
 
     A process whose first thread has ended looks like a zombie while its other threads run. The kernel counts a zombie
-    itself as one thread.
+    as one thread.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
