@@ -1,6 +1,6 @@
-"""Inference engines as a node asks them: for tokens, log-probs and texts, and for new weights.
+"""Clients of inference engines, for tokens, log-probs, texts and weight updates.
 
-Every engine implements `contract`; `vllm/`, `sglang/`, `text/` and `generate/` are the kinds that there are, and `auto`
-finds out which one a URL is. They share `http`, the `fields` of a request, the reading of `replies`, and `templates/`,
-which learns a chat template by asking. Start with `contract`, then `vllm/engine`.
+Every engine implements `contract`; `vllm/`, `sglang/`, `text/` and `generate/` are the kinds, and `auto` detects the
+kind at a URL. They share `http`, the `fields` of a request, the parsing of `replies`, and `templates/`, which probes a
+chat template. Start with `contract`, then `vllm/engine`.
 """

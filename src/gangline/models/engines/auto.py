@@ -1,4 +1,4 @@
-"""Which kind of engine is at a URL: asked, not believed. `--engine-kind auto`."""
+"""Detects the kind of engine at a URL, by probing it. `--engine-kind auto`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gangline.models.engines.vllm.engine import VllmEngine
 
 
 async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | None = None) -> Engine:
-    """A client of the right kind, probed: nobody is asked in between from then on.
+    """Returns a probed client of the right kind, which talks to the engine directly.
 
-    SGLang is recognised by its server information; any other engine is probed for ids as vLLM, whose fields others
-    support too. An engine that returns none is treated as a text engine.
+    SGLang is recognised by its server information. Any other engine is probed for ids as vLLM, whose fields others
+    support too. An engine that returns no ids is treated as a text engine.
 
-    Raises: EngineUnavailable when the URL does not answer; EngineIncapable when there are no ids and `capture` is not
+    Raises: EngineUnavailable when the URL does not answer; EngineIncapable when it returns no ids and `capture` is not
     `text`.
     """
     http = EngineHttp(url, api_key=api_key)
@@ -36,7 +36,7 @@ async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | No
                 f"{error.message}: it wants a key. Say which environment variable holds it (`--engine-key-env`, or "
                 "`--key-env` where it is added)."
             ) from error
-        # A server of a known kind says best itself what it lacks. One that lists no models serves no text, either.
+        # For a known kind, its own error is the clearest. A server that lists no models serves no text either.
         if (capture != "text" and (is_sglang or is_vllm)) or error.details.get("lists_models") is False:
             raise
     return await _probed(OpenAITextEngine(url, capture=capture, api_key=api_key))
@@ -52,7 +52,7 @@ async def _probed(engine: Engine) -> Engine:
 
 
 async def _is_sglang(http: EngineHttp) -> bool:
-    """vLLM in its development mode has the route too, with other fields."""
+    """vLLM in development mode has the route too, with other fields."""
     for path in ("/server_info", "/get_server_info"):
         fields = await _fields(http, path)
         if "model_path" in fields and "vllm_config" not in fields:
@@ -65,7 +65,7 @@ async def _has_version(http: EngineHttp) -> bool:
 
 
 async def _fields(http: EngineHttp, path: str) -> dict[str, Any]:
-    """Empty where the server has no such route. Raises: EngineUnavailable when nobody answers at all."""
+    """Empty if the server has no such route. Raises: EngineUnavailable when it does not answer at all."""
     try:
         body = await http.get(path)
     except EngineUnavailable as error:

@@ -1,7 +1,7 @@
 """The gateway's interface to every engine: requests, replies, streams, capabilities.
 
-A request always carries the conversation; where the engine takes exact prompt ids they come alongside it. So an engine
-that ignores them still answers, from its own rendering, and its report shows which of the two happened.
+A request always carries the conversation and, if the engine takes them, its exact prompt ids. An engine that ignores
+the ids still answers, from its own rendering, and the ids that it reports show which it used.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's capabilities, found by real calls rather than by its claims."""
+    """The engine's capabilities, determined by real calls and not by its claims."""
 
     engine: str
-    """Wire: `vllm`, `sglang`, `openai_text`, `generate_vllm`, `generate_sglang`."""
+    """Wire format: `vllm`, `sglang`, `openai_text`, `generate_vllm`, `generate_sglang`."""
     version: str
     model: str
-    """The name that the engine serves its model under."""
+    """The name under which the engine serves its model."""
     max_context: int | None
-    """Tokens of prompt and reply together; None where the engine does not say."""
+    """Tokens of prompt and reply together; None if the engine does not report it."""
     reports_ids: bool
     takes_prompt_ids: bool
     """Exact prompt ids were echoed as sent: stitching is possible."""
@@ -38,22 +38,22 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     sees_images: bool | None = None
     """Whether an image processor is known, without which calls with images cannot be trained on. None: unknown."""
     evidence: frozenset[str] = frozenset()
-    """Kinds of evidence that whole replies report, by name."""
+    """Names of the kinds of evidence that whole replies report."""
     streams_ids: bool
     renders: bool
-    """`render` works: a conversation -> its prompt ids."""
+    """Whether `render` works: a conversation -> its prompt ids."""
     logprob_kind: LogprobKind
     num_ids: int | None = None
-    """Size of the vocabulary: ids are below it. None where only the engine knows."""
+    """Size of the vocabulary: ids are below it. None if only the engine knows."""
     reports_versions: bool = False
     """Policy versions come with each reply."""
     prompt_source: PromptSource = "engine"
-    """Who makes the prompts of calls without exact ids; `rendered` (T2): its client here."""
+    """Where prompts of calls without exact ids are rendered; `rendered` (T2): by this client."""
     template: TemplateFacts = TemplateFacts()
 
     @property
     def tier(self) -> str:
-        """How prompts are captured at most, and why; for people."""
+        """The highest capture tier for prompts, and its reason; for people."""
         if self.takes_prompt_ids:
             return "auto: exact prompt ids are taken"
         if self.reports_ids:
@@ -64,24 +64,25 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall
     prompt_ids: TokenIds | None = None
-    """Exact prompt [T]; None lets the engine render `call.messages`. With images only where the engine takes both."""
+    """Exact prompt [T]; None lets the engine render `call.messages`. Given with images only if the engine takes
+    both."""
     evidence: tuple[AskedEvidence, ...] = ()
-    """Kinds that the reply is to report; only for `chat`, of an engine that reports them."""
+    """Kinds of evidence to report; only for `chat`, with an engine that reports them."""
 
 
 class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a whole choice. In a stream the last ones that are given count."""
+    """Facts about a whole choice. In a stream the last given values count."""
 
     finish_reason: str | None = None
-    """None: the engine never said; the reply was cut off."""
+    """None: the engine never reported one; the reply was cut off."""
     stop_reason: str | None = None
     version_spans: tuple[VersionSpan, ...] = ()
     weights_known: bool = True
-    """False: the engine may have other weights than the gate's policy version says. In a stream one False counts."""
+    """False: the engine may have other weights than the gate's policy version. In a stream a single False counts."""
     parse: ParseStatus | None = None
-    """How the reply's text was read, where that was done on this side; None: the engine did it."""
+    """How the reply's text was parsed, if that was done on this side; None: the engine did it."""
     images: ImageEvidence | None = None
-    """The evidence of the prompt, the same for every choice; None where it holds no image, or nobody looked."""
+    """Evidence of the prompt's images, the same for every choice; None without images, or if they were not examined."""
 
 
 class EngineChoice(ChoiceFacts, frozen=True, kw_only=True):
@@ -89,24 +90,24 @@ class EngineChoice(ChoiceFacts, frozen=True, kw_only=True):
 
     index: int
     message: Message
-    """Tool-call ids are the engine's; the gateway gives its own."""
+    """Tool-call ids are the engine's; the gateway assigns its own."""
     sampled_ids: TokenIds | None
-    """[T], end of turn included; None: the engine reported none."""
+    """[T], end of turn included; None: not reported."""
     logprobs: Logprobs | None
-    """[T] normally; NaN where the engine sent null; None: the engine reported none."""
+    """[T] normally; NaN where the engine sent null; None: not reported."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
-    """For clients that asked."""
+    """For clients that request them."""
     evidence: dict[str, Any] = {}
-    """What was reported alongside the ids, by the name of its kind. `logprobs` are those that go with it."""
+    """Evidence reported with the ids, by the name of its kind. `logprobs` are the ones that match it."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None
-    """The prompt ids on which the engine conditioned the reply [T]; None: not reported."""
+    """The prompt ids from which the engine generated the reply [T]; None: not reported."""
     choices: tuple[EngineChoice, ...]
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
-    """Fields that the record keeps alongside the tokens, such as `backend_replaced`."""
+    """Fields to record with the tokens, such as `backend_replaced`."""
 
 
 class EngineDelta(ChoiceFacts, frozen=True, kw_only=True):
@@ -117,17 +118,17 @@ class EngineDelta(ChoiceFacts, frozen=True, kw_only=True):
     logprobs: Sequence[float] | None = None
     """One per entry of `sampled_ids`; NaN where the engine sent null."""
     prompt_ids: TokenIds | None = None
-    """On the first piece, where the engine says."""
+    """On the first piece, if the engine reports them."""
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
     """As in `EngineReply`."""
 
 
 class Engine(Protocol):
-    """The client of one engine. Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""
+    """The client of one engine. All methods may raise EngineUnavailable, EngineRefused, ContextOverflow."""
 
     async def probe(self) -> EngineCapabilities:
-        """Determine the engine's capabilities with real calls.
+        """Determine the engine's capabilities by real calls.
 
         Raises: EngineIncapable when it reports no ids or no log-probs, naming the start option that it needs;
         EngineUnavailable, naming the URL, when it does not answer.
@@ -135,7 +136,7 @@ class Engine(Protocol):
         ...
 
     async def capabilities(self) -> EngineCapabilities:
-        """The result of the last probe; probes when there is none."""
+        """The result of the last probe. Probes if there was none."""
         ...
 
     async def chat(self, request: EngineRequest) -> EngineReply: ...
@@ -221,7 +222,7 @@ class _Growing:
 
 
 class ReplyAccumulator:
-    """Folds a stream into the reply that the same call would have given in one piece. Partial at any time."""
+    """Folds a stream into the reply that the same call would have returned whole. Partial at any time."""
 
     def __init__(self) -> None:
         self.prompt_ids: TokenIds | None = None
@@ -253,7 +254,7 @@ def assistant_message(thinking: str, text: str, calls: Sequence[ToolCall] = ()) 
 
 
 def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
-    """A reply that came in one piece, as a stream of one delta per choice."""
+    """A whole reply as a stream of one delta per choice."""
     return [
         EngineDelta(
             shown=whole_delta(choice.index, choice.message, choice.token_logprobs),

@@ -1,4 +1,4 @@
-"""Evidence alongside the tokens, in the messages of one engine: the fields of each kind that it may report."""
+"""Evidence in the messages of one engine: the fields of each kind that it may report."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Found(NamedTuple):
 
 
 class WireEvidence:
-    """An engine's object of its own: what the probe taught it stays with it."""
+    """The evidence fields of one engine. Each engine has a separate instance, which keeps the results of its probe."""
 
     def __init__(self, engine: str, options: Mapping[str, Any] | None = None) -> None:
-        """engine: see `EngineCapabilities`. options: the engine's own, which a kind may need."""
+        """engine: see `EngineCapabilities`. options: of this engine, which a kind may need."""
         found = ((kind, kind.wire(engine, options or {})) for kind in evidence_kinds())
         self._wires: dict[str, tuple[EvidenceKind, EvidenceWire]] = {
             kind.name: (kind, wire) for kind, wire in found if wire is not None
         }
 
     def fields(self, asked: Iterable[AskedEvidence]) -> dict[str, Any]:
-        """Fields of a request."""
+        """Request fields that ask for this evidence."""
         return {name: value for kind, start in asked for name, value in self._wires[kind.name][1].ask(start).items()}
 
     def extended(self, choice: type[ChoiceT]) -> type[ChoiceT]:
-        """The type of a choice with the fields of evidence."""
+        """The type of a choice, extended by the evidence fields."""
         return _extended(choice, tuple(type(wire) for _, wire in self._wires.values()))
 
     def read(self, choice: Any) -> Found:
@@ -59,7 +59,7 @@ class WireEvidence:
     # -- the probe -----------------------------------------------------------------------------------------------
 
     def asked_at_once(self) -> tuple[AskedEvidence, ...]:
-        """What the first call of a probe asks for."""
+        """Evidence to request in the first call of a probe."""
         return tuple(AskedEvidence(kind, 0) for kind, wire in self._wires.values() if wire.probe == "asked")
 
     def learn(self, choice: Any, num_tokens: int) -> None:
@@ -72,7 +72,7 @@ class WireEvidence:
     ) -> frozenset[str]:
         """Names of the kinds that the engine reports.
 
-        found: those in the reply to the first call. ask: makes a call for one kind, gives the names in each choice.
+        found: names in the reply to the first call. ask: makes a call for one kind, returns the names in each choice.
         """
         names = set(found)
         for name, (kind, wire) in self._wires.items():

@@ -1,6 +1,6 @@
 """The canonical call as fields of OpenAI's chat request, which every engine reads. Pure.
 
-Content without a place in OpenAI's format is carried where a model can see it: a custom tool as a function of one
+Content that OpenAI's format cannot represent is put where a model can see it: a custom tool as a function of one
 string, its grammar in the description; a tool result's error flag as the first word of its text. A text document
 becomes text.
 """
@@ -47,8 +47,8 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""The default of every dialect, sent explicitly: vLLM and SGLang would otherwise use the model's `generation_config`
-(Qwen3's: temperature 0.6, top-k 20), and the record would show neither."""
+"""The default of every dialect, sent explicitly. Otherwise vLLM and SGLang would use the model's `generation_config`
+(Qwen3's: temperature 0.6, top-k 20), which the record would not show."""
 
 
 def call_fields(call: ModelCall) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def call_fields(call: ModelCall) -> dict[str, Any]:
 
 
 def sent_ids(prompt_ids: TokenIds | None, call: ModelCall) -> SentIds | None:
-    """Exact ids that go with a call's messages. None where there are none, or where they cannot represent a message."""
+    """Exact ids to send with a call's messages. None if there are no ids, or if they cannot represent a message."""
     return None if prompt_ids is None or has_media(call.messages) else SentIds.of(prompt_ids)
 
 
@@ -90,7 +90,7 @@ def has_documents(messages: Sequence[Message]) -> bool:
 
 
 def media_in(messages: Sequence[Message]) -> str | None:
-    """Which of `MEDIA` the messages bring; images where they bring both."""
+    """The `MEDIA` kind in the messages; images if both occur."""
     found = None
     for message in messages:
         for part in message.parts:
@@ -105,13 +105,14 @@ def media_in(messages: Sequence[Message]) -> str | None:
 
 
 def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """One entry per message; of a message with several tool results, one per result, then the rest of it."""
+    """One entry per message. A message with several tool results becomes one entry per result, then one for the
+    rest."""
     return [fields for message in messages for fields in _split(message)]
 
 
 async def messages_in_turns(messages: Sequence[Message]) -> list[bytes]:
-    """The same as JSON, in pieces: joining the pieces of a long conversation would hold up the event loop. Other tasks
-    of the loop get their turn again and again."""
+    """The same as JSON, in pieces, since joining a long conversation would block the event loop. Yields to other tasks
+    of the loop between pieces."""
     turn, pieces, comma = Turn(), [b"["], b""
     for message in messages:
         is_long = _is_long(message)
@@ -146,7 +147,7 @@ def _is_long(message: Message) -> bool:
 
 
 def _in_slices(value: Any) -> Iterator[bytes]:
-    """JSON, of which no piece takes the encoder long."""
+    """JSON in pieces, each of which encodes quickly."""
     if isinstance(value, str) and len(value) > _SLICE_CHARS:
         yield b'"'
         for start in range(0, len(value), _SLICE_CHARS):
@@ -179,12 +180,12 @@ def _split(message: Message) -> list[dict[str, Any]]:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A message as engines read it. `developer` becomes `system`: some templates drop unknown roles."""
+    """A message in OpenAI's format. `developer` becomes `system`, since some templates drop unknown roles."""
     role = "system" if message.role == "developer" else message.role
     fields: dict[str, Any] = {"role": role}
     pieces, calls, thoughts = list[Text | Image | Document](), list[ToolCall](), list[str]()
     for part in message.parts:
-        if type(part) is Text:  # first, and by its very type: a message may have thousands
+        if type(part) is Text:  # first, and by exact type, for speed: a message may have thousands
             pieces.append(part)
         elif isinstance(part, ToolCall):
             calls.append(part)
@@ -199,7 +200,7 @@ def message_fields(message: Message) -> dict[str, Any]:
     if calls:
         fields["tool_calls"] = [_tool_call_fields(call) for call in calls]
     if thoughts:
-        # Both names: servers and templates differ in which they read.
+        # Both names, since servers and templates differ.
         fields["reasoning"] = fields["reasoning_content"] = "".join(thoughts)
     if message.name is not None:
         fields["name"] = message.name
@@ -207,7 +208,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 def _marked(result: ToolResult) -> tuple[Text | Image | Document, ...]:
-    """The content of a result that is an error, such that its text says so."""
+    """The content of an error result, marked as an error in its text."""
     first = result.content[0] if result.content else Text("")
     if not isinstance(first, Text):
         return Text("Error:"), *result.content
@@ -238,7 +239,7 @@ def _media_fields(piece: Image | Document) -> dict[str, Any]:
 
 
 def _document_text(url: str) -> str | None:
-    """Text of a `data:` URL that holds text; None for any other."""
+    """Text of a `data:` URL that contains text; None for any other."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().startswith(tuple(f"data:{kind}" for kind in _MEDIA_AS_TEXT)):
         return None

@@ -1,5 +1,5 @@
-"""The common part of all engine clients: one pool of HTTP connections, and names for an engine's errors. And of those
-that talk to one server: its connections, what the last probe found, its end."""
+"""Common parts of the engine clients: a pool of HTTP connections and the mapping of engine errors. Also the base of
+clients that talk to one server: its connections, the last probe's result, and closing."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 _DONE = b"[DONE]"
 _OF_EVENTS = (b":", b"data", b"event", b"id", b"retry", b"\xef")
-"""Beginnings of a stream of events."""
+"""First bytes of an event stream."""
 _HEAD_BYTES = 120
 
 _PIECE_BYTES = 128 << 10
-"""Bytes of a longer body sent in one piece: a socket copies the part that it cannot take at once."""
+"""A longer body is sent in pieces of this size: a socket copies the part that it cannot send at once."""
 
 _READ_BYTES = 1 << 20
-"""Bytes of an answer read ahead: the ids of a long prompt are some hundred kilobytes."""
+"""Bytes of an answer to read ahead: the ids of a long prompt are some hundred kilobytes."""
 
 _MAX_IDLE_S = 4.0
-"""vLLM closes connections that are idle for five seconds, perhaps at the moment of the next request."""
+"""vLLM closes connections after five idle seconds, possibly just as the next request is sent."""
 
 _OVERFLOW = re.compile(
     # vLLM, old and new; the engines that Gangline starts
@@ -80,7 +80,7 @@ class EngineHttp:
         self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session: aiohttp.ClientSession | None = None
         self.lists_models = True
-        """False once `served_model` found no list."""
+        """False once `served_model` finds no list."""
 
     async def get(self, path: str) -> bytes:
         async with self.request("GET", path, None) as answer:
@@ -91,10 +91,11 @@ class EngineHttp:
             return await answer.read()
 
     async def events(self, path: str, body: bytes | Sequence[bytes]) -> AsyncGenerator[list[bytes]]:
-        """The data of a stream's events, as many as each read completes, until `[DONE]`. The whole reply, as the one
-        event, of a server that does not stream: it answers JSON.
+        """Yields the data of a stream's events, in batches as they arrive, until `[DONE]`. If the server does not
+        stream and answers JSON, yields the whole reply as one event.
 
-        Raises: as `request`; EngineUnavailable where the stream ends before; EngineMalformed where it is none.
+        Raises: like `request`, also EngineUnavailable when the stream ends early, and EngineMalformed when it is not a
+        stream.
         """
         events, head, has_events = SseEvents(), b"", False
         async with self.request("POST", path, body) as response:
@@ -122,10 +123,10 @@ class EngineHttp:
     async def request(
         self, method: str, path: str, body: bytes | Sequence[bytes] | None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """body: whole, or in pieces that are sent one after the other.
+        """body: whole, or in pieces to send in order.
 
-        Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP,
-        TooManyFiles, and the error of `refusal` for a status."""
+        Raises: EngineUnavailable when the engine does not answer or the connection breaks, EngineMalformed for
+        malformed HTTP, TooManyFiles, and the error of `refusal` for a status."""
         try:
             pieces = [body] if isinstance(body, bytes) else body or []
             data, headers = body, None
@@ -147,7 +148,7 @@ class EngineHttp:
             why = f"engine {self.url} answered {method} {path} with malformed HTTP: {error.message}"
             raise EngineMalformed(why) from error
         except (aiohttp.ClientError, ValueError, TimeoutError, OSError) as error:
-            if (no_files := out_of_files(error)) is not None:  # of this process: no fault of the engine's
+            if (no_files := out_of_files(error)) is not None:  # a limit of this process, not an error of the engine
                 raise no_files from error
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
@@ -170,7 +171,7 @@ class EngineHttp:
                 try:
                     await self.get("/health")
                 except EngineRefused:
-                    await self._check_known_route()  # not every server has the other one
+                    await self._check_known_route()  # not every server has `/health`
         except EngineRefused as refused:
             raise EngineUnavailable(refused.message) from refused
         except TimeoutError as late:
@@ -180,12 +181,12 @@ class EngineHttp:
         try:
             await self.get("/v1/models" if self.lists_models else _CHAT)
         except EngineRefused as refused:
-            if self.lists_models or refused.details.get("status") != 405:  # the route is there, for POST
+            if self.lists_models or refused.details.get("status") != 405:  # the route exists, for POST
                 raise
 
     async def served_model(self, wanted: str | None) -> ModelCard:
-        """The engine's description of the model `wanted`, or of the first that it lists. Where it has no list: of
-        `wanted`, or of the model that its replies name.
+        """Returns the engine's description of the model `wanted`, or of the first listed model. Without a list,
+        describes `wanted` or the model named in its replies.
 
         Raises: EngineRefused when the engine does not serve it, or does not name it.
         """
@@ -206,7 +207,7 @@ class EngineHttp:
         return found[0]
 
     async def _name_in_reply(self) -> str:
-        """vLLM takes a call without a model's name, and names its model in the reply. Raises: EngineRefused."""
+        """vLLM accepts a call without a model's name, and names its model in the reply. Raises: EngineRefused."""
         asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
         try:
             named = decode(await self.post(_CHAT, msgspec.json.encode(asked)), _Named, self.url).model
@@ -226,7 +227,7 @@ class EngineHttp:
         )
 
     async def _max_context(self, model: str) -> int | None:
-        """As vLLM's `/tokenize` tells it; None where there is no such route."""
+        """As reported by vLLM's `/tokenize`; None without that route."""
         try:
             answer = await self.post("/tokenize", msgspec.json.encode({"model": model, "prompt": "x"}))
             return decode(answer, _Length, self.url).max_model_len
@@ -234,7 +235,7 @@ class EngineHttp:
             return None
 
     def refusal(self, status: int, body: bytes) -> EngineError:
-        """The error behind a body that is not a reply."""
+        """The error in a body that is not a reply."""
         message, code = _error_fields(body)
         text = f"engine {self.url} answered {status}: {message}"
         if code == "context_length_exceeded" or _OVERFLOW.search(message):
@@ -245,17 +246,17 @@ class EngineHttp:
         return EngineRefused(text, status=status)
 
     async def close(self) -> None:
-        """Calls that are still open fail as EngineUnavailable."""
+        """Open calls fail with EngineUnavailable."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
 
 
 class _Silence:
-    """Ends a request with TimeoutError when the engine has said nothing for `limit_s` seconds, or up to an eighth more.
+    """Ends a request with TimeoutError when the engine is silent for `limit_s` seconds, or up to an eighth more.
 
-    aiohttp's own limit (`sock_read`) sets and cancels a timer for each piece that comes, hundreds in a stream. This one
-    looks now and then whether any came.
+    aiohttp's own limit (`sock_read`) sets and cancels a timer for each received piece, hundreds in a stream. This class
+    checks periodically instead.
     """
 
     _NUM_LOOKS = 8
@@ -266,9 +267,9 @@ class _Silence:
         self._limit = asyncio.timeout(None)
         self._response: aiohttp.ClientResponse | None = None
         self._num_bytes = 0
-        """Seen at the last look."""
+        """Bytes at the last check."""
         self._num_quiet = 0
-        """Looks in a row at which nothing had come."""
+        """Checks in a row without new bytes."""
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
@@ -280,7 +281,7 @@ class _Silence:
         return await self._limit.__aexit__(*raised)
 
     def broken_by(self, response: aiohttp.ClientResponse) -> None:
-        """The head of the answer is there."""
+        """Call it once the head of the answer has arrived."""
         self._response = response
         self._num_quiet = 0
 
@@ -295,9 +296,9 @@ class _Silence:
 
 
 async def _sent_in_pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes | memoryview]:
-    """Cut where they are long, joined where they are short. Others get their turn even where the socket takes all at
-    once, as those of one machine do: that copies megabytes."""
-    await asyncio.sleep(0)  # making the body was a turn's work
+    """Long pieces are split and short ones joined. Yields to other tasks even if the socket takes everything at once,
+    as on one machine, since that copies megabytes."""
+    await asyncio.sleep(0)  # making the body took a slice of the event loop's time
     short, num_short = list[bytes](), 0
     for piece in pieces:
         if num_short + len(piece) <= _PIECE_BYTES:
@@ -314,7 +315,7 @@ async def _sent_in_pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes | mem
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:
-    """(message, code) of an error body in OpenAI's shape, vLLM's older flat one, or none."""
+    """(message, code) of an error body in OpenAI's shape or vLLM's older flat one; both empty for others."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
@@ -330,10 +331,10 @@ def _error_fields(body: bytes) -> tuple[str, str]:
 
 
 class EngineClient(ABC):
-    """Implements a part of `Engine`. It owns the connections."""
+    """Base of `Engine` implementations. Owns the connections."""
 
     def __init__(self, http: EngineHttp, model: str | None) -> None:
-        """model: served name; None takes the first that the engine lists."""
+        """model: served name; None takes the first listed model."""
         self._http = http
         self.url = http.url
         self._model = model
@@ -368,7 +369,7 @@ class EngineClient(ABC):
 
 
 async def server_version(http: EngineHttp, *paths: str) -> str:
-    """The `version` that the first of these routes to answer gives; empty where none does."""
+    """The `version` from the first of these routes that answers, or an empty string."""
     for path in paths:
         try:
             return str(decode(await http.get(path), dict[str, Any], http.url).get("version", ""))

@@ -1,7 +1,7 @@
-"""OpenAI's chat replies as engines write them: the parts that all of them share. Pure.
+"""OpenAI's chat replies as engines write them: the parts shared by all engines. Pure.
 
-Token ids go out of JSON and into it without a Python object for each: a prompt of 20,000 is most of an answer, and of
-the next request.
+Token ids are converted from and to JSON without a Python object for each: a prompt of 20,000 ids is most of an answer,
+and of the next request.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ WireT = TypeVar("WireT")
 
 
 _OLD_FORM = -1
-"""Index of the one call that is written as `function_call`."""
+"""Index of the single call written as `function_call`."""
 
 _NULL = b"null"
 NO_IDS = msgspec.Raw(_NULL)
 """The value of an id field that the engine leaves out."""
 
 CUT_OUT = b"0"
-"""The placeholder for the list that `cut_out_ids` took."""
+"""The placeholder for the list removed by `cut_out_ids`."""
 
 LARGEST_ID = np.iinfo(np.int32).max
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(LARGEST_ID))]
-"""An id in an engine's answer. An answer with any other number is refused: it cannot be trained on."""
+"""An id in an engine's answer. An answer with any other number is refused, since it cannot be trained on."""
 
 _PIECE_BYTES = 32 << 10
-"""Text parsed at once, so that the parser's memory stays in the caches. It holds the interpreter, and other threads
-wait for it."""
+"""Bytes parsed at once, which keeps the parser's memory in the caches. Parsing holds the GIL, so other threads wait for
+it."""
 
 
 class SentIds(NamedTuple):
-    """Exact ids of a request, [T], and their JSON. An engine that repeats them writes the same text: comparing it
-    certifies each of them, for a twentieth of what parsing it costs."""
+    """Exact ids of a request, [T], and their JSON. An engine that repeats them writes the same text. Comparing texts
+    certifies each id at a twentieth of the cost of parsing."""
 
     ids: TokenIds
     text: bytes
@@ -58,11 +58,12 @@ class SentIds(NamedTuple):
 
 
 def cut_out_ids(body: bytes, field: str) -> tuple[bytes, memoryview | bytes]:
-    """A JSON document with `CUT_OUT` for the one list of ids called `field`, and the list: a decoder that has to skip
-    the list takes longer than a search. The body as it is, and nothing, where there is no such list, or not just one.
+    """Returns the JSON document with `CUT_OUT` in place of its single list of ids named `field`, and the list.
+    Searching is faster than a decoder that skips the list. Without exactly one such list, returns the body unchanged
+    and nothing.
 
-    A list of another object may have been the one: its place in the decoded document says so. Inside of a string the
-    name cannot be taken for a field: there its quotes are escaped.
+    The list may belong to another object: check the place of `CUT_OUT` in the decoded document. The name inside a
+    string cannot be mistaken for a field, since its quotes are escaped.
     """
     name = b'"%b":' % field.encode()
     at = body.find(name)
@@ -102,7 +103,7 @@ def plain_ids(text: bytes) -> TokenIds | None:
         return None
     try:
         pieces = [_integers(piece) for piece in _pieces(text)]
-    except (ValueError, TypeError, RuntimeError):  # the last for integers beyond 64 bits
+    except (ValueError, TypeError, RuntimeError):  # the last one for integers beyond 64 bits
         return None
     if len(pieces) > 1 and not all(map(len, pieces)):  # the whole list ends with a comma
         return None
@@ -113,7 +114,7 @@ def plain_ids(text: bytes) -> TokenIds | None:
 
 
 def _integers(text: bytes) -> NDArray[np.int64]:
-    """The numbers of a JSON list. Raises: ValueError, TypeError, RuntimeError."""
+    """Parse the numbers of a JSON list. Raises: ValueError, TypeError, RuntimeError."""
     found = simdjson.Parser().parse(text)
     if not isinstance(found, simdjson.Array):
         raise TypeError
@@ -121,7 +122,7 @@ def _integers(text: bytes) -> NDArray[np.int64]:
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:
-    """The list as shorter ones, cut at commas."""
+    """The list as shorter lists, split at commas."""
     start = 1
     while len(text) - start > _PIECE_BYTES and (end := text.find(b",", start + _PIECE_BYTES)) >= 0:
         yield b"[%b]" % text[start:end]
@@ -132,12 +133,12 @@ def _pieces(text: bytes) -> Iterator[bytes]:
 class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
-    """Some servers write the object itself."""
+    """Some servers write an object instead of text."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):
     index: int | None = None
-    """Only in streams; some servers leave it out there, too."""
+    """Only in streams, and some servers leave it out there too."""
     id: str | None = None
     function: WireFunction | None = None
 
@@ -176,7 +177,8 @@ class _WireValue(msgspec.Struct, gc=False):
 
 
 class WireValues(msgspec.Struct, gc=False):
-    """The log-probs alone: texts, bytes and other candidates are skipped, for only a client that asks wants them."""
+    """The log-probs only. Texts, bytes and other candidates are skipped, since only a client that requests them needs
+    them."""
 
     content: list[_WireValue] | None = None
 
@@ -221,7 +223,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            # Python servers write NaN, which is not valid JSON; one such log-prob must not cost the whole reply.
+            # Python servers write NaN, which is not valid JSON; one such log-prob must not invalidate the whole reply.
             return msgspec.json.decode(msgspec.json.encode(json.loads(body)), type=kind)  # NaN becomes null
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
@@ -229,7 +231,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
 
 
 def message_of(message: WireMessage | None) -> Message:
-    """The assistant's turn; its tool calls have the engine's ids. Raises: EngineMalformed for a call without a name."""
+    """The assistant's turn; its tool calls keep the engine's ids. Raises: EngineMalformed for a call without a name."""
     found = message or WireMessage()
     calls = [ToolCall(call.id or "", *function_of(call)) for call in found.calls]
     if not all(call.name for call in calls):
@@ -238,7 +240,7 @@ def message_of(message: WireMessage | None) -> Message:
 
 
 def function_of(call: WireToolCall) -> tuple[str, str]:
-    """(name, arguments as text) of a call, or of the piece of one; empty where it has none."""
+    """(name, arguments as text) of a call or a piece of one; empty if missing."""
     function = call.function or WireFunction()
     arguments = function.arguments
     if isinstance(arguments, dict):
@@ -270,13 +272,13 @@ def token_logprobs(found: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
 
 
 def _shown(entry: WireTopLogprob) -> tuple[str, float, tuple[int, ...] | None]:
-    # As OpenAI writes "very unlikely": a client must get a number.
+    # OpenAI's value for "very unlikely": a client must get a number.
     value = -9999.0 if entry.logprob is None or not np.isfinite(entry.logprob) else entry.logprob
     return entry.token, value, None if entry.bytes is None else tuple(entry.bytes)
 
 
 def version_spans(spans: list[WireSpan] | None) -> tuple[VersionSpan, ...]:
-    """Versions that are not numbers (`v7` counts as 7) are left out: unknown."""
+    """Versions that are not numbers (`v7` counts as 7) are left out as unknown."""
     numbered = [(str(span.version).removeprefix("v"), span) for span in spans or ()]
     return tuple(VersionSpan(int(text), span.start, span.end) for text, span in numbered if text.isdecimal())
 

@@ -1,4 +1,4 @@
-"""The images of a call, read on this side, for the certificate of its prompt."""
+"""Examines the images of a call on this side, for the certificate of its prompt."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ PartT = TypeVar("PartT", EngineChoice, EngineDelta)
 
 
 class Sight:
-    """An engine's image processor, where the operator gave one."""
+    """An engine's image processor, if the operator gave one."""
 
     def __init__(self, processor: str | Path | None) -> None:
         """processor: folder of the model that the engine serves. Raises: InvalidRequest."""
         self.reader = None if processor is None else ImageReader.load(processor)
 
     async def look(self, messages: Sequence[Message], prompt_ids: TokenIds | None) -> ImageEvidence | None:
-        """The evidence of a prompt [T] made of `messages`; None where there are no images. prompt_ids: None where the
-        engine did not report them."""
+        """The evidence of a prompt [T] made of `messages`; None without images. prompt_ids: None if the engine did not
+        report them."""
         if media_in(messages) != "images":
             return None
         if self.reader is None:
             return ImageEvidence(refused=_NO_PROCESSOR)
         if prompt_ids is None:
             return ImageEvidence(processor=self.reader.identity, refused="the engine did not report the prompt's ids")
-        # Decoding takes milliseconds an image.
+        # Decoding takes milliseconds per image.
         return await asyncio.to_thread(self.reader.evidence, list(images_in(messages)), prompt_ids)
 
 

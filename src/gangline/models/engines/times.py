@@ -1,8 +1,8 @@
-"""An engine's own times, from its page of metrics: how long a call waited, was read and was answered, in the mean.
+"""An engine's own times, from its metrics page: mean times that calls waited, were prefilled and were decoded.
 
-No reply has them. Sources, as read: vLLM's `v1/metrics/loggers.py`, whose page is there unless it runs with
+Replies do not contain them. Sources, as read: vLLM's `v1/metrics/loggers.py`, whose page exists unless it runs with
 `--disable-log-stats`; SGLang's `observability/metrics_collector.py` and `req_time_stats.py`, with `--enable-metrics`.
-SGLang measures no decoding of whole calls.
+SGLang does not measure the decoding of whole calls.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SAMPLE = re.compile(
 
 
 def times_of_page(page: bytes) -> dict[str, EngineTime]:
-    """Phase -> its mean over all calls since the engine's start, from the text format of Prometheus. Empty where it has
-    none, or no call has ended."""
+    """Phase -> its mean over all calls since the engine's start, from Prometheus text format. Empty if the page has no
+    such metrics, or no call has ended."""
     totals: dict[str, dict[bytes, float]] = defaultdict(lambda: {b"sum": 0.0, b"count": 0.0})
     for name, part, labels, value in _SAMPLE.findall(page):
         if name != _STAGED or b'stage="prefill_forward"' in labels:
@@ -53,7 +53,7 @@ def _number(text: bytes) -> float:
 
 
 async def engine_times(url: str, api_key: str | None) -> dict[str, EngineTime]:
-    """Empty where the engine has no such page, or does not answer in a few seconds."""
+    """Empty if the engine has no such page, or does not answer within a few seconds."""
     http = EngineHttp(url, api_key=api_key)
     try:
         async with asyncio.timeout(_PATIENCE_S):

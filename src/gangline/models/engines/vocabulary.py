@@ -1,7 +1,7 @@
-"""The size of an engine's vocabulary, learnt from the engine: ids beyond it are of no token.
+"""The size of an engine's vocabulary, reported by the engine; ids beyond it have no token.
 
-No route of vLLM or SGLang reports it. Both refuse a `logit_bias` for an id that they do not have, before anything is
-sampled, and name the size. Engines that report token ids are new enough to check; older ones are never asked.
+No route of vLLM or SGLang reports it. Both refuse a `logit_bias` for an unknown id before sampling, and the error names
+the size. Engines that report token ids are new enough to check that; older ones are not asked.
 
 Source: vLLM 0.32 `sampling_params.py` (`_validate_logit_bias`), SGLang 0.5.23 `sampling_params.py` (`verify`).
 """
@@ -21,7 +21,7 @@ _OF_SGLANG = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
 
 
 async def vocabulary_size(http: EngineHttp, model: str) -> int | None:
-    """Ids of the engine are below it; None where the engine does not say. Call it only once ids were reported."""
+    """Ids of the engine are below it; None if the engine does not report it. Call it only once ids were reported."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "x"}],

@@ -3,7 +3,7 @@
 Sources, as read: vLLM 0.32 (`entrypoints/rl/online/api_router.py`, served under `VLLM_SERVER_DEV_MODE=1`; the engines
 that Gangline starts have the same routes) and SGLang 0.5 (`managers/io_struct.py`, `UpdateWeightFromDiskReqInput`).
 
-Law: a crash between two calls leaves an engine whose tokens are of unknown version, never of a wrong one.
+Law: after a crash between two calls, the version of the engine's tokens is unknown, never wrong.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _NO_ROUTE = (404, 405)
 
 
 class EngineWeights(Protocol):
-    """Raises everywhere: EngineRefused when the engine says no, EngineUnavailable when it does not answer or broke."""
+    """All methods may raise EngineRefused when the engine refuses, EngineUnavailable when it does not answer or
+    fails."""
 
     keeps_calls: bool
-    """Whether calls in flight may go on under new weights, each token with its own version."""
+    """Whether calls in flight may continue under new weights, with a version for each token."""
 
     async def version(self) -> Version:
-        """Version of the weights, as the engine reports it; `unknown`: none was set, for example after its start."""
+        """Version of the weights, as the engine reports it. `unknown`: not set, for example after its start."""
         ...
 
     async def hold(self) -> None:
-        """Sample nothing until `let_go`; calls in flight stay as they are. Idempotent."""
+        """Stop sampling until `let_go`; calls in flight are kept. Idempotent."""
         ...
 
     async def load(self, folder: str, version: int) -> None:
-        """The weights of `folder`, a path on the engine's machine. The engine must be paused.
+        """Load the weights of `folder`, a path on the engine's machine. The engine must be paused.
 
         Raises: EngineRefused: the engine kept its previous weights. EngineUnavailable: its weights are unknown.
         """
@@ -52,7 +53,7 @@ class EngineWeights(Protocol):
 
 
 def engine_weights(kind: str, url: str, api_key: str | None = None) -> EngineWeights:
-    """kind: as `/v1/backends` names the engine. Raises: EngineIncapable when weights cannot be loaded into its kind."""
+    """kind: the engine's kind in `/v1/backends`. Raises: EngineIncapable when weights cannot be loaded into it."""
     http = EngineHttp(url, api_key=api_key)
     match kind:
         case "vllm" | "generate_vllm":
@@ -93,7 +94,7 @@ class _VllmWeights:
         await _post_or_explain(self._http, "/resume")
 
     async def _said_version(self) -> str | None:
-        """None where the engine has no version."""
+        """None if the engine has no version."""
         return await _weight_version(self._http, "/weight_info")
 
     async def _say_version(self, before: str | None, version: str | None) -> None:
@@ -104,7 +105,7 @@ class _VllmWeights:
 
 class _SglangWeights:
     keeps_calls = False
-    """It gives one version for the whole of a reply."""
+    """It reports one version for a whole reply."""
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
@@ -114,11 +115,11 @@ class _SglangWeights:
         return _version_of(await _weight_version(self._http, "/get_weight_version"))
 
     async def hold(self) -> None:
-        """With `retract` the cache of a waiting call is recomputed: it may be emptied."""
+        """With `retract` the cache of a waiting call is recomputed, so it may be emptied."""
         await _post(self._http, "/pause_generation", mode="retract")
 
     async def load(self, folder: str, version: int) -> None:
-        """Weights and version in one call."""
+        """Sets weights and version in one call."""
         answer = await _post(
             self._http, "/update_weights_from_disk", model_path=folder, weight_version=str(version), flush_cache=True
         )

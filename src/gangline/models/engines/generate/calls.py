@@ -11,7 +11,7 @@ from gangline.models.engines.http import EngineHttp
 
 
 class GenerateCalls:
-    """Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""
+    """All methods may raise EngineUnavailable, EngineRefused, ContextOverflow."""
 
     def __init__(self, http: EngineHttp) -> None:
         self.http = http

@@ -1,8 +1,8 @@
 """The client of an engine's raw generate route (tier T2): ids in, ids and log-probs out.
 
-For servers that have no chat route, or none that takes exact ids: vLLM with `--tokens-only`, SGLang behind a router.
-Prompts are rendered and replies are read on this side, so every prompt is exact by construction, and stitching works as
-with any engine that takes ids. Tool choices `required` and a named one are not sent: nothing enforces them.
+For servers without a chat route that takes exact ids: vLLM with `--tokens-only`, SGLang behind a router. Prompts are
+rendered and replies parsed on this side, so every prompt is exact by construction, and stitching works as with any
+engine that takes ids. The tool choice `required` or a named tool is not sent, since the engine would not enforce it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Choice(NamedTuple):
 
 class _Prompt(NamedTuple):
     ids: TokenIds
-    """[T], each image's placeholder expanded."""
+    """[T], with each image's placeholder expanded."""
     images: ImageEvidence | None
 
 
@@ -69,8 +69,8 @@ class GenerateEngine(EngineClient):
         processor: str | None = None,
     ) -> None:
         """
-        route: whose generate route the server has; `auto` tries both.
-        model: served name; None takes the first that the engine lists.
+        route: the kind of generate route; `auto` tries both.
+        model: served name. None takes the first listed model.
         max_context: tokens of prompt and reply together; None asks the engine.
         processor: folder of the served vision model; None refuses calls with images.
 
@@ -85,7 +85,7 @@ class GenerateEngine(EngineClient):
         self._route = None if route == "auto" else ROUTES[route]
         self._max_context = max_context
         self._evidence: WireEvidence | None = None
-        """Since the probe."""
+        """Set by the probe."""
 
     async def probe(self) -> EngineCapabilities:
         routes = list(ROUTES.values()) if self._route is None else [self._route]
@@ -133,7 +133,7 @@ class GenerateEngine(EngineClient):
         return _Choice(delta, evidence)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        """Several choices come as one delta each."""
+        """Several choices are returned as one delta each."""
         if request.call.num_choices > 1:
             for delta in whole_deltas(await self.chat(request)):
                 yield delta
@@ -152,7 +152,7 @@ class GenerateEngine(EngineClient):
                 yield delta
                 ended = delta.finish_reason is not None
                 if delta.stop_reason is not None and sampled.finish_reason is None:
-                    return  # a stop string was found here; leaving ends the call in the engine
+                    return  # a stop string was found; leaving ends the call in the engine
 
     async def _delta(self, reader: ReplyReader, call: ModelCall, prompt: _Prompt, sampled: Sampled) -> EngineDelta:
         read = await reader.feed(sampled.ids, sampled.finish_reason)
@@ -213,7 +213,7 @@ class GenerateEngine(EngineClient):
     def _ask(self, call: ModelCall, prompt: _Prompt, index: int, *, stream: bool) -> GenerateAsk:
         seed, sent_ids = call.sampling.seed, prompt.ids
         if prompt.images is not None:
-            assert self._sight.reader is not None  # it made the evidence
+            assert self._sight.reader is not None  # it provided the evidence
             sent_ids = self._sight.reader.collapsed(prompt.ids, prompt.images.placed)
         return GenerateAsk(
             model=self._model or "",
@@ -229,7 +229,7 @@ class GenerateEngine(EngineClient):
         )
 
     def _new_route(self) -> GenerateRoute:
-        assert self._route is not None  # since the probe
+        assert self._route is not None  # set by the probe
         return self._route(self._evidence)
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class GenerateEngine(EngineClient):
 
 
 def _summed(usages: Sequence[Usage | None]) -> Usage | None:
-    """Usage of all choices of one prompt."""
+    """Total usage of all choices of one prompt."""
     known = [usage for usage in usages if usage is not None]
     if not known or len(known) < len(usages):
         return None

@@ -1,4 +1,4 @@
-"""The capabilities of an id server, found by one token sampled whole, and one streamed."""
+"""Probes a generate route by sampling one token whole, and one streamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOW_TO_START = (
 async def probe_route(
     calls: GenerateCalls, text: TextSide, routes: Sequence[RouteKind], model: str | None, max_context: int | None
 ) -> tuple[RouteKind, EngineCapabilities]:
-    """The first of `routes` that answers, and its capabilities.
+    """Returns the first of `routes` that answers, and its capabilities.
 
     Raises: EngineIncapable, naming the missing capability; EngineUnavailable.
     """
@@ -76,7 +76,7 @@ def _ask(model: str, prompt_ids: TokenIds) -> GenerateAsk:
 
 
 async def _card(http: EngineHttp, model: str | None) -> ModelCard:
-    """A server of ids alone may list no models: then the operator's name stands."""
+    """A server of ids may list no models; then the operator's name is used."""
     try:
         return await http.served_model(model)
     except EngineRefused:
@@ -86,7 +86,7 @@ async def _card(http: EngineHttp, model: str | None) -> ModelCard:
 
 
 async def _check_tokenizer(http: EngineHttp, text: TextSide, model: str, prompt_ids: TokenIds) -> None:
-    """Raises: EngineIncapable when the engine, where it can be asked, reads other text out of the ids."""
+    """Raises: EngineIncapable when the engine can detokenise and decodes the ids to other text."""
     body = msgspec.json.encode({"model": model, "tokens": prompt_ids.tolist(), "skip_special_tokens": False})
     try:
         answer = decode(await http.post("/detokenize", body), dict[str, Any], http.url)
@@ -112,7 +112,7 @@ async def _sampled(calls: GenerateCalls, routes: Sequence[RouteKind], ask: Gener
 
 
 def _checked(sampled: Sampled, url: str) -> list[float]:
-    """The log-probs. Raises: EngineIncapable."""
+    """Returns the log-probs. Raises: EngineIncapable."""
     if not sampled.ids:
         raise EngineIncapable(f"engine {url} returned no token ids. {_HOW_TO_START}")
     if sampled.logprobs is None or len(sampled.logprobs) != len(sampled.ids):

@@ -1,7 +1,7 @@
 """The plug-in `generate_renderers`: a raw generate route, with the `renderers` library for prompts and replies.
 
-For model families whose template or format is not read here. The library parses whole replies from their ids, so a
-stream shows a reply at its end. `chat_template_kwargs` are those that the family's renderer knows; others are refused.
+For model families whose template or format is not supported here. The library parses whole replies from their ids, so a
+stream delivers a reply at its end. Only `chat_template_kwargs` known to the family's renderer are accepted.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def renderers_engine(
     timeout_s: float = 1800.0,
 ) -> GenerateEngine:
     """
-    tokenizer: folder with `tokenizer.json`, or a Hugging Face name that is in the cache.
-    renderer: name of a renderer (`qwen3`, `llama-3`, `glm-4.5`, ...), or its whole configuration with `name` in it.
+    tokenizer: folder with `tokenizer.json`, or a Hugging Face name that is cached locally.
+    renderer: name of a renderer (`qwen3`, `llama-3`, `glm-4.5`, ...), or its whole configuration, including `name`.
 
     Raises: InvalidRequest, NotFound.
     """
@@ -54,7 +54,7 @@ def renderers_engine(
     if not tokenizer or not config.get("name"):
         raise InvalidRequest("an engine of ids that `renderers` speaks for needs `tokenizer` and `renderer`.")
     if config["name"] == "custom":
-        # It would import whatever a request names.
+        # It would import any module that a request names.
         raise InvalidRequest("a custom renderer needs an engine plug-in of your own, made of `RenderersText`.")
     folder = resolve_tokenizer(tokenizer)
     loader: Any = PreTrainedTokenizerFast
@@ -73,7 +73,7 @@ class RenderersText:
     def __init__(self, core: Any, config: Mapping[str, Any]) -> None:
         """
         core: transformers' tokenizer.
-        config: of the renderer, `name` among it.
+        config: of the renderer, including `name`.
 
         Raises: InvalidRequest.
         """
@@ -96,7 +96,7 @@ class RenderersText:
             try:
                 config = _CONFIG.validate_python(self._config | (template_kwargs or {}))
                 self._made[key] = create_renderer(self._core, config)
-            except Exception as error:  # it raises whatever its families do, down to downloads that fail
+            except Exception as error:  # it may raise any error of its families, including failed downloads
                 why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
                 name = self._config.get("name")
                 raise EngineRefused(f"renderers cannot make {name!r} with {key.decode()}: {why}", status=400) from error
@@ -125,7 +125,7 @@ class RenderersText:
         try:
             shaped = template_messages(messages_fields(messages))
             return token_ids(renderer.render_ids(shaped, tools=offered, add_generation_prompt=add_generation_prompt))
-        except Exception as error:  # a renderer refuses conversations in any way it likes
+        except Exception as error:  # renderers refuse conversations with any kind of error
             raise EngineRefused(f"the model's renderer refuses these messages: {error}", status=400) from error
 
     async def decode(self, ids: Sequence[int]) -> str:
@@ -139,7 +139,7 @@ class RenderersText:
 
 
 class _WholeReader:
-    """Looks for stop strings as ids come, and parses when all are there."""
+    """Looks for stop strings as ids arrive, and parses once all have arrived."""
 
     def __init__(
         self, side: RenderersText, renderer: Any, call: ModelCall, prompt_ids: TokenIds, choice_index: int
@@ -169,7 +169,7 @@ class _WholeReader:
         content = parsed.content or ""
         if stop is not None and not good:
             content = content[: content.rfind(stop)] if stop in content else content
-        # What could not be read goes into the text; its tags, as the library gives it without, are lost.
+        # Unparsed calls go into the text, without their tags, which the library does not return.
         content += "".join(attempt.raw for attempt in broken if attempt.raw not in content)
         status: ParseStatus = "ok" if not broken else "partial" if good else "failed"
         return Read(
@@ -189,7 +189,7 @@ class _WholeReader:
 
 
 def _calls(attempts: Sequence[Any]) -> tuple[list[tuple[str, str]], list[Any]]:
-    """(name, arguments as JSON) of those that are calls, and the attempts that are none."""
+    """Splits attempts into calls, as (name, arguments as JSON), and the rest."""
     good: list[tuple[str, str]] = []
     broken: list[Any] = []
     for attempt in attempts:

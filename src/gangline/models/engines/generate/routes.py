@@ -1,6 +1,6 @@
 """The plug-in `generate`: a raw generate route, with the engine's own `/tokenize` and `/detokenize` for the text.
 
-Nothing of the model is needed on this side. A reply is read when it is whole, so a stream shows it at its end.
+No part of the model is needed on this side. A reply is parsed once it is complete, so a stream delivers it at its end.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def generate_engine(
     processor: str | None = None,
 ) -> GenerateEngine:
     """
-    parsers: formats of thinking and tool calls in the text; none by default.
-    processor: folder of the served vision model, for calls with images, which are refused without.
+    parsers: formats of thinking and tool calls in the text; empty by default.
+    processor: folder of the served vision model, for calls with images, which are refused without it.
 
     Raises: InvalidRequest.
     """
@@ -47,7 +47,7 @@ def generate_engine(
 
 
 class EngineText:
-    """Implements `TextSide` by asking the engine."""
+    """Implements `TextSide` with the engine's routes."""
 
     num_ids: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class _WholeReader:
             return Read(shown=self._nothing, num_kept=len(ids))
         text, stop = self._stops.feed(await self._side.decode(self._ids))
         if finish_reason == "stop" and stop is None:
-            # It ended by itself: the last id is the end of turn, which is not text.
+            # It ended normally: the last id is the end of turn, which is not text.
             text = await self._side.decode(self._ids[:-1])
         elif stop is None:
             text += self._stops.flush()

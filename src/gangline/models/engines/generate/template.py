@@ -37,8 +37,8 @@ def template_engine(
     timeout_s: float = 1800.0,
 ) -> GenerateEngine:
     """
-    tokenizer: folder with `tokenizer.json` and the chat template, or a Hugging Face name that is in the cache.
-    parsers: formats of thinking and tool calls in the text; None: those that the template writes.
+    tokenizer: folder with `tokenizer.json` and the chat template, or a Hugging Face name that is cached locally.
+    parsers: formats of thinking and tool calls in the text; None: detected from the template.
 
     Raises: InvalidRequest, NotFound.
     """
@@ -50,14 +50,14 @@ def template_engine(
 
 
 async def template_facts(tokenizer: str) -> TemplateFacts:
-    """Facts of a model's template without an engine, as an engine of ids would have them. Raises: InvalidRequest,
+    """Facts about a model's template, found without an engine, as for an engine of ids. Raises: InvalidRequest,
     NotFound."""
     text = TemplateText(load_tokenizer(tokenizer))
     return msgspec.structs.replace(await probe_template(_Rendering(text)), reads_tools=text.reads_calls)
 
 
 class _Rendering:
-    """Implements `Renders` by a tokenizer alone."""
+    """Implements `Renders` with only a tokenizer."""
 
     def __init__(self, text: TemplateText) -> None:
         self._text = text
@@ -81,7 +81,7 @@ class TemplateText:
     stops_here = True
 
     def __init__(self, tokenizer: ChatTokenizer, parsers: Parsers | None = None) -> None:
-        """parsers: None asks the template."""
+        """parsers: None detects them from the template."""
         self.num_ids = tokenizer.num_ids
         self.stop_ids = tuple(sorted(tokenizer.eos_ids))
         self._tokenizer = tokenizer
@@ -90,7 +90,8 @@ class TemplateText:
 
     @property
     def reads_calls(self) -> bool | None:
-        """Whether tool calls are found in replies. False: they stay text, though the template may render tools."""
+        """Whether tool calls are parsed from replies. If False, they stay text, though the template may render
+        tools."""
         return self._parsers.tools is not None
 
     async def render(

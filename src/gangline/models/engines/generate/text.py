@@ -1,7 +1,7 @@
-"""The client's part of a raw generate route: a conversation to ids, and sampled ids to a reply.
+"""The text side of a raw generate route: from a conversation to ids, and from sampled ids to a reply.
 
-Three kinds, one plug-in each: the engine's own routes (here), a tokenizer with its chat template (`generate_template`),
-and the `renderers` library (`generate_renderers`).
+Three kinds, one plug-in each: the engine's own routes (`generate`), a tokenizer with its chat template
+(`generate_template`), and the `renderers` library (`generate_renderers`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline.models.language.text import IncrementalText, StopStrings
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of some sampled ids."""
+    """Parsed content of some sampled ids."""
 
     shown: ReplyDelta
     num_kept: int
@@ -32,31 +32,31 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     """The stop string that ended the reply."""
     parse: ParseStatus | None = None
-    """With the finish reason."""
+    """Set together with the finish reason."""
 
 
 class ReplyReader(Protocol):
-    """Reads one choice."""
+    """Parses one choice."""
 
     async def feed(self, ids: Sequence[int], finish_reason: str | None) -> Read:
-        """`finish_reason`: the engine's, with its last ids. A `Read` that has one is the last."""
+        """`finish_reason`: the engine's, with its last ids. A `Read` with a finish reason is the last."""
         ...
 
 
 class TextSide(Protocol):
     stop_ids: tuple[int, ...]
-    """Ids that end a turn; empty where only the engine knows."""
+    """Ids that end a turn; empty if only the engine knows them."""
     stops_here: bool
-    """Stop strings are found on this side; else the engine is asked to."""
+    """Whether stop strings are found on this side; otherwise the engine must find them."""
 
     @property
     def reads_calls(self) -> bool | None:
-        """Whether tool calls are found in replies; None: unknown."""
+        """Whether tool calls are parsed from replies; None: unknown."""
         ...
 
     @property
     def num_ids(self) -> int | None:
-        """Size of the vocabulary; None where only the engine knows."""
+        """Size of the vocabulary; None if only the engine knows."""
         ...
 
     async def render(
@@ -66,22 +66,22 @@ class TextSide(Protocol):
         template_kwargs: dict[str, Any] | None,
         add_generation_prompt: bool,
     ) -> TokenIds:
-        """Raises: EngineRefused when the template refuses the conversation."""
+        """Raises: EngineRefused when the template rejects the conversation."""
         ...
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """Special tokens included."""
+        """Text including special tokens."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """For clients that ask for log-probs."""
+        """For clients that request log-probs."""
         ...
 
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader: ...
 
 
 class TokenReader:
-    """Text as it is sampled, with a tokenizer at hand: detokenised, cut at stop strings, parsed."""
+    """Decodes text as it is sampled, with a local tokenizer: detokenises, cuts at stop strings, parses."""
 
     def __init__(
         self, tokenizer: ChatTokenizer, parsers: Parsers, call: ModelCall, prompt_ids: TokenIds, choice_index: int

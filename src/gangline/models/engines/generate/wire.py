@@ -1,6 +1,6 @@
-"""Routes that take ids and give ids, as bytes: vLLM's `/inference/v1/generate`, SGLang's `/generate`. Pure.
+"""Routes that take and return ids, as bytes: vLLM's `/inference/v1/generate`, SGLang's `/generate`. Pure.
 
-Source: vLLM 0.32 `entrypoints/scale_out/token_in_token_out`; SGLang 0.5.23 `srt/managers`, which was read, not run.
+Source: vLLM 0.32 `entrypoints/scale_out/token_in_token_out`; SGLang 0.5.23 `srt/managers`, read but not run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall
     max_tokens: int
     stop_ids: tuple[int, ...]
-    """Ids that end a turn, besides those that the engine knows."""
+    """Ids that end a turn, in addition to the ones that the engine knows."""
     stops: tuple[str, ...] = ()
-    """Strings for the engine to stop at, where nobody does it on this side."""
+    """Strings at which the engine must stop, if they are not found on this side."""
     images: tuple[str, ...] = ()
-    """`data:` URLs of the images of the prompt, which then has one placeholder id for each: the engine expands it."""
+    """`data:` URLs of the prompt's images. The prompt has one placeholder id for each, which the engine expands."""
     seed: int | None = None
     stream: bool = False
     evidence: tuple[AskedEvidence, ...] = ()
@@ -54,37 +54,37 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole reply, or the addition of one chunk of a stream."""
+    """A whole reply, or the content of one chunk of a stream."""
 
     ids: list[int]
     logprobs: list[float] | None
     """One per id; NaN where the engine sent null."""
     candidates: list[list[Candidate]] = []
-    """The likeliest ids at each position; empty unless asked for."""
+    """The likeliest ids at each position; empty unless requested."""
     finish_reason: str | None = None
     stop_string: str | None = None
     version_spans: tuple[VersionSpan, ...] = ()
     prompt_ids: TokenIds | None = None
-    """Repeated by the engine, where it does."""
+    """Repeated by some engines."""
     usage: Usage | None = None
     evidence: dict[str, Any] = {}
     """As in `EngineChoice`; only in a whole reply."""
 
 
 class GenerateRoute(Protocol):
-    """One engine's route. Instances read one reply."""
+    """The route of one engine. Each instance parses one reply."""
 
     name: str
     path: str
     logprob_kind: LogprobKind | None
     """None: to be probed."""
     takes_images: bool
-    """Ids and images go together, and the ids stay as they are."""
+    """Whether ids may be sent with images and stay unchanged."""
 
     def body(self, ask: GenerateAsk) -> bytes: ...
 
     def read(self, answer: bytes, url: str) -> Sampled | None:
-        """A whole reply or a chunk; None for a chunk without news. Raises: EngineUnavailable."""
+        """A whole reply or a chunk; None for a chunk without content. Raises: EngineUnavailable."""
         ...
 
 
@@ -123,7 +123,7 @@ class VllmGenerate:
     takes_images = True
 
     def __init__(self, evidence: WireEvidence | None = None) -> None:
-        """evidence: of the engine; None: its own object."""
+        """evidence: the engine's; None: a new object."""
         self._evidence = evidence or WireEvidence("generate_vllm")
         self._sent: SentIds | None = None
 
@@ -215,15 +215,15 @@ class _SglangReply(msgspec.Struct, Generic[MetaT]):
 
 
 class SglangGenerate:
-    """Its streams repeat all ids from the start, or, with `--incremental-streaming-output`, bring the new ones."""
+    """Its streams repeat all ids from the start or, with `--incremental-streaming-output`, contain only new ones."""
 
     name = "sglang"
     path = "/generate"
     logprob_kind: LogprobKind | None = "temperature_scaled"
-    takes_images = False  # it turns ids alongside `image_data` into text, and that into other ids
+    takes_images = False  # with `image_data` it turns ids into text, and that into other ids
 
     def __init__(self, evidence: WireEvidence | None = None) -> None:
-        """evidence: of the engine; None: its own object."""
+        """evidence: the engine's; None: a new object."""
         self._evidence = evidence or WireEvidence("generate_sglang")
         self._num_read = 0
         self._sent: SentIds | None = None
@@ -295,7 +295,7 @@ def _sglang_reply(meta: type[_SglangMeta]) -> type[_SglangReply[_SglangMeta]]:
 
 
 def _sglang_logprobs(meta: _SglangMeta, ids: list[int]) -> tuple[list[float] | None, list[list[Candidate]]]:
-    """Raises: ValueError, ValidationError when an entry is no (log-prob, id), or is another token's."""
+    """Raises: ValueError, ValidationError when an entry is not a (log-prob, id), or belongs to another token."""
     if meta.output_token_logprobs is None:
         return None, []
     pairs = list(_pairs(_last(meta.output_token_logprobs, len(ids))))
@@ -320,7 +320,7 @@ def _number(value: float | None) -> float:
 
 
 def _sampling(ask: GenerateAsk) -> dict[str, Any]:
-    """Every parameter of the call, by vLLM's name; None where it has none."""
+    """Every parameter of the call, by vLLM's name; None if unset."""
     return msgspec.structs.asdict(ask.call.sampling) | {
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
@@ -334,7 +334,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema_of(call: ModelCall) -> dict[str, Any] | None:
-    """JSON schema of the structured output that the call asks for."""
+    """JSON schema of the structured output that the call requests."""
     asked = call.response_format or {}
     if asked.get("type") == "json_object":
         return {"type": "object"}

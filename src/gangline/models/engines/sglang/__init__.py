@@ -1,4 +1,4 @@
 """An SGLang server as an engine.
 
-`engine` asks, and `wire` has the requests and replies as SGLang writes them. Start with `engine`.
+`engine` makes the calls, and `wire` has SGLang's requests and replies. Start with `engine`.
 """

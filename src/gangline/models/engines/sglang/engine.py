@@ -1,10 +1,10 @@
 """The client of SGLang's server.
 
 Exact prompt ids travel in `input_ids` on the chat route, so the engine still parses tools and reasoning. It reports ids
-in whole replies only, so it is never asked for a stream: the gateway synthesises one. A conversation is rendered by a
-call of one token that reports its prompt.
+only in whole replies, so streams are never requested; the gateway synthesises them. A conversation is rendered by a
+call of one token, whose reply reports the prompt.
 
-Source: SGLang 0.5.23; the wire was read, and is tested against a server that answers as it was read.
+Source: SGLang 0.5.23; its source was read, and this client is tested against a server that imitates it.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class SglangEngine(EngineClient):
         experts_per_token: int | None = None,
     ) -> None:
         """
-        model: served name; None takes the first that the engine lists.
-        timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
-        processor: folder of the served vision model; None leaves calls with images untrainable.
+        model: served name. None takes the first listed model.
+        timeout_s: longest silence of the engine within one call; since replies arrive whole, this is also its longest
+        call. processor: folder of the served vision model; None leaves calls with images untrainable.
         experts_per_token: `num_experts_per_tok` of the served model. SGLang reports routed experts as numbers without a
-            shape, so without it they cannot be captured.
+        shape, so without it they cannot be captured.
         """
         self._evidence = WireEvidence("sglang", {"experts_per_token": experts_per_token})
         self._sight = Sight(processor)
@@ -78,7 +78,7 @@ class SglangEngine(EngineClient):
         card = await self._http.served_model(self._model)
         self._model = card.id
         prompt_ids = await self._render_or_none()
-        # The ids are those of another conversation than the messages: an engine that ignores them shows it.
+        # The ids belong to another conversation than the messages, which reveals an engine that ignores them.
         sampling = SamplingParams(max_tokens=1, temperature=1.0)
         call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
         request = EngineRequest(call=call, prompt_ids=prompt_ids, evidence=self._evidence.asked_at_once())

@@ -1,6 +1,6 @@
 """SGLang's chat route as bytes: request bodies and reply bodies. Pure.
 
-Source: SGLang 0.5.23, `srt/entrypoints/openai`; read, not run: it needs a GPU.
+Source: SGLang 0.5.23, `srt/entrypoints/openai`; read but not run, since it needs a GPU.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def chat_body(
     sent: SentIds | None,
     evidence: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids in whole replies only.
+    """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids only in whole replies.
 
-    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: fields that
-    ask for it, from `WireEvidence.fields`.
+    messages: the call's, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: request fields, from
+    `WireEvidence.fields`.
     """
     call = request.call
     body = (
@@ -111,7 +111,7 @@ def chat_body(
 def render_body(
     model: str, messages: Sequence[Message], tools: Sequence[ToolDefinition], template_kwargs: dict[str, Any] | None
 ) -> bytes:
-    """A chat call of one token: SGLang has no route that renders, but reports its rendered prompt."""
+    """A chat call of one token: SGLang cannot just render, but reports the rendered prompt."""
     body: dict[str, Any] = {
         "model": model,
         "messages": messages_fields(messages),
@@ -126,9 +126,9 @@ def render_body(
 
 
 def learn(evidence: WireEvidence, reply: SglangReply) -> None:
-    """What a probe's reply tells of evidence, such as its shape.
+    """Learn properties of the evidence, such as its shape, from a probe's reply.
 
-    Raises: ValueError when it cannot be, EngineMalformed when the prompt's ids are none.
+    Raises: ValueError when the evidence cannot be read, EngineMalformed when the prompt ids are invalid.
     """
     choice = reply.choices[0]
     if choice.meta_info is not None:
@@ -146,10 +146,10 @@ def engine_reply(
 ) -> EngineReply:
     """
     sent: exact ids of the request.
-    show_logprobs: the client asked for log-probs of its own.
-    evidence: None where the reply has none.
-    Raises: EngineMalformed where ids are none; ValueError, msgspec.ValidationError where log-probs or evidence cannot
-    be read.
+    show_logprobs: whether the client requested log-probs.
+    evidence: None if the reply has no evidence.
+    Raises: EngineMalformed for invalid ids; ValueError, msgspec.ValidationError when log-probs or evidence cannot be
+    read.
     """
     prompts = (ids_from_json(choice.prompt_token_ids, sent) for choice in reply.choices)
     return EngineReply(
@@ -170,7 +170,7 @@ def _choice(choice: _Choice[_Meta], show_logprobs: bool, evidence: WireEvidence 
         index=choice.index,
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,
-        # A matched id is the end of turn, which is how a reply ends by itself; a matched string was cut away.
+        # A matched id is the end of turn, a normal end; a matched string was cut off.
         stop_reason=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
         sampled_ids=ids_of(ids),
         logprobs=None if values is None else logprobs(values),
@@ -190,7 +190,7 @@ def _of_meta(meta: _Meta) -> tuple[list[float] | None, list[int] | None]:
 
 
 def _spans(meta: _Meta, num_sampled: int) -> list[WireSpan] | None:
-    """One version for all of the reply where the engine reports no spans."""
+    """A single version for the whole reply if the engine reports no spans."""
     if meta.weight_versions is not None or meta.weight_version is None:
         return meta.weight_versions
     return [WireSpan(meta.weight_version, 0, num_sampled)]

@@ -1,7 +1,7 @@
-"""What an engine's chat template does with a conversation, learned by asking.
+"""Probes how an engine's chat template renders conversations.
 
-`probe` has conversations rendered and compares the prompts; `taken_messages` finds which forms of messages a template
-takes, `choices` what it lets its caller choose of thinking; they ask through `renderings`. `fitting` brings messages,
-and a call's wishes, to the template. `tails` finds the ids that follow a sampled turn, and `as_rendered` whether those
-are what the template writes. Start with `probe`.
+`probe` renders conversations and compares the prompts. `taken_messages` finds the forms of messages that a template
+accepts, and `choices` the arguments by which it controls thinking; both use `renderings`. `fitting` adapts messages,
+and a call's thinking options, to the template. `tails` finds the ids that follow a sampled turn, and `as_rendered`
+checks them against the template's rendering. Start with `probe`.
 """

@@ -1,10 +1,10 @@
-"""Whether a stitched prompt is what the template writes for the whole conversation.
+"""Compares a stitched prompt with the template's rendering of the whole conversation.
 
-A stitched prompt is the first prompt of its chain, then after each sampled turn the ids that the template was found to
-write there. All of these must stand in the template's rendering of the whole conversation, in that order: the first at
-its front, the last at its end. The model's own turns, with the generation prompts that they were given, may be written
-otherwise there: stitching keeps them as they were. So thinking that a template strips and ids that tokenise otherwise
-are not difference; a number, a flag or a system text that a template writes at another place is.
+A stitched prompt is the first prompt of its chain, followed after each sampled turn by the ids that the template writes
+there. All of these must occur in the template's rendering of the whole conversation, in that order: the first at its
+beginning, the last at its end. The model's own turns, with their generation prompts, may differ there: stitching keeps
+them as they were. So stripped thinking and other tokenisation do not count as a difference, but a number, a flag or a
+system text that the template writes in another place does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ID_BYTES = 4
 
 
 def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], opening: TokenIds) -> str | None:
-    """What the rendering has otherwise, in words; None: nothing.
+    """Describes how the rendering differs; None if it does not.
 
     whole: the rendering of all messages [T]. added: the ids after each sampled turn, oldest first, at least one.
-    opening: the ids of a generation prompt after a user's message. `front` and all of `added` end with it, or with as
-    much of it as the template writes there (behind tool results some write none).
+    opening: the ids of a generation prompt after a user's message. `front` and all of `added` end with it, or with the
+    part that the template writes there (some write no opening after tool results).
     """
     front = _without_opening(front, opening)
     if common_prefix_len(whole, front) < len(front):
@@ -35,7 +35,7 @@ def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], open
     at = len(front)
     for number, piece in enumerate(earlier, start=1):
         kept = _without_opening(piece, opening)
-        found = _find(whole, kept, at + 1, end)  # the turn between left something
+        found = _find(whole, kept, at + 1, end)  # the turn in between must be present
         if found is None:
             return f"it writes the messages after the model's turn {number} of {len(added)} otherwise"
         at = found + len(kept)
@@ -43,7 +43,7 @@ def difference(whole: TokenIds, front: TokenIds, added: Sequence[TokenIds], open
 
 
 def _without_opening(piece: TokenIds, opening: TokenIds) -> TokenIds:
-    """Without its last ids, as far as they are the opening's."""
+    """The piece without trailing ids that belong to the opening."""
     foreign = np.flatnonzero(~np.isin(piece[max(len(piece) - len(opening), 0) :], opening))
     num_kept = max(len(piece) - len(opening), 0) + (int(foreign[-1]) + 1 if len(foreign) else 0)
     return piece[:num_kept]

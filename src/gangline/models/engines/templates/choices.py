@@ -1,6 +1,6 @@
-"""What a chat template lets its caller choose about thinking, and whether it can be served at all: by rendering.
+"""Probes the thinking options of a chat template, and whether the template works at all, by rendering.
 
-Lists of words, none of models: each word is tried, and counts where it changes the prompt.
+It tries a list of words, not of models: a word counts if it changes the prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SWITCHES: tuple[tuple[str, Any, Any], ...] = (
 )
 _EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 _NO_ROUTE = (404, 405, 501)
-"""Statuses of an engine that cannot render: its template is unknown."""
+"""Statuses of an engine that cannot render, whose template is unknown."""
 _NO_EFFORT = "probe"
 """A word that no template knows."""
 _TRIED = ("low", "max", _NO_EFFORT)
@@ -48,7 +48,7 @@ _CALLED = (
 
 
 async def probe_choices(engine: Renders, rendered: Renderings, facts: TemplateFacts) -> dict[str, Any]:
-    """Further fields of `facts`. Raises: as `Renderings`."""
+    """Returns more fields of `facts`. Raises: like `Renderings`."""
     called, _ = fit(_CALLED, facts)
     refuses, refuses_tools = await asyncio.gather(
         _refusal(engine, rendered, (_USER,), ()),
@@ -66,7 +66,7 @@ async def probe_choices(engine: Renders, rendered: Renderings, facts: TemplateFa
 async def _refusal(
     engine: Renders, rendered: Renderings, messages: tuple[Message, ...], tools: tuple[ToolDefinition, ...]
 ) -> str:
-    """The template's words; empty where it takes them, or the engine has no route that renders."""
+    """The template's error message; empty if it accepts them, or the engine has no route to render."""
     if await rendered.ids(messages, tools) is not None:
         return ""
     try:
@@ -79,7 +79,7 @@ async def _refusal(
 async def _prompt(
     rendered: Renderings, arguments: dict[str, Any], messages: tuple[Message, ...] = (_USER,)
 ) -> tuple[int, ...] | None:
-    """None where the template refuses."""
+    """None if the template refuses."""
     ids = await rendered.ids(messages, (), arguments)
     return None if ids is None else tuple(ids.tolist())
 
@@ -91,14 +91,14 @@ async def _prompts(
 
 
 async def _switch(rendered: Renderings) -> tuple[str, Any, Any] | None:
-    """The first word by which thinking goes on and off."""
+    """The first argument that switches thinking on and off."""
     rendered_prompts = await _prompts(rendered, [{name: value} for name, *values in _SWITCHES for value in values])
     pairs = zip(_SWITCHES, rendered_prompts[::2], rendered_prompts[1::2], strict=True)
     return next((one for one, on, off in pairs if on is not None and off is not None and on != off), None)
 
 
 async def _efforts(rendered: Renderings, on: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """By the argument's name, the words that may be sent."""
+    """Argument name -> the accepted words."""
     plain = await _prompt(rendered, on)
     for name in _EFFORT_NAMES:
         if all(prompt == plain for prompt in await _prompts(rendered, [{**on, name: word} for word in _TRIED])):
@@ -106,14 +106,14 @@ async def _efforts(rendered: Renderings, on: dict[str, Any]) -> dict[str, tuple[
         tried = await _prompts(rendered, [{**on, name: word} for word in (*EFFORTS, _NO_EFFORT)])
         words = tuple(word for word, one in zip(EFFORTS, tried, strict=False) if one is not None)
         if tried[-1] is not None and len(set(tried)) == len(tried):
-            words = ("low", "medium", "high")  # it writes any word: these are what models were taught
+            words = ("low", "medium", "high")  # it accepts any word: models are trained on these
         return {name: words} if words else {}
     return {}
 
 
 async def _keeper(rendered: Renderings, on: dict[str, Any]) -> dict[str, Any]:
-    """The first argument with which the prompt holds the thinking before the last user's message; empty where it always
-    does, or never."""
+    """The first argument with which the prompt keeps thinking before the last user message; empty if it always or never
+    does."""
     one, two = ((_USER, Message("assistant", (Thinking(thought), Text("y"))), _USER) for thought in ("one", "two"))
     choices: list[dict[str, Any]] = [{}, *({name: value} for name, value in _KEEPERS)]
     arguments = [{**on, **choice} for choice in choices]

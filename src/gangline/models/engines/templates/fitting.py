@@ -1,12 +1,12 @@
-"""A conversation -> the nearest one that a chat template takes. Pure.
+"""Adapts a conversation to the nearest one that a chat template accepts. Pure.
 
-Every change is local: it depends on the messages between two replies, and on the reply before them, never on what comes
-later. So the fitted messages up to a reply are the front of the fitted whole, and prompts can be stitched. Nothing is
+Every change is local: it depends on the messages between two replies and on the reply before them, never on later
+messages. So the fitted messages up to a reply are a prefix of the fitted whole, and prompts can be stitched. Nothing is
 lost, and texts keep their order.
 
-And what a call says to the template: the task's arguments over the client's, and the client's wish for thinking in the
-words that the template takes. The client's own arguments of the template stand before its wish, and the task's before
-both. A wish that the template has no words for stays in the call, and the record names it among what was dropped.
+Also sets the template's arguments. The task's arguments take precedence over the client's, and both over the client's
+thinking options, which are translated to the template's arguments. Options that the template does not support stay in
+the call, and the record lists them as dropped.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from gangline.domain.node_views import TemplateFacts
 PieceT = TypeVar("PieceT", bound=Part)
 
 Fitted = tuple[tuple[Message, ...], dict[str, int]]
-"""The messages for the engine, the same object where nothing changes; and the changes: kind -> how often."""
+"""The messages for the engine, the same object if unchanged, and the changes: kind -> count."""
 
 RESULTS_AS_USER = "results_as_user"
-"""Results without a call became a user's message."""
+"""Results without a call became a user message."""
 SPLIT_CALLS = "split_calls"
-"""A reply with several calls became one for each."""
+"""A reply with several calls became one reply for each."""
 
 _SYSTEM = ("system", "developer")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _EMPTY_USER = Message("user", (Text(""),))
-"""Two replies, or a reply at the front, are not alternation."""
+"""Separates two replies, and precedes a reply at the beginning, for templates that require alternation."""
 
 _ABOUT_THINKING = frozenset({"enable_thinking", "thinking", "reasoning", "thinking_mode", "thinking_option"})
 _ABOUT_EFFORT = frozenset({"reasoning_effort", "thinking_effort", "reasoning_strength", "low_effort", "medium_effort"})
 
 
 def with_task_arguments(call: ModelCall, arguments: Mapping[str, Any]) -> ModelCall:
-    """The call with a task's arguments of the template; `template_wished` is what of the client's they replaced."""
+    """The call with a task's template arguments; `template_wished` contains the replaced arguments of the client."""
     if not arguments:
         return call
     own, wish = call.template_kwargs, call.thinking
@@ -71,7 +71,7 @@ def with_task_arguments(call: ModelCall, arguments: Mapping[str, Any]) -> ModelC
 
 
 def in_template_words(call: ModelCall, template: TemplateFacts) -> ModelCall:
-    """The call with its wish for thinking as arguments of this template; `thinking` is what it has no words for."""
+    """The call with its thinking options as arguments of this template; `thinking` keeps the unsupported ones."""
     wish, own = call.thinking, call.template_kwargs
     if wish == ThinkingWish():
         return call
@@ -87,7 +87,7 @@ def in_template_words(call: ModelCall, template: TemplateFacts) -> ModelCall:
 
 
 def _switch(is_on: bool, template: TemplateFacts) -> dict[str, Any] | None:
-    """None where the template has none. Of an unknown one the usual word may turn thinking off."""
+    """None if the template has no switch. With an unknown template, the usual argument may turn thinking off."""
     found = template.thinking_on if is_on else template.thinking_off
     if found is None:
         return None if is_on else {"enable_thinking": False}
@@ -95,7 +95,7 @@ def _switch(is_on: bool, template: TemplateFacts) -> dict[str, Any] | None:
 
 
 def _effort(word: str, template: TemplateFacts) -> dict[str, Any] | None:
-    """The nearest word that the template takes, of two that are as near the stronger one."""
+    """The nearest word that the template accepts; of two equally near ones, the stronger."""
     for name, words in (template.efforts or {}).items():
         if word in words or word not in EFFORTS:
             return {name: word} if word in words else None
@@ -105,7 +105,7 @@ def _effort(word: str, template: TemplateFacts) -> dict[str, Any] | None:
 
 
 def unmet_wishes(call: ModelCall) -> list[str]:
-    """Names in a record's `dropped`."""
+    """Unsupported options, for a record's `dropped`."""
     wish = call.thinking
     found = [] if wish.is_on is None else [f"thinking {'on' if wish.is_on else 'off'} (the template cannot switch it)"]
     return found if wish.effort is None else [*found, f"effort {wish.effort} (the template does not take it)"]
@@ -113,7 +113,7 @@ def unmet_wishes(call: ModelCall) -> list[str]:
 
 def fit(messages: tuple[Message, ...], facts: TemplateFacts, engine_ids: Mapping[str, str] | None = None) -> Fitted:
     """
-    engine_ids: id of a call as the client knows it -> as the engine or the model named it, where they differ.
+    engine_ids: the client's id of a call -> the engine's or the model's, where they differ.
     """
     shows_ids = bool(engine_ids) and facts.prints_call_ids is True
     wants_nine = facts.call_ids == "nine"
@@ -146,7 +146,7 @@ def _refuses_some(facts: TemplateFacts) -> bool:
 
 
 class _Fitting:
-    """One conversation."""
+    """Adapts one conversation."""
 
     def __init__(self, facts: TemplateFacts) -> None:
         self._facts = facts
@@ -156,7 +156,7 @@ class _Fitting:
         fitted: list[Message] = []
         between: list[Message] = []
         reply: Message | None = None
-        """The last one."""
+        """The last reply."""
         for message in messages:
             if message.role != "assistant":
                 between.append(message)
@@ -197,7 +197,7 @@ class _Fitting:
     # -- the messages between two replies ------------------------------------------------------------------------
 
     def _run(self, run: Sequence[Message], reply: Message | None, *, at_end: bool) -> list[Message]:
-        """reply: the one before. at_end: no reply follows."""
+        """reply: the preceding one. at_end: whether no reply follows."""
         facts = self._facts
         messages = [one for message in run for one in _apart(message)]
         messages = self._with_results(messages, reply, at_end)
@@ -212,7 +212,7 @@ class _Fitting:
         return self._user_in_results(messages) if facts.takes_user_after_results is False else messages
 
     def _with_results(self, messages: list[Message], reply: Message | None, at_end: bool) -> list[Message]:
-        """Results without a call as a user's messages; empty results for calls without one."""
+        """Turns results without a call into user messages, and adds empty results for calls without one."""
         facts = self._facts
         if facts.takes_results_without_calls is not False and facts.takes_calls_without_results is not False:
             return messages
@@ -264,10 +264,10 @@ class _Fitting:
     def _joined(
         self, messages: Sequence[Message], change: str | None, joins: Callable[[Message, Message], bool]
     ) -> list[Message]:
-        """User messages that follow each other as one. joins: whether two neighbours are; the first as it came."""
+        """Joins consecutive user messages. joins: whether to join two neighbours, given the original first one."""
         joined: list[Message] = []
         last: Message | None = None
-        """The last one as it came."""
+        """The last message, unjoined."""
         for message in messages:
             if last is not None and last.role == message.role == "user" and joins(last, message):
                 joined[-1] = replace(joined[-1], parts=_glued(joined[-1].parts, message.parts))
@@ -279,7 +279,7 @@ class _Fitting:
         return joined
 
     def _user_in_results(self, messages: Sequence[Message]) -> list[Message]:
-        """A user's message behind a result as the rest of that result."""
+        """Moves a user message after a result into that result."""
         fitted: list[Message] = []
         for message in messages:
             result = fitted[-1].parts[-1] if fitted and fitted[-1].role == "tool" else None
@@ -293,7 +293,7 @@ class _Fitting:
 
 
 def _one_call_each(reply: Message, calls: Sequence[ToolCall], run: Sequence[Message]) -> list[Message]:
-    """A reply with several calls as one for each, with its result."""
+    """Splits a reply with several calls into one reply for each, with its result."""
     split, left = list[Message](), list(run)
     first = replace(reply, parts=(*(part for part in reply.parts if not isinstance(part, ToolCall)), calls[0]))
     for call in calls:
@@ -306,7 +306,7 @@ def _one_call_each(reply: Message, calls: Sequence[ToolCall], run: Sequence[Mess
 
 
 def _apart(message: Message) -> list[Message]:
-    """A message with results as one for each, and the rest: as engines are sent it."""
+    """Splits a message with results into one message for each, and the rest, as engines receive it."""
     results = [part for part in message.parts if isinstance(part, ToolResult)]
     if not results or len(message.parts) == 1:
         return [message]
@@ -318,7 +318,7 @@ def _apart(message: Message) -> list[Message]:
 
 
 def _glued(*several: Sequence[PieceT]) -> tuple[PieceT, ...]:
-    """Parts of several messages, with an empty line between two texts that meet."""
+    """Joins the parts of several messages, with an empty line between adjacent texts."""
     glued: list[PieceT] = []
     for parts in several:
         first, last = parts[0] if parts else None, glued[-1] if glued else None

@@ -1,12 +1,12 @@
-"""The behaviour of an engine's tokenizer and chat template: digests for certificates, and whether the template appends
-turns and renders tools, and which forms of messages it takes.
+"""Probes the behaviour of an engine's tokenizer and chat template: digests for certificates, whether the template
+appends turns and renders tools, and which forms of messages it accepts.
 
-Found through the engine's own routes, so that it holds for every engine: fixed conversations are rendered, and the
-results are digested or compared. Dates, which some templates write, do not count.
+Uses the engine's own routes, so it works for every engine: it renders fixed conversations, and digests or compares the
+results. Dates, which some templates write, are ignored.
 
-Whether an engine's ids have the end of a turn: a row without it does not teach a model to end.
-
-Whether stitched prompts are as rendered: of user turns, and of two rounds of tool calls, behind a system message.
+It also checks whether an engine's ids include the end of a turn, since a row without it does not teach a model to stop,
+and whether stitched prompts match the template's rendering, for user turns and for two rounds of tool calls after a
+system message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2} [A-Z][a-z]{2,8} \d{4}|[A-Z][a-z]{
 
 _ASKED = Message("user", (Text("Say: done."),))
 _MAX_TOKENS = 2
-"""The end is the next token. With one, engines say that the length ended the reply."""
+"""The next token is the end of turn. With a limit of one, engines report that the length ended the reply."""
 _WAIT_S = 10.0
 _NEXT = Message("user", (Text("And then?"),))
 _TOOL = ToolDefinition(
@@ -72,12 +72,12 @@ _Turn = tuple[Message, Message]
 
 
 async def user_turns_as_rendered(engine: Renders) -> bool | None:
-    """None where nothing can be stitched. Raises: EngineUnavailable."""
+    """None if prompts cannot be stitched. Raises: EngineUnavailable."""
     return await _first_known(engine, (), [(Message("assistant", (Text(text),)), _NEXT) for text in ("one", "two")])
 
 
 async def tool_turns_as_rendered(engine: Renders) -> bool | None:
-    """Likewise."""
+    """The same for two rounds of tool calls."""
     return await _first_known(engine, (_TOOL,), [_round("call00001", "one"), _round("call00002", "two")])
 
 
@@ -87,7 +87,7 @@ def _round(call_id: str, found: str) -> _Turn:
 
 
 async def _first_known(engine: Renders, tools: Sequence[ToolDefinition], turns: Sequence[_Turn]) -> bool | None:
-    """With a system message, or without where the template refuses one."""
+    """With a system message, or without one if the template refuses it."""
     for first in ((_SYSTEM, _USER), (_USER,)):
         try:
             return await _as_rendered(engine, tools, first, turns)
@@ -113,7 +113,8 @@ async def _as_rendered(
 
 
 async def reports_ends(engine: Engine) -> bool | None:
-    """By a reply to a prompt in which only the end of a turn is missing; for engines that take ids.
+    """Whether sampled ids include the end of a turn, tested with a prompt that lacks only that end. For engines that
+    take ids.
 
     None: the model did not end there, or the engine or its template refuses, or takes too long.
     """
@@ -165,7 +166,7 @@ _BY_TEMPLATE: tuple[tuple[tuple[Message, ...], tuple[ToolDefinition, ...], dict[
 
 
 async def probe_template(engine: Renders, sampler: Engine | None = None) -> TemplateFacts:
-    """Empty where the engine has no route for it.
+    """Empty if the engine has no route for it.
 
     sampler: an engine that takes ids, to sample from.
 
@@ -177,9 +178,9 @@ async def probe_template(engine: Renders, sampler: Engine | None = None) -> Temp
         asyncio.gather(
             _appends_tool_turns(rendered),
             _appends_user_turns(rendered),
-            # thinking before a user's message, after it
+            # whether thinking is kept before a user message, and after it
             rendered.differ((_USER, _says("y", "one"), _USER), (_USER, _says("y", "two"), _USER)),
-            # A template that merely notes that there are tools does not render them.
+            # A template that only mentions the presence of tools does not render them.
             rendered.differ((_USER,), (_USER,), (PROBE_TOOL,), (_OTHER_TOOL,)),
             rendered.differ((_USER, *_calls()), (_USER, *_calls(result="lost")), (PROBE_TOOL,)),
         ),
@@ -203,7 +204,7 @@ async def probe_template(engine: Renders, sampler: Engine | None = None) -> Temp
 
 
 async def _tokenizer_digest(rendered: Renderings) -> str:
-    """Digest of the ids of a fixed text, found as the difference of two prompts that differ only by it."""
+    """Digest of the ids of a fixed text, computed as the difference of two prompts that differ only by it."""
     with_text, without = await asyncio.gather(rendered.ids((_OTHER,)), rendered.ids((_USER,)))
     if with_text is None or without is None:
         return ""
@@ -213,7 +214,7 @@ async def _tokenizer_digest(rendered: Renderings) -> str:
 
 
 async def _template_digest(rendered: Renderings) -> str:
-    """Digest of the texts of fixed conversations; a conversation that the template rejects counts as rejected."""
+    """Digest of the texts of fixed conversations. A rejected conversation counts as rejected."""
     texts = await asyncio.gather(*(rendered.text(*conversation) for conversation in _BY_TEMPLATE))
     if all(text is None for text in texts):
         return ""
@@ -221,7 +222,7 @@ async def _template_digest(rendered: Renderings) -> str:
 
 
 async def _appends_tool_turns(rendered: Renderings) -> bool | None:
-    """Whether each prompt of a run of calls, with thinking, begins with the one before."""
+    """Whether each prompt of a run of calls, with thinking, begins with the previous one."""
     turn = _calls("one")
     prompts = await asyncio.gather(*(rendered.ids((_USER, *turn * number), (PROBE_TOOL,)) for number in range(3)))
     return _each_begins_with_the_last(prompts)

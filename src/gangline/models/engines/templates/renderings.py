@@ -1,4 +1,4 @@
-"""Conversations as an engine's template renders them, each asked for once."""
+"""Conversations rendered by an engine's template, each requested only once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.domain.tokens import TokenIds
 ResultT = TypeVar("ResultT")
 
 _PASSING = (408, 425, 429, 502, 503, 504)
-"""Statuses that say nothing of a template: the engine is busy, or a proxy cannot reach it."""
+"""Statuses unrelated to the template: the engine is busy, or a proxy cannot reach it."""
 
 
 class Renders(Protocol):
@@ -33,9 +33,9 @@ class Renders(Protocol):
 
 
 class Renderings:
-    """For one probe. None everywhere: the engine or its template refuses the conversation.
+    """For one probe. All methods return None when the engine or its template refuses the conversation.
 
-    Raises everywhere: EngineUnavailable where the engine does not answer at all, or is too busy.
+    All may raise EngineUnavailable when the engine does not answer at all, or is too busy.
     """
 
     def __init__(self, engine: Renders) -> None:
@@ -62,7 +62,7 @@ class Renderings:
         tools: tuple[ToolDefinition, ...] = (),
         template_kwargs: dict[str, Any] | None = None,
     ) -> str | None:
-        """None also where the engine has no route that reads ids."""
+        """Also None if the engine has no route that decodes ids."""
         key = _key(messages, tools, template_kwargs)
         if key not in self._read:
             self._read[key] = asyncio.create_task(self._text(messages, tools, template_kwargs))
@@ -96,7 +96,7 @@ def _key(messages: tuple[Message, ...], tools: tuple[ToolDefinition, ...], kwarg
 
 
 async def unless_refused(asked: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Some engines answer 500 where a template fails; an engine that says nothing at all is down."""
+    """None if refused. Some engines answer 500 when a template fails; an engine that does not answer at all is down."""
     try:
         return await asked
     except EngineError as error:

@@ -1,8 +1,8 @@
 """The ids that a template writes after a turn of the assistant: its closing, the new messages, the generation prompt.
 
 Computed without trusting any text: a stand-in conversation with the new messages is rendered twice, with assistant
-turns that end differently; the longest common suffix is the template's closing and everything new. Nothing is ever
-searched for by value.
+turns that end differently. The longest common suffix is the template's closing and everything new. Ids are never
+searched by value.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ _OTHER_USER = Message("user", (Text("y"),))
 
 
 class CannotStitch(Exception):
-    """The step is left to the engine's own rendering. The message goes into the certificate."""
+    """The step is left to the engine's rendering. The message goes into the certificate."""
 
     def __init__(self, reason: str, cause: DivergenceCause | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.cause: DivergenceCause | None = cause
-        """Why the engine's rendering will differ from the parent's context, where that is known beforehand."""
+        """Why the engine's rendering will differ from the parent's context, if known beforehand."""
 
 
 class Tails:
-    """For the tools and template arguments of one branch. All methods raise EngineUnavailable."""
+    """Tails for the tools and template arguments of one branch. All methods raise EngineUnavailable."""
 
     def __init__(self, engine: Renders, tools: Sequence[ToolDefinition], template_kwargs: dict[str, Any]) -> None:
         self._engine = engine
         self._tools = tools
         self._template_kwargs = template_kwargs
         self._before: tuple[Message, ...] = (_USER,)
-        """Stands before the stand-in turn."""
+        """Precedes the stand-in turn."""
         self._appends_user_turns: bool | None = None
         self._closing: TokenIds | None = None
         self._opening: TokenIds | None = None
         self._needs_calls: bool | None = None
-        """The template writes tool results otherwise after calls than after text."""
+        """Whether the template writes tool results differently after calls than after text."""
 
     def behind(self, history: tuple[Message, ...]) -> Tails:
-        """Tails that are rendered behind a whole history, for templates that count or look back. The cost grows with
-        it."""
+        """Tails rendered after a whole history, for templates that count or look back. The cost grows with the
+        history."""
         tails = Tails(self._engine, self._tools, self._template_kwargs)
         tails._before, tails._needs_calls = history, True
         return tails
 
     async def after(self, response: Message, new: Sequence[Message]) -> tuple[TokenIds, bool]:
-        """The ids after stand-in turns of text, or after stand-in turns with calls where the template takes results
-        only after those, or renders them otherwise. And whether it may begin inside the call: the sampled turn must
-        then end with all of the call's rest.
+        """The ids after stand-in turns of text, or after stand-in turns with calls if the template accepts results only
+        after calls, or renders them differently there. Also whether these ids may begin inside the call: the sampled
+        turn must then end with the complete rest of the call.
 
         Raises: CannotStitch.
         """
@@ -77,7 +77,8 @@ class Tails:
         return tail, False
 
     async def last_id(self, response: Message, new: Sequence[Message], tail: TokenIds) -> int | None:
-        """The last id that the template writes of the response itself, before `tail`; None where it does not show."""
+        """The last id that the template writes for the response itself, before `tail`; None if it cannot be
+        determined."""
         try:
             whole = await self._render(response.parts, new)
         except EngineRefused:
@@ -86,8 +87,8 @@ class Tails:
         return int(whole[end - 1]) if end > 0 and common_prefix_len(whole[end:], tail) == len(tail) else None
 
     async def closing(self) -> TokenIds:
-        """The template's text after an assistant's text, independent of the following messages: [T], end of turn first.
-        Empty where it writes nothing (the next turn's opener ends this one), or where the engine does not show it."""
+        """The template's ids after an assistant's text, whatever messages follow: [T], end of turn first. Empty if it
+        writes none (the next turn's opener ends this one), or if the engine does not show them."""
         if self._closing is None:
             try:
                 after_turn = await self._common_suffix((), (Text("one"),), (Text("two"),))
@@ -98,7 +99,7 @@ class Tails:
         return self._closing
 
     async def opening(self) -> TokenIds:
-        """The ids of a generation prompt: [T]. Of a template that always writes one: those that it takes back once a
+        """The ids of a generation prompt: [T]. For a template that always writes one, the ids that it removes once a
         reply follows. Raises: EngineRefused."""
         if self._opening is None:
             with_prompt, without, other = await asyncio.gather(
@@ -116,13 +117,13 @@ class Tails:
         return self._opening
 
     async def drops_thinking(self, new: Sequence[Message]) -> bool:
-        """Whether the thinking of a turn is no longer in the prompt after `new`. Raises: EngineRefused."""
+        """Whether a turn's thinking is no longer in the prompt after `new`. Raises: EngineRefused."""
         bodies = [(Thinking(thought), Text("x")) for thought in ("one", "two")]
         a, b = await asyncio.gather(*(self._render(body, new) for body in bodies))
         return np.array_equal(a, b)
 
     async def appends_user_turns(self) -> bool:
-        """Whether the template takes back nothing that stands before a user's turn. Raises: EngineRefused."""
+        """Whether the template keeps everything before a user turn unchanged. Raises: EngineRefused."""
         if self._appends_user_turns is None:
             before = await self._engine.render((_USER,), self._tools, self._template_kwargs)
             after = await self._render((Text("x"),), (_USER,))
@@ -135,9 +136,9 @@ class Tails:
         return common_prefix_len(after_calls[::-1], after_text[::-1]) < length
 
     async def _suffix_after_calls(self, response: Message, new: Sequence[Message]) -> TokenIds:
-        """Stand-ins with the reply's calls. With other arguments the suffix begins right after them; where a template
-        refuses those, with other names it begins inside the call. A template that writes no calls is shown other texts
-        before the same calls.
+        """Uses stand-ins with the reply's calls. With other arguments, the suffix begins right after them. If the
+        template refuses those, other names are used, and the suffix begins inside the call. For a template that writes
+        no calls, the texts before the same calls differ.
 
         Raises: CannotStitch.
         """
@@ -145,7 +146,7 @@ class Tails:
         if not calls:
             raise CannotStitch("the template refuses tool results that no call asked for")
         why = ""
-        # `1}`, `"}` and `]`: what stands before a last brace mostly takes it into its own token.
+        # `1}`, `"}` and `]`: a last brace mostly shares a token with the character before it.
         objects = [tuple(replace(call, arguments=text) for call in calls) for text in ('{"a": 1}', '{"a": "x"}')]
         a_list = tuple(replace(call, arguments="[1]") for call in calls)
         other_names = [tuple(replace(call, name=name) for call in calls) for name in ("call_one", "call_two")]
@@ -167,7 +168,7 @@ class Tails:
         return first[len(first) - length :]
 
     async def _render(self, body: tuple[Part, ...], new: Sequence[Message]) -> TokenIds:
-        """Raises: EngineRefused, also where a template fails at the stand-ins."""
+        """Raises: EngineRefused, also when a template fails at the stand-ins."""
         messages = (*self._before, Message("assistant", body), *new)
         return await rendered(self._engine, messages, self._tools, self._template_kwargs)
 
@@ -175,7 +176,7 @@ class Tails:
 async def rendered(
     engine: Renders, messages: Sequence[Message], tools: Sequence[ToolDefinition], template_kwargs: dict[str, Any]
 ) -> TokenIds:
-    """Raises: EngineRefused, also where a template fails at the messages; EngineUnavailable."""
+    """Raises: EngineRefused, also when a template fails at the messages; EngineUnavailable."""
     try:
         return await engine.render(messages, tools, template_kwargs)
     except EngineUnavailable as error:

@@ -1,8 +1,8 @@
-"""Which forms of conversation a template takes: each is rendered, and its texts are looked for in the prompt.
+"""Probes which forms of conversation a template accepts: each is rendered, and the prompt is searched for its texts.
 
-A template takes a form when it accepts it and the prompt has every text, in the conversation's order. Some templates
-drop a message without a word, and some move late system messages to the front, where they would change what the model
-has already seen: neither takes them.
+A template supports a form when it accepts it and the prompt contains every text, in the conversation's order. Some
+templates silently drop a message, and some move late system messages to the front, where they would change the context
+that the model has already seen. Neither counts as support.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PROBE_TOOL = ToolDefinition(
     parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
 )
 _NINE = ("call00001", "call00002")
-"""The form that takes least: nine of [a-zA-Z0-9]."""
+"""The most restricted form: nine of [a-zA-Z0-9]."""
 _OWN = ("call_0123456789abcdef0000", "call_0123456789abcdef0001")
-"""As the node writes them."""
+"""In the node's format."""
 
 
 def _say(role: Role, text: str) -> Message:
@@ -55,7 +55,7 @@ _FORMS: dict[str, tuple[tuple[Message, ...], ...]] = {
     "takes_reply_first": ((_REPLY, _USER),),
     "takes_empty_replies": ((_USER, _say("assistant", ""), _say("user", "delta")),),
 }
-"""Fact -> conversations without tools; it holds where all of them are taken."""
+"""Fact -> conversations without tools; it holds if all of them are accepted."""
 
 _CALL_FORMS: dict[str, tuple[tuple[Message, ...], ...]] = {
     "takes_system_after_results": ((_USER, _CALL, _RESULT, _SECOND),),
@@ -63,11 +63,11 @@ _CALL_FORMS: dict[str, tuple[tuple[Message, ...], ...]] = {
     "takes_parallel_calls": ((_USER, _call(*_NINE), _RESULT, _result("delta", _NINE[1])),),
     "takes_results_without_calls": ((_USER, _REPLY, _RESULT), (_USER, _RESULT)),
 }
-"""Likewise, with tools."""
+"""The same, with tools."""
 
 
 async def taken_messages(rendered: Renderings) -> dict[str, Any]:
-    """Name of a fact of `TemplateFacts` -> its value; left out where not even the plainest form is taken."""
+    """Name of a fact in `TemplateFacts` -> its value. Facts are left out if even the plainest form is refused."""
     bare, with_tools, calls = await asyncio.gather(
         _takes(rendered, (_USER,), ()),
         _takes(rendered, (_USER,), (PROBE_TOOL,)),
@@ -115,9 +115,8 @@ def _texts(message: Message) -> list[str]:
 
 
 async def _of_calls(rendered: Renderings) -> dict[str, Any]:
-    """What is accepted around calls. Their texts are not looked for: many templates leave out a reply's own text
-    alongside its calls, which no change of the messages mends.
-    """
+    """Forms around calls that the template accepts. Their texts are not searched: many templates leave out a reply's
+    text next to its calls, which no change of the messages can fix."""
     own = (_USER, _call(_OWN[0]), _result("charlie", _OWN[0]))
     other = (_USER, _call(_NINE[1]), _result("charlie", _NINE[1]))
     all_said = (_USER, _call(_NINE[0], text="bravo", thought="tango"), _RESULT)

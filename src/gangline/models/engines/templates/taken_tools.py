@@ -1,6 +1,6 @@
-"""Whether a template takes tools as clients offer them: some have no parameters or no description, some have unions and
-nested values in their schemas. Templates that turn schemas into another language fail at some of these.
-"""
+"""Probes whether a template accepts tools as clients define them: some without parameters or a description, some with
+unions and nested values in their schemas. Templates that translate schemas into another language fail for some of
+these."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _TOOLS = (
 
 
 async def refusal_of_some_tools(engine: Renders, rendered: Renderings) -> str:
-    """The template's words at the first that it refuses; empty where it takes all, or none. Raises: as `Renderings`."""
+    """The template's error for the first refused tool; empty if it accepts all, or refuses all. Raises: like
+    `Renderings`."""
     taken = await asyncio.gather(*(rendered.ids(_USER, (tool,)) for tool in (PROBE_TOOL, *_TOOLS)))
     refused = next((tool for tool, ids in zip(_TOOLS, taken[1:], strict=True) if ids is None), None)
     if taken[0] is None or refused is None:

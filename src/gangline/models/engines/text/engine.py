@@ -1,7 +1,7 @@
 """The client of any OpenAI-compatible server that reports no token ids: text in, text out.
 
-Nothing of it can be trained on, so it is taken only where the operator said so (`capture = "text"`): to evaluate a
-model, or to gather text. Its completions are recorded with empty ids, no log-probs, and marked untrainable.
+Its replies cannot be trained on, so it is accepted only if the operator allows it (`capture = "text"`), to evaluate a
+model or to collect text. Its completions are recorded with empty ids, no log-probs, and marked untrainable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gangline.models.engines.replies import (
 )
 
 Capture = Literal["ids", "text"]
-"""The operator's choice for model calls: exact tokens, or text where an engine has no more."""
+"""The operator's choice for model calls: exact tokens, or text if an engine has no tokens."""
 
 
 class _Choice(msgspec.Struct):
@@ -63,15 +63,15 @@ class OpenAITextEngine(EngineClient):
         api_key: str | None = None,
     ) -> None:
         """
-        capture: `text` accepts the server; with `ids`, the default, `probe` raises with the reason why it cannot serve.
-        model: served name; None takes the first that the server lists.
+        capture: `text` accepts the server; with `ids`, the default, `probe` raises with the reason. model: served name.
+        None takes the first listed model.
         """
         http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         super().__init__(http, model)
         self._capture = capture
 
     async def probe(self) -> EngineCapabilities:
-        """Raises: EngineIncapable unless text is all that is wanted."""
+        """Raises: EngineIncapable unless `capture` is `text`."""
         if self._capture != "text":
             raise EngineIncapable(
                 f"engine {self.url} is a server that reports no token ids: nothing it samples can be trained on. "
@@ -96,7 +96,7 @@ class OpenAITextEngine(EngineClient):
     async def chat(self, request: EngineRequest) -> EngineReply:
         call = request.call
         fields = call_fields(call) | {"model": (await self.capabilities()).model, "stream": False}
-        if call.sampling.top_k in (-1, 0):  # all ids, as without it; providers refuse the field
+        if call.sampling.top_k in (-1, 0):  # all ids, the default; providers refuse the field
             del fields["top_k"]
         if call.num_top_logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
@@ -120,11 +120,11 @@ class OpenAITextEngine(EngineClient):
         template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> TokenIds:
-        """Raises: EngineRefused, always."""
+        """Always raises EngineRefused."""
         raise EngineRefused(f"engine {self.url} reports no token ids, so it cannot count or render", status=501)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """Raises: EngineRefused, always."""
+        """Always raises EngineRefused."""
         raise EngineRefused(f"engine {self.url} knows no token ids", status=501)
 
 
@@ -132,7 +132,7 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
-        # The reason of OpenAI's form before `tool_calls`.
+        # The finish reason in OpenAI's form before `tool_calls`.
         finish_reason="tool_calls" if choice.finish_reason == "function_call" else choice.finish_reason,
         sampled_ids=None,
         logprobs=None,

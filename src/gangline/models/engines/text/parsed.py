@@ -1,8 +1,8 @@
-"""An engine that returns raw text, with the parsing done here: thinking and tool calls out of the text, in any stream.
+"""An engine that returns raw text, from which thinking and tool calls are parsed here, also in streams.
 
-For engines started without a tool or a reasoning parser, and for servers that have none. The tokens are not touched.
-vLLM rejects tools where it has no parser for them; it then gets `tool_choice: none`, under which it still writes the
-tools into the prompt. The probe checks whether it does.
+For engines started without a tool or reasoning parser, and for servers without one. Tokens are unchanged. vLLM rejects
+tools if it has no parser for them; it then gets `tool_choice: none`, with which it still writes the tools into the
+prompt. The probe verifies that.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class ParsedEngine:
         self._engine = engine
         self._parsers = parsers
         self._hides_choice = False
-        """The engine refuses tools unless no call of them is asked for."""
+        """Whether the engine refuses tools unless `tool_choice` is `none`."""
         self._opens_thinking: dict[bytes, bool] = {}
-        """Last ids of a prompt -> they open a think block. Nearly all prompts end alike."""
+        """Last ids of a prompt -> whether they open a think block. Nearly all prompts end alike."""
         self._capabilities: EngineCapabilities | None = None
         self._probing = asyncio.Lock()
 
@@ -73,7 +73,7 @@ class ParsedEngine:
         return found
 
     async def _probe_tools(self, found: EngineCapabilities) -> None:
-        """Raises: EngineIncapable when the engine takes no tools in any way."""
+        """Raises: EngineIncapable when the engine accepts no tools in any way."""
         self._hides_choice = False
         try:
             await self._engine.chat(EngineRequest(call=_PROBED))
@@ -139,7 +139,7 @@ class ParsedEngine:
                 yield _read_delta(delta, texts[index], numbers[index])
 
     async def _in_thinking(self, prompt_ids: TokenIds | None) -> bool:
-        """Whether the prompt opened the think block. False where the engine reports no ids."""
+        """Whether the prompt opened the think block. False if the engine reports no ids."""
         thinking = self._parsers.thinking
         if prompt_ids is None or thinking in (None, "deepseek_r1", "harmony"):
             return False
@@ -172,7 +172,7 @@ class ParsedEngine:
 
 
 def _read_delta(delta: EngineDelta, text: ReplyText, numbers: dict[tuple[str, int], int]) -> EngineDelta:
-    """numbers: of the choice's calls so far, by who read them and the number they had there."""
+    """numbers: of the choice's calls so far, by their parser and their number there."""
     numbered = _numbered("engine", delta.shown, numbers)
     if not numbered.text and delta.finish_reason is None:
         return delta if numbered is delta.shown else msgspec.structs.replace(delta, shown=numbered)
@@ -190,7 +190,7 @@ def _read_delta(delta: EngineDelta, text: ReplyText, numbers: dict[tuple[str, in
 
 
 def _numbered(reader: str, delta: ReplyDelta, numbers: dict[tuple[str, int], int]) -> ReplyDelta:
-    """The engine may have read calls of its own: no two calls get one number."""
+    """Renumber calls, since the engine may have parsed calls too: no two calls get the same number."""
     if not delta.tool_calls:
         return delta
     calls = tuple(
@@ -201,7 +201,7 @@ def _numbered(reader: str, delta: ReplyDelta, numbers: dict[tuple[str, int], int
 
 
 def _joined(shown: ReplyDelta, read: ReplyDelta, *, before: str = "") -> ReplyDelta:
-    """The engine's non-text fields, with those parsed from its text."""
+    """The engine's non-text fields, combined with the fields parsed from its text."""
     return msgspec.structs.replace(
         shown,
         thinking=shown.thinking + read.thinking,

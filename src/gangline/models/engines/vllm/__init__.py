@@ -1,5 +1,4 @@
 """A vLLM server as an engine.
 
-`engine` asks, `wire` has the requests and replies as vLLM writes them, and `stream` reads its events. Start with
-`engine`.
+`engine` makes the calls, `wire` has vLLM's requests and replies, and `stream` reads its events. Start with `engine`.
 """

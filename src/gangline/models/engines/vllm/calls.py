@@ -1,9 +1,9 @@
-"""Pieces of tool calls in a chat stream, however a server marks them -> pieces of numbered calls. Pure.
+"""Assigns pieces of tool calls in a chat stream to numbered calls, whatever a server's conventions. Pure.
 
 OpenAI gives each call an index, and sends its id and its name once, in its first piece. Servers also repeat id and
 name, leave out indexes or ids, give parallel calls one index, and restart or skip indexes. A new id is a new call. A
-name that comes again without a new id begins a call only where the one before is whole. What is ambiguous is
-refused: two calls must never become one.
+repeated name without a new id begins a call only if the one before is complete. Ambiguous pieces are refused: two calls
+must never become one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Call(msgspec.Struct, gc=False):
 
 
 class StreamedCalls:
-    """The calls of one choice. They are numbered from 0 in the order in which they begin."""
+    """The calls of one choice, numbered from 0 in the order in which they begin."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -44,7 +44,7 @@ class StreamedCalls:
         self._by_id: dict[str, _Call] = {}
 
     def feed(self, pieces: Sequence[WireToolCall]) -> list[ToolCallDelta]:
-        """One chunk's list. Pieces of a call without a name wait for it. Raises: EngineMalformed."""
+        """One chunk's list. Pieces of a call without a name wait for the name. Raises: EngineMalformed."""
         num_before, found = len(self._calls), list[ToolCallDelta]()
         if num_before > 1 and sum(map(_is_unmarked, pieces)) > 1:
             raise EngineMalformed("the engine's stream has pieces of several tool calls without an id or an index")
@@ -62,12 +62,12 @@ class StreamedCalls:
         return found
 
     def finish(self) -> None:
-        """Raises: EngineMalformed for a call that was never named."""
+        """Raises: EngineMalformed for a call that never got a name."""
         if not all(call.name for call in self._calls):
             raise EngineMalformed("the engine's stream has a tool call without a name")
 
     def _continued(self, piece: WireToolCall, name: str, arguments: str, num_before: int) -> _Call | None:
-        """The call that a piece belongs to; None where it begins one."""
+        """The call that a piece continues; None if it begins a new one."""
         call = self._by_id.get(piece.id or "") or self._at.get(piece.index)
         if call is None and not (piece.id or name):
             call = self._last_without_index()
@@ -84,7 +84,7 @@ class StreamedCalls:
         return call
 
     def _last_without_index(self) -> _Call | None:
-        """For the later pieces of a call, which may have an index that its first did not."""
+        """For later pieces of a call that have an index though its first piece had none."""
         last = self._at.get(None)
         return last if last is not None and last.index is None else None
 
@@ -103,9 +103,9 @@ def _is_unmarked(piece: WireToolCall) -> bool:
 
 
 def _is_another(call: _Call, piece: WireToolCall, name: str, arguments: str, *, in_one_list: bool) -> bool:
-    """Whether a piece with the id or in the place of `call` begins its own call."""
+    """Whether a piece with the id or index of `call` begins a new call."""
     is_renamed = bool(name and call.name and name != call.name)
-    if piece.id and piece.id == call.call_id:  # of some servers, every call has one and the same
+    if piece.id and piece.id == call.call_id:  # some servers give every call the same id
         if not name or (piece.index == call.index and piece.index is not None):
             return False
         return is_renamed or (call.is_whole and (piece.index is not None or bool(arguments)))

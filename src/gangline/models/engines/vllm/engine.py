@@ -1,7 +1,7 @@
 """The client of an engine that speaks vLLM's routes: vLLM itself, and the engines that Gangline starts.
 
-Exact prompt ids travel in `kv_transfer_params.prompt_token_ids` on the chat route, so the engine still parses tools
-and reasoning and still streams. Versions that do not know the key ignore it: the probe finds out.
+Exact prompt ids travel in `kv_transfer_params.prompt_token_ids` on the chat route, so the engine still parses tools and
+reasoning and still streams. Versions that do not know the key ignore it, which the probe detects.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class VllmEngine(EngineClient):
         processor: str | None = None,
     ) -> None:
         """
-        model: served name; None takes the first that the engine lists.
+        model: served name. None takes the first listed model.
         timeout_s: longest silence of the engine within one call.
         processor: folder of the served vision model; None leaves calls with images untrainable.
         """
@@ -117,7 +117,7 @@ class VllmEngine(EngineClient):
         return choice.logprobs.tolist()
 
     async def _probe_stream(self) -> bool:
-        """Whether a stream reports the prompt ids and an id and a log-prob for each sampled token."""
+        """Whether a stream reports the prompt ids, and an id and a log-prob for each sampled token."""
         folded = ReplyAccumulator()
         async with aclosing(self.stream(self._probe_request(None))) as deltas:
             async for delta in deltas:
@@ -128,10 +128,11 @@ class VllmEngine(EngineClient):
         return reply.prompt_ids is not None and ids is not None and values is not None and 0 < len(ids) == len(values)
 
     def _probe_request(self, prompt_ids: TokenIds | None) -> EngineRequest:
-        """One token. The ids, where given, are those of *another* conversation: an engine that ignores them shows it.
+        """Samples one token. The ids, if given, belong to *another* conversation, which reveals an engine that ignores
+        them.
 
         With `top_k = 1` the sampled distribution has one token: its log-prob is 0 if it was processed, else raw. NeMo
-        RL's server, which lists no models, takes no `top_k`, and no temperature but 1, at which the two are the same.
+        RL's server, which lists no models, accepts no `top_k`, and only temperature 1, at which both are equal.
         """
         sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1 if self._http.lists_models else None)
         call = ModelCall(dialect="probe", model="", messages=(_user("Say anything you like."),), sampling=sampling)
@@ -141,7 +142,7 @@ class VllmEngine(EngineClient):
         return await self._answer(request, self._evidence if request.evidence else None)
 
     async def _answer(self, request: EngineRequest, evidence: WireEvidence | None) -> EngineReply:
-        """evidence: read from the reply; None: nothing."""
+        """evidence: read from the reply; None: not read."""
         messages = await messages_in_turns(request.call.messages)
         sent = sent_ids(request.prompt_ids, request.call)
         fields = None if evidence is None else evidence.fields(request.evidence)
@@ -180,12 +181,12 @@ class VllmEngine(EngineClient):
         sent: SentIds | None,
         calls: CallsOfChoices,
     ) -> Iterator[EngineDelta]:
-        """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
+        """The deltas of one read. Raises: EngineError, including the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
         broken = next((number for number, chunk in enumerate(chunks) if chunk.is_error), None)
         if len(chunks) == 1:
             for choice in chunks[0].choices:
-                choice.delta = choice.delta or choice.message  # the whole reply, of a server that does not stream
+                choice.delta = choice.delta or choice.message  # the whole reply, if the server does not stream
         if good := chunks[:broken]:
             yield from engine_deltas(good, calls, sent)
         if broken is not None:

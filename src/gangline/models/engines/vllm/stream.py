@@ -1,8 +1,8 @@
 """A stream's chunks from one read -> as few deltas as can represent them. Pure.
 
-A busy engine, or a slow reader, has many tokens in one read. The work for each delta from here to the harness is then
-done once for all of them. Of one choice, chunks are joined as long as thinking, text and tool calls keep their order;
-nothing waits for more to come.
+With a busy engine or a slow reader, one read has many tokens. The work for each delta on the way to the harness is then
+done once for all of them. Chunks of a choice are joined as long as thinking, text and tool calls keep their order.
+Joining never waits for more chunks.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _NAN = float("nan")
 def decode_events(
     events: Sequence[bytes], kind: type[WireReply] | type[ShownReply], url: str
 ) -> Sequence[WireReply | ShownReply]:
-    """The data of events, in one pass. Raises: EngineUnavailable when any does not have the expected form."""
+    """The data of events, decoded in one pass. Raises: EngineUnavailable when any does not have the expected form."""
     if len(events) == 1:
         return (decode(events[0], kind, url),)
-    # The decoder knows a list of each kind; spelled out, because `list[kind]` is not a type.
+    # Spelled out, because `list[kind]` is not a type.
     joined = b"[" + b",".join(events) + b"]"
     return decode(joined, list[WireReply] if kind is WireReply else list[ShownReply], url)
 
 
 class _Run:
-    """Chunks of one choice, to be joined. Tokens are many and chunks mostly hold one: what is done for each chunk is
-    spelled out here, without calls of functions."""
+    """Chunks of one choice, to be joined. Tokens are many and chunks mostly contain one, so the work for each chunk is
+    inlined."""
 
     __slots__ = ("chunks", "index", "stage")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.stage = _THINKING
-        """Stage of the last piece: a delta holds thinking, then text, then calls."""
+        """Stage of the last piece: a delta has thinking, then text, then calls."""
         self.chunks: list[AnyChoice] = []
 
     def delta(self, calls_so_far: StreamedCalls, prompt_ids: TokenIds | None, usage: Usage | None) -> EngineDelta:
@@ -71,7 +71,7 @@ class _Run:
                     _add_calls(calls, calls_so_far.feed(message.calls))
             if (more := chunk.token_ids) is not None:
                 if ids is None:
-                    ids = more  # the run's own, for the decoder made it
+                    ids = more  # owned by the run, since the decoder made it
                 else:
                     ids += more
             if (found := chunk.logprobs) is not None and (content := found.content) is not None:
@@ -103,7 +103,7 @@ class _Run:
 
 
 def _add_calls(calls: list[ToolCallDelta], more: Sequence[ToolCallDelta]) -> None:
-    """Pieces of the last call's arguments are joined."""
+    """Joins pieces of the last call's arguments."""
     for piece in more:
         last = calls[-1] if calls else None
         if last is not None and last.index == piece.index and piece.name is None:
@@ -115,12 +115,12 @@ def _add_calls(calls: list[ToolCallDelta], more: Sequence[ToolCallDelta]) -> Non
 def engine_deltas(
     chunks: Sequence[WireReply | ShownReply], calls: CallsOfChoices, sent: SentIds | None = None
 ) -> list[EngineDelta]:
-    """Deltas of each choice in the order of its chunks. Prompt ids and usage, where chunks bring them, are on every
-    delta; chunks without any choice (the usage at the end) are one of their own.
+    """Deltas of each choice in the order of its chunks. Prompt ids and usage, if present, are on every delta. Chunks
+    without a choice (the usage at the end) become a separate delta.
 
     calls: tool calls of the stream so far. sent: exact ids of the request.
 
-    Raises: EngineMalformed when the prompt ids are none, or pieces of tool calls are ambiguous.
+    Raises: EngineMalformed when the prompt ids are invalid, or pieces of tool calls are ambiguous.
     """
     prompt_ids: TokenIds | None = None
     usage: Usage | None = None
@@ -136,7 +136,7 @@ def engine_deltas(
             if run is None or (
                 message is not None
                 and run.stage != _THINKING
-                # What belongs before the content that the run has already.
+                # Content that belongs before the run's content.
                 and (message.reasoning or message.reasoning_content or (run.stage == _CALLS and message.content))
             ):
                 run = open_runs[choice.index] = _Run(choice.index)

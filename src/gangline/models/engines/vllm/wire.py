@@ -1,6 +1,6 @@
 """vLLM's OpenAI routes as bytes: request bodies, reply bodies, server-sent events. Pure.
 
-Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
+Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; tested against 0.32.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
 
 
 class _PlainChoice(_Choice[WireValues], gc=False):
-    """With log-probs as numbers alone."""
+    """With log-probs as numbers only."""
 
 
 class _ShownChoice(_Choice[WireLogprobs], gc=False):
-    """With log-probs for a client that asked for them."""
+    """With log-probs for a client that requested them."""
 
 
 class _Reply(msgspec.Struct, Generic[ChoiceT], gc=False):
@@ -110,11 +110,11 @@ AnyChoice = _PlainChoice | _ShownChoice
 
 
 class WireReply(_Reply[_PlainChoice], gc=False):
-    """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
+    """A whole reply, one chunk of a stream, or an error in place of either."""
 
 
 class ShownReply(_Reply[_ShownChoice], gc=False):
-    """The same for a client that asked for log-probs of its own."""
+    """The same for a client that requested log-probs."""
 
 
 class _Rendered(msgspec.Struct):
@@ -132,8 +132,8 @@ def chat_body(
 ) -> list[bytes]:
     """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
 
-    messages: those of the call, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: fields that
-    ask for it, from `WireEvidence.fields`.
+    messages: the call's, from `messages_in_turns`. sent: its exact ids, from `sent_ids`. evidence: request fields, from
+    `WireEvidence.fields`.
     """
     call = request.call
     body = (
@@ -145,9 +145,9 @@ def chat_body(
             "logprobs": True,
             "top_logprobs": call.num_top_logprobs or 0,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": False,  # texts of tokens are texts, whatever the server was started with
+            "return_tokens_as_token_ids": False,  # tokens are returned as text, whatever the server's options
             "return_weight_versions": True,
-            # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
+            # Without it vLLM leaves out ids and log-probs too; the harness's view is decided on the way back.
             "include_reasoning": True,
         }
     )
@@ -180,7 +180,7 @@ def render_body(
 
 
 async def rendered_ids(answer: bytes, url: str) -> TokenIds:
-    """Ids in an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
+    """Ids in an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is malformed."""
 
     def read() -> TokenIds:
         ids = ids_from_json(decode(answer, _Rendered, url).tokens)
@@ -192,16 +192,16 @@ async def rendered_ids(answer: bytes, url: str) -> TokenIds:
 
 
 def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
-    """The type to decode: only a client that asks for log-probs needs more of them than the numbers."""
+    """The type to decode: only a client that requests log-probs needs more than the numbers."""
     return WireReply if call.num_top_logprobs is None else ShownReply
 
 
 async def read_reply(
     body: bytes, kind: type[WireReply] | type[ShownReply], url: str, sent: SentIds | None, evidence: WireEvidence | None
 ) -> tuple[EngineReply, bool]:
-    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none.
+    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is not a reply.
 
-    evidence: None reads none.
+    evidence: None if not needed.
     """
 
     def read() -> tuple[EngineReply, bool]:
@@ -215,17 +215,17 @@ async def read_reply(
 
 
 async def _apart(read: Callable[[], T], num_bytes: int) -> T:
-    """The ids of a long prompt are read in a thread: NumPy lets the event loop go on meanwhile."""
+    """Reads the ids of a long prompt in a thread, during which NumPy lets the event loop run."""
     return await asyncio.to_thread(read) if num_bytes > _LARGE_BYTES else read()
 
 
 def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> WireReply | ShownReply:
-    """A whole reply. Raises: EngineMalformed when the body is none."""
+    """A whole reply. Raises: EngineMalformed when the body is not a reply."""
     rest, ids = cut_out_ids(body, "prompt_token_ids")
     reply = decode(rest, kind, url)
     if not ids:
         return reply
-    if bytes(reply.prompt_token_ids) != CUT_OUT:  # the list was something else's
+    if bytes(reply.prompt_token_ids) != CUT_OUT:  # the list belonged to another object
         return decode(body, kind, url)
     reply.prompt_token_ids = msgspec.Raw(ids)
     return reply
@@ -249,7 +249,7 @@ def _whole_reply(
 def engine_reply(
     reply: WireReply | ShownReply, sent: SentIds | None = None, evidence: WireEvidence | None = None
 ) -> EngineReply:
-    """evidence: None where the choices have none. Raises: ValueError where evidence of a choice cannot be read."""
+    """evidence: None if the choices have no evidence. Raises: ValueError when evidence of a choice cannot be read."""
     return EngineReply(
         prompt_ids=ids_from_json(reply.prompt_token_ids, sent),
         choices=tuple(_choice(choice, evidence) for choice in reply.choices),
