@@ -1,8 +1,8 @@
 """The table of commands, and how each is loaded.
 
-`COMMANDS` has all that `gangline --help` shows, so that help, completion of names and the nearest match of a wrong one
+`COMMANDS` has everything that `gangline --help` shows, so that help, name completion and suggestions for a wrong name
 import no command's module. A module has a `register(app)` that adds its commands, and is imported when one of them runs
-or shows its own help. Not here: what commands do, errors, exit codes.
+or shows its help. The commands themselves, errors and exit codes are elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Command(NamedTuple):
     """A line of `gangline --help`."""
 
     module: str | None
-    """Below `gangline.cli`; None: an entry point of group `gangline.commands`, which a wing brings."""
+    """Below `gangline.cli`; None: an entry point of group `gangline.commands`, provided by a wing."""
     help: str
-    """The first paragraph of the command's own help; a test compares them."""
+    """First paragraph of the command's help; a test compares them."""
 
 
 _LINES: dict[str, Command] = {
@@ -143,11 +143,11 @@ _PANELS = {
 """Panel of `gangline --help` -> its commands."""
 
 COMMANDS = {name: _LINES[name] for names in _PANELS.values() for name in names.split()}
-"""In the order in which `--help` shows them."""
+"""In the order of `--help`."""
 
 
 class LazyCommands(TyperGroup):
-    """The root of the command line: lines of the table until a command is asked for."""
+    """The root command. Holds lines of the table until a command is requested."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -161,7 +161,7 @@ class LazyCommands(TyperGroup):
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The loaded command, for one that runs or shows its options; a wrong name fails without an import."""
+        """The loaded command, to run it or show its options. A wrong name fails without an import."""
         if args and args[0] in COMMANDS and not is_installed(args[0]):
             ctx.fail(
                 f"`{args[0]}` is not part of this installation of Gangline. Install the whole package; a checkout that "
@@ -172,7 +172,7 @@ class LazyCommands(TyperGroup):
 
 
 def is_installed(name: str) -> bool:
-    """Whether a command of the table is there: a wing may be left out."""
+    """Whether a command of the table is installed: a wing may be missing."""
     return COMMANDS[name].module is not None or name in wing_entries("gangline.commands")
 
 
@@ -183,14 +183,14 @@ def module_of(name: str) -> str:
 
 
 def import_command(name: str) -> Any:
-    """The module of a command of the table."""
+    """Imports the module of a command of the table."""
     return importlib.import_module(module_of(name))
 
 
 def load_command(name: str) -> Any:
-    """The whole command, with its options or commands."""
+    """The command with its options or subcommands."""
     app = typer.Typer()
-    app.callback()(lambda: None)  # with one, Typer makes a group even of a single command
+    app.callback()(lambda: None)  # with a callback, Typer makes a group even of a single command
     import_command(name).register(app)
     root: Any = typer.main.get_command(app)
     return root.commands[name]

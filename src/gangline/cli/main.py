@@ -1,4 +1,4 @@
-"""`gangline`: the one command, made of the table in `commands`. Turns errors into one line and an exit code."""
+"""`gangline`: the command line, built from the table in `commands`. Turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _root(
 
 
 def build_app() -> typer.Typer:
-    """The app with all commands of the table, none of them loaded."""
+    """The app with all commands of the table, each still unloaded."""
     app = typer.Typer(
         name="gangline",
         cls=LazyCommands,
@@ -52,8 +52,8 @@ def build_app() -> typer.Typer:
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
-    """The command that `arguments` ask for, loaded but not begun. Calling it raises SystemExit with a code of
-    `exits.Exit`, always."""
+    """Load the command for `arguments` without running it. Calling the result always raises SystemExit with a code of
+    `exits.Exit`."""
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command in COMMANDS and is_installed(command):
         import_command(command)

@@ -1,6 +1,6 @@
-"""The checks of `gangline doctor`. Each check tries the thing itself and names the remedy when it fails.
+"""The checks of `gangline doctor`. Each check tries the real operation and names the remedy when it fails.
 
-`missing` is for requirements of the first run; `optional` is for those of some uses only.
+`missing` marks requirements of the first run, `optional` requirements of some uses only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     found: str
     advice: str = ""
-    """The remedy; empty when all is well."""
+    """The remedy; empty if the check passes."""
 
 
 Examination = Callable[[Settings], Check]
@@ -53,7 +53,7 @@ def check_python(settings: Settings) -> Check:
 
 
 def check_sandbox(settings: Settings) -> Check:
-    """Really starts one, and asks which limits hold."""
+    """Starts a sandbox, and reports which limits are enforced."""
     try:
         with tempfile.TemporaryDirectory(prefix="gangline-doctor-") as folder:
             limits = asyncio.run(_limits_of_a_sandbox(Path(folder)))
@@ -70,7 +70,7 @@ def check_sandbox(settings: Settings) -> Check:
 
 
 def check_apptainer(settings: Settings) -> Check:
-    """Really starts a container, where Apptainer is."""
+    """Starts a container, if Apptainer is installed."""
     program = settings.apptainer[0]
     if shutil.which(program) is None:
         advice = "for runtime apptainer, on clusters without Docker: install Apptainer 1.4 or newer (apptainer.org)"
@@ -93,7 +93,7 @@ def check_podman(settings: Settings) -> Check:
 
 
 def _check_containers(runtime: str) -> Check:
-    """Whether its engine answers; its enforcement shows when a container runs."""
+    """Whether its engine answers. How it enforces limits is only known once a container runs."""
     try:
         asyncio.run(make_runtime(runtime).check())
     except GanglineError as error:
@@ -173,7 +173,7 @@ def check_node_js(settings: Settings) -> Check:
 
 
 def check_agent_programs(settings: Settings) -> Check:
-    """Those that harnesses declare; each is needed by its own harness only."""
+    """Agent programs of the harnesses; only its own harness needs each."""
     programs = {name: program for name in usable("harness") if (program := program_of(name)) is not None}
     versions = {name: installed_version(program, settings.tools_dir) for name, program in programs.items()}
     there = [f"{name} {version}" for name, version in versions.items() if version]
@@ -212,7 +212,7 @@ def check_disk(settings: Settings) -> Check:
 
 
 def check_clock(settings: Settings) -> Check:
-    """Leases compare times; a file system of another machine may have another time."""
+    """Leases compare times, and the file system of another machine may use another clock."""
     with tempfile.NamedTemporaryFile(dir=_existing_parent(settings.data_dir), prefix=".gangline-doctor-") as file:
         skew_s = Path(file.name).stat().st_mtime - time.time()
     if abs(skew_s) > 2:

@@ -1,4 +1,4 @@
-"""Checks of `gangline doctor` alongside the machine itself: other runtimes, engines, a running service, traces."""
+"""Checks of `gangline doctor` beyond the machine itself: other runtimes, engines, a running service, traces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SILENT_S = 30.0
 
 
 def check_runtimes(settings: Settings) -> Check:
-    """The runtimes that no other check is about: no harm where they do not run."""
+    """Runtimes without a check of their own; they are optional."""
     lines: list[str] = []
     broken: list[str] = []
     for name in plugins.usable("runtime"):
@@ -47,7 +47,7 @@ def check_runtimes(settings: Settings) -> Check:
 
 
 def check_plugins(settings: Settings) -> Check:
-    """Those of other packages, which are imported for it."""
+    """Plug-ins of other packages, which are imported for this check."""
     refused = plugins.refusals()
     if not refused:
         return Check(name="plug-ins", state="ok", found="each fulfils its contract")
@@ -55,7 +55,7 @@ def check_plugins(settings: Settings) -> Check:
 
 
 def check_open_files(settings: Settings) -> Check:
-    """A sandbox takes about eight descriptors of its node, which raises its own limit up to the hard one."""
+    """A sandbox takes about eight descriptors of its node, which raises its soft limit to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
     if hard == resource.RLIM_INFINITY or hard >= _ENOUGH_FILES:
@@ -65,7 +65,7 @@ def check_open_files(settings: Settings) -> Check:
 
 
 def check_server_port(settings: Settings) -> Check:
-    """Free, or our own service's."""
+    """Whether the port is free, or used by our own service."""
     running = read_running(settings.data_dir)
     if running is not None and running.server_url.endswith(f":{_USUAL_PORT}"):
         return Check(name="server port", state="ok", found=f"{_USUAL_PORT} is this service's own")
@@ -90,7 +90,7 @@ def check_engine(url: str) -> Check:
 
 
 async def _probed(url: str) -> tuple[str, list[str]]:
-    """What it is, and what its chat template lacks."""
+    """Returns the engine's description, and the features missing from its chat template."""
     async with asyncio.timeout(_PROBE_TIMEOUT_S):
         engine = await plugins.load("engine", "auto")(url)
         try:
@@ -102,7 +102,7 @@ async def _probed(url: str) -> tuple[str, list[str]]:
 
 
 def check_service(settings: Settings) -> Check:
-    """That which runs on the data folder, or is named by GANGLINE_SERVER: whether it answers, and how it is."""
+    """Checks the service of the data folder or GANGLINE_SERVER: whether it answers, and its state."""
     address, who = _address(settings)
     if address is None:
         return Check(name="service", state="ok", found=f"none is running on {settings.data_dir}")
@@ -161,13 +161,13 @@ def _named(backend: dict[str, Any], node: NodeView) -> str:
 
 
 def _skew(status: ServiceStatus) -> list[str]:
-    """The answer took a moment; more than that is another clock."""
+    """Reports clock skew: any difference beyond the time of the answer."""
     skew_s = status.at - time.time()
     return [f"its clock is off by {skew_s:.0f} s: synchronise the clocks (NTP)"] if abs(skew_s) > _MAX_SKEW_S else []
 
 
 def check_traces(settings: Settings) -> Check:
-    """A collector that is configured needs the extra; without one there is nothing to need."""
+    """A configured collector requires the extra; without a collector it is not needed."""
     if settings.otel_endpoint is None:
         return Check(name="traces", state="ok", found="off: OTEL_EXPORTER_OTLP_ENDPOINT is not set")
     if not importlib.util.find_spec("opentelemetry") or not importlib.util.find_spec("opentelemetry.sdk"):

@@ -1,4 +1,4 @@
-"""`gangline config`: the settings that commands would use, and where each came from."""
+"""`gangline config`: the settings that commands would use, and their sources."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _settings(resolved: Resolved, keys: Container[str]) -> Iterator[dict[str, An
 
 
 def _value(leaf: Leaf, value: Any) -> Any:
-    """The value as JSON. A secret is hidden, and a password in a URL."""
+    """The value as JSON. Secrets, and passwords in URLs, are hidden."""
     if leaf.setting.is_secret:
         return None if value is None else f"${leaf.env[0]}"
     if leaf.key == "database_url" and value is not None:

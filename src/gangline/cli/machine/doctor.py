@@ -1,8 +1,7 @@
 """`gangline doctor`: this machine's capabilities, its gaps, and the command that closes each.
 
-The check of `gangline doctor` in the Python that agents run with, as a sandbox sees it.
-
-Checks of `gangline doctor` in the data folder: who can read it, who can replace it, whether sandboxes see it.
+Includes the check of the Python that agents run with, as a sandbox sees it, and the checks of the data folder: who can
+read or replace it, and whether sandboxes see it.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def check_data_folder(settings: Settings) -> Check:
 
 
 def _readable(folder: Path) -> Iterator[Path]:
-    """Files that others can reach and read. A closed folder closes its content; sandboxes' own files are left out."""
+    """Files that others can reach and read. The content of a closed folder and sandboxes' files are left out."""
     if not folder.is_dir() or any(not _mode(parent) & stat.S_IXOTH for parent in folder.parents):
         return
     looked_at = 0
@@ -118,7 +117,8 @@ def _mode(path: Path) -> int:
 
 
 def _replaceable_in(parent: Path) -> bool:
-    """Whether others may rename entries of a folder, as in one that all may write to; in /tmp only owners may."""
+    """Whether others may rename entries of a folder that all may write to. With the sticky bit, as in /tmp, only owners
+    may."""
     mode = _mode(parent)
     return bool(mode & (stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
@@ -153,7 +153,7 @@ def check_agent_python(python: Path | None) -> Check:
 
 
 async def _look(folder: Path, python: str | None) -> ExecResult:
-    """Raises: GanglineError when no sandbox starts, or the folder is not an environment."""
+    """Raises: GanglineError when the sandbox does not start, or the folder is not a Python environment."""
     runtime = make_runtime("sandbox")
     limits = LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
     spec = RuntimeSpec(network="none", limits=limits, python=python)
@@ -174,7 +174,7 @@ def _print(checks: list[Check]) -> None:
 
 
 def _not_needed(check: Check) -> Check:
-    """With an engine of one's own."""
+    """For users with an external engine."""
     return msgspec.structs.replace(check, state="optional") if _only_built_in(check) else check
 
 

@@ -1,4 +1,4 @@
-"""`gangline harness`: the agent programs that there are adapters for; how they are installed, and tried."""
+"""`gangline harness`: lists, installs and checks the agent programs that have adapters."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def check(
 
 @contextlib.contextmanager
 def _elapsed() -> Generator[None]:
-    """Show the time where there is a terminal: an installation may take minutes without a word."""
+    """Show the elapsed time on a terminal: an installation may take minutes without output."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     out = notes()

@@ -1,13 +1,12 @@
-"""The implementation of `gangline harness check`: run an agent program on a task whose model is played by a script, and
-observe it.
+"""The implementation of `gangline harness check`: runs an agent program on a task against a scripted model, and
+observes it.
 
-The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So the
-observations are the program's own behaviour: its API, its conversations, its calls alongside the task, its edits.
+The scripted engine requests three tool calls, one of which writes a file, with the tools that the program offers. So
+the report shows the program's own behaviour: its API, its conversations, its extra calls, its edits.
 
-The script of `gangline harness check`: the played model's steps through the task, in any form that a program allows.
-
-Most programs offer tools, and the scripted engine finds the one that is meant. Some describe in their prompts other
-ways for the model to act or to end: those rules come first, and are recognised by the prompts' words.
+The script has the model's steps through the task in every form that a program may require. Most programs offer tools,
+and the scripted engine picks the matching one. Some describe other ways to act or to end in their prompts. Their rules
+come first, and are selected by words in the prompts.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ if TYPE_CHECKING:
 CONTENT = "hello, sled"
 _GRADER = f"""if [ "$(cat hello.txt)" = "{CONTENT}" ]; then echo 1; else echo 0; fi > reward.txt"""
 _FILE = "/workspace/hello.txt"
-"""Some programs refuse to write to a path that is relative."""
+"""Absolute, since some programs refuse to write to a relative path."""
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def _told(words: str, **rule: Any) -> dict[str, Any]:
-    """A rule for programs that have these words (a pattern) anywhere in their prompt."""
+    """A rule for programs whose prompt contains these words (a pattern)."""
     return {"pattern": words, "where": "any", **rule}
 
 
 def _typed(turn: int, keys: str, *, is_done: bool = False) -> dict[str, Any]:
-    """terminus-2 presses keys. It asks whether the end was meant."""
+    """terminus-2 types keys. It asks to confirm the end."""
     commands = [{"keystrokes": keys, "duration": 0.3}] if keys else []
     answer = {"analysis": "as asked", "plan": "go on", "commands": commands, "task_complete": is_done}
     return _told('"keystrokes"', turn=turn, text=json.dumps(answer))
@@ -50,7 +49,7 @@ def _typed(turn: int, keys: str, *, is_done: bool = False) -> dict[str, Any]:
 
 _BY_THEIR_WORDS: list[dict[str, Any]] = [
     _told(_SUBMIT, turn=3, tool_calls=[{"run": f"echo {_SUBMIT}"}]),  # how mini-swe-agent ends
-    # OpenHands takes no relative paths.
+    # OpenHands accepts no relative paths.
     _told("You are OpenHands", turn=1, tool_calls=[{"run": f"echo '{CONTENT}' > hello.txt"}]),
     _told("You are OpenHands", turn=2, tool_calls=[{"run": "cat hello.txt"}]),
     _typed(0, "ls\n"),
@@ -58,7 +57,7 @@ _BY_THEIR_WORDS: list[dict[str, Any]] = [
     _typed(2, "cat hello.txt\n"),
     _typed(3, "", is_done=True),
     _typed(4, "", is_done=True),
-    # aider: an edit in the text is all there is.
+    # aider: edits are written in the text.
     {
         "pattern": r"\*SEARCH/REPLACE block\* Rules",
         "text": f"hello.txt\n```\n<<<<<<< SEARCH\n=======\n{CONTENT}\n>>>>>>> REPLACE\n```\n",
@@ -83,7 +82,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     harness: str
     version: str | None
-    """Version of the installed program; None where there is none of its own."""
+    """Version of the installed program, or None."""
     ok: bool
     outcome: str
     dialects: tuple[str, ...]
@@ -95,7 +94,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     renderings: dict[str, int]
     """Stitched calls: `as_rendered`, `not_as_rendered`, `not_compared` with the template's rendering."""
     fallbacks: dict[str, int]
-    """Why calls were not stitched although the engine takes ids."""
+    """Reasons why calls were not stitched although the engine accepts ids."""
     causes: dict[str, int]
     """Reasons why contexts were not exact, and the program's changes to its history."""
     num_side_calls: int
@@ -106,18 +105,18 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the run in which at least one model call was being answered."""
     problems: tuple[str, ...]
     template_told: tuple[str, ...] = ()
-    """What the tokenizer's chat template does, in a few words each."""
+    """Short descriptions of the chat template's features."""
     template_lacks: tuple[str, ...] = ()
-    """What it cannot do."""
+    """Features that the chat template lacks."""
 
 
 class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How programs are tried."""
+    """The programs to check, and how."""
 
     harnesses: tuple[tuple[str, dict[str, Any]], ...]
-    """Name and settings of each."""
+    """Name and settings of each harness."""
     data_dir: Path
-    """For service and sessions."""
+    """For the service and sessions."""
     tokenizer: str
     """Tokenizer of the scripted engine."""
     tier: Literal["auto", "observe"]
@@ -126,7 +125,8 @@ class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_harnesses(plan: CheckPlan) -> list[CheckReport]:
-    """One after the other, so that each has the machine to itself. Raises: asyncio.CancelledError after a signal."""
+    """Check them one after the other, so that they do not compete for the machine. Raises: asyncio.CancelledError after
+    a signal."""
     plan.data_dir.mkdir(parents=True, exist_ok=True)
     script = plan.data_dir / "script.json"
     script.write_text(json.dumps(SCRIPT))
@@ -160,10 +160,10 @@ async def _check(client: ServerClient, harness: str, settings: dict[str, Any], p
 
 
 def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings whose context window is the scripted engine's, unless they name one.
+    """Settings with the scripted engine's context window, unless they name another.
 
-    The built-in tokenizer makes several times as many tokens of a prompt as a model's: a program that believes in a
-    small window would compress its history before it did anything.
+    The built-in tokenizer makes several times as many tokens of a prompt as a model's. A program with a small window
+    would compress its history before doing anything.
     """
     from gangline.settings.plugins import load
 

@@ -135,7 +135,7 @@ def _recipe(**fields: Any) -> Recipe:
 
 
 def _tool(harness: str) -> Tool:
-    """Raises: UnknownPlugin, InvalidRequest when it has no program of its own."""
+    """Raises: UnknownPlugin, InvalidRequest when the harness has no program."""
     from gangline.agents.harnesses.installation import find_program
     from gangline.sandbox.images.recipe import Tool
 

@@ -1,5 +1,5 @@
 """Options that several commands share.
 
-`settings` generates those of `up`, `server`, `node` and `cluster` from the settings' models; `tracing` starts traces.
-Start with `settings`.
+`settings` generates the options of `up`, `server`, `node` and `cluster` from the settings' models; `tracing` starts
+traces. Start with `settings`.
 """

@@ -1,4 +1,4 @@
-"""An evaluator in place of the tasks' own, as commands take it."""
+"""Command options for an evaluator that replaces the tasks' own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def given_evaluator(text: str) -> EvaluatorSpec:
 
 
 def evaluator_fields(text: str) -> dict[str, Any]:
-    """`given_evaluator` as a task has it. Raises: InvalidRequest, UnknownPlugin."""
+    """`given_evaluator` as the fields of a task. Raises: InvalidRequest, UnknownPlugin."""
     return given_evaluator(text).model_dump(mode="json", exclude_unset=True)
 
 

@@ -1,7 +1,7 @@
 """Options of the commands that serve, made from the settings' models.
 
-A command's function takes `Resolved` first; `with_settings` puts an option for each of its settings before the
-function's own parameters, and reads all sources when the command is run.
+A command's function takes `Resolved` first; `with_settings` adds an option for each of its settings before the
+function's own parameters, and reads all sources when the command runs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NODE_OPTIONS = Annotated[
     typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`, such as --engine."),
 ]
 _UNSET = "__unset"
-"""Ends the names of parameters that unset a flag."""
+"""Suffix of parameters that unset a flag."""
 _BY_KEY = "__by_key"
-"""Ends the names of parameters that take an option by the name of its key: `--node-id` for `--id`."""
+"""Suffix of parameters for an option named after its key: `--node-id` for `--id`."""
 _FROM_STDIN = Annotated[bool, typer.Option(FROM_STDIN, hidden=True)]
 
 
@@ -56,28 +56,28 @@ _PANELS = {
     "Faults": "breaker_faults breaker_pause_s stuck_after_s adopt_grace_s",
     "Cluster": "on_cluster ray_address num_nodes node_cpus node_resources node_data",
 }
-"""Panel of `--help` -> names of settings. The others are under Options."""
+"""Panel of `--help` -> names of settings. All others are under Options."""
 
 
 class ServedCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A command, the settings that it has options for, and its own defaults."""
+    """A command, its settings with options, and its own defaults."""
 
     name: str
     options: tuple[str, ...]
     """Keys, in the order of `--help`."""
     others: tuple[str, ...] = ()
-    """Keys that it reads, and has no options for."""
+    """Keys that it reads but has no options for."""
     defaults: Mapping[str, Any] = {}
-    """Where they differ from the models'."""
+    """Defaults that differ from the models'."""
     help: Mapping[str, str] = {}
-    """Where an option means something else than in the commands that its table belongs to."""
+    """Help of options whose meaning differs from the one in the table's other commands."""
     is_child: bool = True
-    """Whether a parent may hand over tables on stdin."""
+    """Whether a parent process may pass tables on stdin."""
     takes_node_options: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All that it reads."""
+        """All keys that it reads."""
         machine = tuple(key for key in _table("") if key not in self.options)
         return (*machine, *self.options, *self.others)
 
@@ -137,7 +137,7 @@ def _limits(leaf: Leaf) -> str:
 
 
 def _default_shown(leaf: Leaf, default: Any, help_text: str) -> Any:
-    """The default as Typer shows it; None for one that is explained in words, or is nothing."""
+    """The default as Typer shows it; None if it is empty, or explained in the help text."""
     if "Default:" in help_text or leaf.is_document or default == ():
         return None
     if leaf.is_list:
@@ -146,7 +146,7 @@ def _default_shown(leaf: Leaf, default: Any, help_text: str) -> Any:
 
 
 def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
-    """A parameter as Typer reads it. Its default is only shown: `given_in` tells given options apart."""
+    """The parameter for Typer. Its default is only shown: `given_in` detects given options."""
     leaf = LEAVES[key]
     help_text = command.help.get(key) or " ".join((leaf.field.description or "").split())
     shown = _default_shown(leaf, command.default(key), help_text)
@@ -163,7 +163,7 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
 
 
 def _unsetting(command: ServedCommand) -> list[inspect.Parameter]:
-    """The options that unset flags. Alongside their flags in `--help` they would take a column from all descriptions."""
+    """Hidden options that unset flags. Next to their flags in `--help` they would narrow the column of descriptions."""
     flags = [(key, LEAVES[key].unset) for key in command.options]
     return [
         _keyword(key.replace(".", "__") + _UNSET, Annotated[bool, typer.Option(unset, hidden=True)], False)
@@ -173,7 +173,7 @@ def _unsetting(command: ServedCommand) -> list[inspect.Parameter]:
 
 
 def _by_key(command: ServedCommand) -> list[inspect.Parameter]:
-    """Hidden, too: what a config file calls an option is understood, and help has one name for each."""
+    """Hidden options named as in config files. Help shows only one name for each option."""
     taken = {LEAVES[key].option for key in command.options}
     names = {key: f"--{LEAVES[key].name.replace('_', '-')}" for key in command.options}
     hidden = {
@@ -189,7 +189,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def given_in(context: Any) -> dict[str, Any]:
-    """Values by key, of the options that are on the command line. Raises: InvalidRequest for a contradiction."""
+    """Key -> value of the options on the command line. Raises: InvalidRequest for a contradiction."""
     given: dict[str, Any] = {}
     for name, value in context.params.items():
         plain, source = name.removesuffix(_UNSET).removesuffix(_BY_KEY), context.get_parameter_source(name)
@@ -202,7 +202,7 @@ def given_in(context: Any) -> dict[str, Any]:
 
 
 def given_to(command: ServedCommand, arguments: Sequence[str]) -> dict[str, Any]:
-    """The same for a command line that is not run. Raises: usage errors of Typer."""
+    """The same for a command line that does not run. Raises: usage errors of Typer."""
 
     def nothing(_resolved: Resolved) -> None:
         return None
@@ -214,7 +214,7 @@ def given_to(command: ServedCommand, arguments: Sequence[str]) -> dict[str, Any]
 
 
 def _node_options(arguments: Sequence[str] | None) -> dict[str, Any]:
-    """Raises: InvalidRequest for an option that is the cluster's own."""
+    """Raises: InvalidRequest for an option of the cluster itself."""
     given = given_to(NODE, arguments) if arguments else {}
     for key in given:
         if key not in CLUSTER.others:
@@ -229,9 +229,9 @@ def _nothing() -> None:
 def with_settings(
     command: ServedCommand, *, meanwhile: Callable[[], None] = _nothing
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a command's function. Alongside the settings' options the command has `--config`.
+    """Decorator of a command's function. Adds the settings' options and `--config`.
 
-    meanwhile: called by a child process before it waits for the settings that its parent hands over.
+    meanwhile: called by a child process before it waits for the settings from its parent.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -240,7 +240,7 @@ def with_settings(
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
             if (config := given["config"]) is not None:
-                # Whatever reads settings later in this process reads the same file.
+                # Settings read later in this process come from the same file.
                 os.environ[CONFIG_VARIABLE] = str(config.absolute())
             options, tables = given_in(context), None
             if given.get("from_stdin"):

@@ -1,4 +1,4 @@
-"""Whether traces are wanted: `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector, and the extra is installed."""
+"""Starts traces if `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector; requires the extra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def traces_of(service: Literal["server", "node"], settings: Settings) -> Generator[Traces | None]:
-    """None where no collector is configured; pending spans are sent at the end of the block.
+    """None if no collector is configured. Pending spans are sent at the end of the block.
 
     Raises: InvalidRequest when a collector is configured and the extra is missing.
     """

@@ -1,7 +1,7 @@
 """One child process of `gangline up`: a `gangline engine`, `server` or `node` in its own process group.
 
-Its first line on stdout says that it is ready, or why it is not; its stderr goes to a log file. It ends with us: the
-kernel signals it when this process dies (see `serving.py`). No secret is in its arguments.
+Its first line on stdout reports that it is ready, or why it is not; its stderr goes to a log file. It ends with this
+process: the kernel signals it when its parent dies (see `serving.py`). Its arguments contain no secrets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END_AFTER_EOF_S = 2.0
 class Child:
     """A process of the service: its start, its settings, its first line, its log and its end.
 
-    Long because these are the steps of one life, and each needs the process itself.
+    Long because these are the steps of one life, and each needs the process.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class Child:
         tables: bytes | Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         """
-        tables: settings that it reads from its stdin, instead of environment and config file (`write_tables`); a
-            function is awaited while the child imports what it needs.
-        port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
-        may_move: to any free port, where `port` is taken at the first start.
-        may_end: to end by itself and in order is not a death, as of a node that was drained.
+        tables: settings that it reads from its stdin, instead of environment and config file (`write_tables`). A
+            function is awaited while the child runs its imports.
+        port: to listen on, 0 is any free one. None for a child that does not listen.
+        may_move: whether it may use any free port if `port` is taken at the first start.
+        may_end: whether a normal exit is not a failure, as for a drained node.
         """
         self.name = name
         self.log_path = log_path
         self.url = ""
-        """Where it answers; set by the first `start` and kept over restarts."""
+        """Its URL; set by the first `start` and kept over restarts."""
         self.port = port
         self.is_waiting = False
-        """For settings that are not known yet."""
+        """Whether it waits for settings that are not known yet."""
         self._is_ready = asyncio.Event()
         self._command, *self._arguments = arguments
         self._may_move = may_move
@@ -83,7 +83,7 @@ class Child:
         return self.name.partition("-")[0]
 
     async def address(self) -> str:
-        """Its URL, once it is ready."""
+        """Its URL once it is ready."""
         await self._is_ready.wait()
         return self.url
 
@@ -91,7 +91,7 @@ class Child:
         return time.monotonic() - self._started_at
 
     async def start(self) -> None:
-        """Start, and wait until it is ready. A later start takes the port of the first.
+        """Start it and wait until it is ready. Later starts reuse the port of the first.
 
         Raises: the error that the child reported, else NodeError with the end of its log.
         """
@@ -123,7 +123,8 @@ class Child:
         self._pump = asyncio.create_task(self._drain(process))
 
     async def _begin(self, arguments: Sequence[str]) -> asyncio.subprocess.Process:
-        """A cancelled caller waits for the start: asyncio would wait for ever for a pipe that a grandchild holds."""
+        """Completes even when the caller is cancelled: otherwise asyncio would wait forever for a pipe held by a
+        grandchild."""
         with self._log() as log:
             beginning = asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gangline", *arguments),
@@ -143,7 +144,7 @@ class Child:
 
     async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None and self._tables is not None:
-            # One that ended at once says why in its first line, or in its log.
+            # A child that ended at once gives the reason in its first line, or in its log.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 process.stdin.write(await self._settings(process))
                 await process.stdin.drain()
@@ -187,7 +188,7 @@ class Child:
         return document
 
     async def _drain(self, process: asyncio.subprocess.Process) -> None:
-        """Its later output goes to its log, so that a full pipe never stops it."""
+        """Copy its later output to its log, so that a full pipe never blocks it."""
         assert process.stdout is not None
         while piece := await process.stdout.read(1 << 16):
             with self._log() as log:
@@ -197,7 +198,7 @@ class Child:
         return open(self.log_path, "ab", opener=open_private)
 
     def bound_log(self) -> None:
-        """Move what a large log has to `NAME.log.1`, over what is there. The child goes on appending to the same file.
+        """Move the content of a large log to `NAME.log.1`, overwriting it. The child keeps appending to the same file.
 
         Raises: OSError.
         """
@@ -217,7 +218,7 @@ class Child:
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     async def wait(self) -> str:
-        """Until it has ended. Returns how, for people."""
+        """Wait until it has ended. Returns a description for people."""
         if self._process is None:
             return "was not started"
         code = await self._process.wait()
@@ -227,7 +228,7 @@ class Child:
 
     @property
     def ended_by_itself(self) -> bool:
-        """False when it was killed, and could not clean up."""
+        """False if it was killed, and could not clean up."""
         return self._process is None or (self._process.returncode or 0) >= 0
 
     @property
@@ -236,7 +237,7 @@ class Child:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended as it may, and is not missed."""
+        """Whether it ended as allowed, and is not restarted."""
         return self._may_end and self._process is not None and self._process.returncode == 0
 
     def terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that serve others have in common: where they listen, and who may come in."""
+"""Options shared by the serving commands: their addresses and access keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AllowedHostOption = Annotated[
 
 
 def read_key(variable: str | None, host: str) -> str | None:
-    """The key of `--key-env`. Raises: InvalidRequest where it is not set, or where none keeps others out."""
+    """The key of `--key-env`. Raises: InvalidRequest when it is not set, or a public address has no key."""
     key = None if variable is None else os.environ.get(variable)
     if variable is not None and not key:
         raise InvalidRequest(f"--key-env {variable}: the variable is not set.")

@@ -1,9 +1,9 @@
 """How `gangline engine`, `server` and `node` run: one line of JSON on stdout when ready, logs on stderr, a clean end.
 
-- SIGTERM, SIGINT and SIGHUP cancel the service, which cleans up. A second one, or `GRACE_S` after the first, ends the
-  process at once; its leftovers are removed then too.
-- Under a supervisor (`--parent PID`) the kernel sends SIGUSR2 when that process dies, however it died. It sends it once
-  more for each of the supervisor's threads that the service is handed on to, so this signal hurries nobody.
+- SIGTERM, SIGINT and SIGHUP cancel the service, which cleans up. A second signal, or `GRACE_S` after the first, ends
+  the process at once; its leftovers are removed then too.
+- Under a supervisor (`--parent PID`) the kernel sends SIGUSR2 when that process dies for any reason. It may arrive
+  several times, once for each thread of the supervisor that becomes the parent, so it never hurries the shutdown.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gangline.cli.terminal.output import log_to_stderr, print_json
 log = logging.getLogger("gangline.serving")
 
 GRACE_S = 20.0
-"""How long a service may take to clean up after SIGTERM."""
+"""Seconds that a service may take to clean up after SIGTERM."""
 
 Service = Callable[[Callable[[str], None]], Awaitable[None]]
-"""Given `on_ready(url)`, serves until it is cancelled."""
+"""Receives `on_ready(url)`, and serves until it is cancelled."""
 
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 AllowedHostOption = Annotated[
@@ -50,7 +50,7 @@ _PARENT_DIED = signal.SIGUSR2
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel for a signal when the parent dies; a parent that died before the asking counts too."""
+    """Ask the kernel for a signal when the parent dies. Also covers a parent that died before this call."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _PARENT_DIED)
     if os.getppid() != parent:
         os.kill(os.getpid(), _PARENT_DIED)
@@ -61,7 +61,7 @@ def _nothing() -> None:
 
 
 class _Ending:
-    """How a service ends: in order at the first signal, at once at the second, or when the first takes too long.
+    """Ends a service: cleanly at the first signal, at once at the second, or when cleaning up takes too long.
 
     clean_up: removes the leftovers of a process that ends at once. Blocks; called on a thread.
     """
@@ -126,7 +126,7 @@ def serve(
 ) -> None:
     """Run a service until it receives a signal. Prints `{kind: url, "pid": ...}` when it is ready.
 
-    is_open: whether it asks for no control token, which is logged at every start.
+    is_open: whether it requires no control token, which is logged at every start.
     clean_up: see `_Ending`.
     """
     log_to_stderr(log_format)

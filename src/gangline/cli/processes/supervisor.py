@@ -1,11 +1,11 @@
 """The supervisor behind `gangline up` and `gangline demo`: engine, server and nodes as children of one process.
 
-- Order: all at once; a node waits for the addresses of engine and server. Nodes end first, so that they can give back
-  their sessions, then server and engine one by one.
-- A child that dies is started again on the same port, later and later; one that keeps dying ends the service. A node
-  that was drained has not died.
-- Every way out stops every child: an error, a cancellation, `hurry` (at once). A `kill -9` of this process is
-  answered by the kernel (see `serving.py`).
+- Order: all start at once; a node waits for the addresses of engine and server. Nodes end first, so that they can
+  return their sessions, then server and engine one by one.
+- A child that dies is restarted on the same port, with growing delays. A child that keeps dying ends the service. A
+  drained node does not count as dead.
+- Every exit stops every child: an error, a cancellation, `hurry` (at once). After a `kill -9` of this process the
+  kernel signals the children (see `serving.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_PAUSE_S = 8.0
 
 
 class Supervisor:
-    """Owns children; those of one `start` start together, and end in the opposite order."""
+    """Owns children. Children of one `start` start together, and end in reverse order."""
 
     def __init__(
         self, *, on_change: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
@@ -73,11 +73,11 @@ class Supervisor:
         self._say(f"The {child.name} is ready after {child.age_s():.1f} s.")
 
     def take(self, *children: Child) -> None:
-        """Own children that were started already."""
+        """Own children that are already started."""
         self._children += children
 
     async def keep(self) -> None:
-        """Keep every child running until cancelled. Raises: NodeError when one cannot be kept."""
+        """Keep every child running until cancelled. Raises: NodeError when a child keeps dying."""
         async with _first_error(), asyncio.TaskGroup() as group:
             keeping = [group.create_task(self._keep(child)) for child in self._children]
             bounding = group.create_task(self._bound_logs())
@@ -91,7 +91,7 @@ class Supervisor:
             for child in self._children:
                 try:
                     await asyncio.to_thread(child.bound_log)
-                except OSError as error:  # a full disk, which a growing log is not the worst of
+                except OSError as error:  # a full disk has worse effects than a growing log
                     _log.warning("child.log_not_bounded log=%s message=%s", child.log_path, error)
 
     async def _keep(self, child: Child) -> None:
@@ -118,14 +118,14 @@ class Supervisor:
             self._on_change()
 
     def hurry(self) -> None:
-        """Stop now: running processes are killed, at once or as soon as `stop` begins."""
+        """Kill running processes, at once or as soon as `stop` begins."""
         self._hurry.set()
 
     async def stop(self, say: Callable[[str], None] = lambda _: None) -> list[str]:
-        """End every child, last started first, all nodes at once. Idempotent, and not to be cancelled half-way.
+        """End every child, last started first, all nodes at once. Idempotent. Must not be cancelled half-way.
 
-        say: called with a message for people while a child is awaited. Returns the names of those that had to be killed
-        and could not clean up.
+        say: called with a message for people while a child is awaited. Returns the names of children that had to be
+        killed and could not clean up.
         """
         for _, some in groupby(reversed(self._children), lambda child: child.kind):
             await asyncio.gather(*(self._stop(child, say) for child in some))
@@ -147,7 +147,7 @@ class Supervisor:
 
 @asynccontextmanager
 async def _first_error() -> AsyncGenerator[None]:
-    """One error says more than a group of them; the group's members were cancelled by the first."""
+    """Raises only the first error of a group: the other members were cancelled because of it."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""`gangline logs`: the output of a session's agent program, and the other files that were kept with its result."""
+"""`gangline logs`: the output of a session's agent program, and other files kept with its result."""
 
 from __future__ import annotations
 

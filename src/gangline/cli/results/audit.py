@@ -1,4 +1,4 @@
-"""`gangline audit`: rows against the journal, and with a model, recorded log-probs against re-computed ones."""
+"""`gangline audit`: compares rows with the journal and, with a model, recorded log-probs with recomputed ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def audit_results(
     reports: list[AuditReport] = []
 
     def audited() -> Iterator[Trajectory]:
-        """One session at a time: they may be more than memory holds."""
+        """One session at a time: together they may exceed memory."""
         for result in results:
             if result.trajectory is not None:
                 reports.append(audit_trajectory(result.trajectory, result.completions))
@@ -85,7 +85,7 @@ def audit_results(
         raise NotFound("there is nothing to audit: no session has a trajectory.")
     whole = chain([first], trajectories)
     differences = None if model is None else _compare(whole, load_score(model), policy_version)
-    for _ in whole:  # without a model, nobody has asked for them yet
+    for _ in whole:  # not consumed yet without a model
         pass
     report = merge_reports(reports)
     if report.num_traces == 0:
@@ -123,7 +123,7 @@ def _compare(trajectories: Iterable[Trajectory], score: Score, version: int | No
 
 def _disagreements(differences: LogprobDifferences, tolerance: float) -> Iterator[str]:
     for name, stats in differences.stats().items():
-        # `not <=`, so that NaN does not pass. Spliced turns are told, not judged: their context is declared inexact.
+        # `not <=`, so that NaN does not pass. Spliced turns are not judged: their context is declared inexact.
         if name != "spliced" and not stats.mean <= tolerance:
             yield (
                 f"{name}: re-computed and recorded log-probs differ by {stats.mean:.2g} on average, more than "
@@ -132,9 +132,9 @@ def _disagreements(differences: LogprobDifferences, tolerance: float) -> Iterato
 
 
 def load_score(model: str) -> Score:
-    """Teacher forcing with transformers' own implementation in float32, which no engine of ours shares.
+    """Teacher forcing with transformers' implementation in float32, independent of our engines.
 
-    Raises: NotFound when there is no such model here.
+    Raises: NotFound when the model is not on this machine.
     """
     import torch
     from transformers import AutoModelForCausalLM

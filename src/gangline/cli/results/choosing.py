@@ -1,4 +1,4 @@
-"""Which of many sessions a command takes: by their tasks' metadata, outcome and reward."""
+"""Selects sessions by their tasks' metadata, outcome and reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def key_and_value(text: str) -> tuple[str, str]:
-    """`--where`. Raises: InvalidRequest."""
+    """Parse `--where`. Raises: InvalidRequest."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise InvalidRequest(f"--where takes KEY=VALUE, such as repo=psf/requests; got {text!r}.")
@@ -23,7 +23,7 @@ def key_and_value(text: str) -> tuple[str, str]:
 
 
 def checked_outcomes(given: Sequence[str]) -> tuple[str, ...]:
-    """`--outcome`. Raises: InvalidRequest."""
+    """Check `--outcome`. Raises: InvalidRequest."""
     for one in given:
         if one not in OUTCOMES:
             raise InvalidRequest(f"--outcome {one!r} is none of {', '.join(OUTCOMES)}.")
@@ -31,9 +31,9 @@ def checked_outcomes(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class Choice:
-    """Sessions of tasks with certain metadata, with certain outcomes, of a least reward. Empty: any.
+    """Selects sessions by their tasks' metadata, their outcomes and a minimum reward. Empty: any.
 
-    Those of held-out tasks are left out, and counted in `num_held_out`, unless they are asked for.
+    Sessions of held-out tasks are left out, and counted in `num_held_out`, unless requested.
     """
 
     def __init__(

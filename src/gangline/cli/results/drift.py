@@ -1,4 +1,4 @@
-"""`gangline drift`: calls that did not continue exactly the tokens sampled before, by frequency, place and cause."""
+"""`gangline drift`: counts calls that did not continue exactly the tokens sampled before, by place and cause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drift(
 def drift_document(records: Records, name: str | None, by: By) -> dict[str, Any]:
     """Keys: total (`DriftReport`), by (the kind of groups), groups (name -> `DriftReport`).
 
-    Raises: NotFound when nothing was recorded; BuilderError.
+    Raises: NotFound without recorded calls; BuilderError.
     """
     from gangline.domain.errors import NotFound
     from gangline.rows.drift import drift_by, drift_report

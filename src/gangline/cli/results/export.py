@@ -1,8 +1,8 @@
 """`gangline export`: rows of tasks and sessions as one file, or their conversations.
 
-Sessions as CSV, one line each: outcome, reward, tokens, seconds and resources. Cost per reward is plotted from it.
+Sessions as CSV have one line each: outcome, reward, tokens, seconds and resources, for example to plot cost per reward.
 
-An empty field is unknown. Amounts of `agent_` are of INIT and RUN, those of `grading_` of POSTRUN.
+An empty field is unknown. Fields `agent_*` cover INIT and RUN, fields `grading_*` POSTRUN.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 def write_sessions_csv(results: Iterable[SessionResult], path: Path) -> int:
-    """Returns how many sessions."""
+    """Returns the number of sessions."""
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, aside.open("w", newline="") as file:
@@ -85,7 +85,7 @@ def _line(result: SessionResult) -> list[str | float | None]:
 
 
 class _Counted:
-    """Results as they pass to the writer, changed and counted; of one session at a time."""
+    """Transforms and counts results on their way to the writer, one session at a time."""
 
     def __init__(
         self, results: Iterable[SessionResult], changes: Sequence[Callable[[SessionResult], SessionResult]]
@@ -116,7 +116,7 @@ def _written_out(result: SessionResult) -> SessionResult:
 
 
 def _rebuilding(text: str) -> Callable[[SessionResult], SessionResult]:
-    """Rows of another builder, with the rewards that the sessions have. Raises: InvalidRequest, UnknownPlugin."""
+    """Rebuilds rows with another builder and keeps the sessions' rewards. Raises: InvalidRequest, UnknownPlugin."""
     from msgspec.structs import replace
     from pydantic import ValidationError
 
@@ -182,7 +182,7 @@ def export(
 
 
 def _some(found: Iterator[SessionResult], choice: Choice) -> Iterator[SessionResult]:
-    """Raises: NotFound, before a file is written, when held-out sessions are all that there are."""
+    """Raises: NotFound, before a file is written, when all sessions are held out."""
     first = next(found, None)
     if first is None:
         if choice.num_held_out:
@@ -195,14 +195,14 @@ def _some(found: Iterator[SessionResult], choice: Choice) -> Iterator[SessionRes
 
 
 def _name_of(names: Sequence[str]) -> str:
-    """The name of a task or session; `rows` for several, and for a pattern."""
+    """The name of a task or session; `rows` for several names, and for a pattern."""
     return names[0] if len(names) == 1 and re.fullmatch(r"[^*?\[]+", names[0]) else "rows"
 
 
 def _write(
     results: _Counted, out: Path, name: str, row_format: RowFormat, agent: str | None, request_of: RequestOf
 ) -> tuple[Path, str, int]:
-    """The file or folder, and the number of things in it, with their name."""
+    """The file or folder, and the number and name of the items in it."""
     if row_format is RowFormat.messages:
         from gangline.rows.conversations.lines import write_messages
 

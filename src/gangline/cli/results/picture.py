@@ -1,4 +1,4 @@
-"""A session as one picture: a block for each trace, a box for each token.
+"""Draws a session as one picture: a block for each trace, a box for each token.
 
 Context is grey; a sampled token is coloured by its log-prob; a bar stands before each turn, with the source of its
 context above it. Long runs are shortened in their middle.
@@ -42,7 +42,7 @@ class _Box:
 
 
 def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None = None) -> Path:
-    """Write one PNG. text_of: of a token id, for the labels; None finds it for a known model, else labels with ids.
+    """Write one PNG. text_of: token id -> label; None uses a known model's tokenizer, or else the ids.
 
     Raises: InvalidRequest when the session has no trace, or the extra `plot` is not installed.
     """
@@ -67,7 +67,7 @@ def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None
         y = _draw_trace(axes, trace, index, lines, colours, y)
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        # A character that the font lacks is drawn as an empty box, which is what we want.
+        # A character that the font lacks is drawn as an empty box, as intended.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         figure.savefig(path, facecolor="white")
     return path
@@ -92,7 +92,7 @@ def _label(token_id: int, text_of: TextOf | None) -> str:
 
 
 def _lines(trace: Trace, text_of: TextOf | None) -> Iterator[list[tuple[float, _Box]]]:
-    """Boxes with their left edges, broken into lines; each turn begins a line."""
+    """Boxes with their left edges, broken into lines. Each turn begins a new line."""
     line: list[tuple[float, _Box]] = []
     x = 0.0
     for box in _boxes(trace, text_of):

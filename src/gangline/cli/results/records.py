@@ -1,4 +1,4 @@
-"""Where `show`, `audit` and `export` find results: the files of a data folder, or a server."""
+"""Reads results for `show`, `audit` and `export` from the files of a data folder, or from a server."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 _PAGE = 500
 
 RequestOf = Callable[[str], "TaskRequest | None"]
-"""task id -> the task as it was submitted; None when nobody knows it any more."""
+"""Task id -> the task as submitted; None if it is no longer stored."""
 
 
 class Records(Protocol):
     def task(self, task_id: str) -> Iterator[SessionResult] | None:
-        """Results of the task's sessions that have ended, by sample index; None when there is no such task."""
+        """Results of the task's ended sessions, by sample index; None for an unknown task."""
         ...
 
     def session(self, session_id: str) -> SessionResult | None:
-        """The result of the session's last attempt; None when there is no such session, or it has not ended."""
+        """Result of the session's last attempt; None if the session is unknown or has not ended."""
         ...
 
     def read(self, task_id: str, session_id: str) -> SessionResult | None:
-        """The same where its task is known, which spares a search."""
+        """The same with a known task, which avoids a search."""
         ...
 
     def task_ids(self) -> list[str]:
-        """All tasks that have results, or may have."""
+        """All tasks that have or may have results."""
         ...
 
     def requests(self) -> AbstractContextManager[RequestOf]:
@@ -48,22 +48,22 @@ class Records(Protocol):
         ...
 
     def annotations(self, dataset: str) -> list[Annotation]:
-        """What was said of the sessions of a dataset, newest first."""
+        """Annotations of a dataset's sessions, newest first."""
         ...
 
 
 def open_records(data_dir: Path | None, server_url: str | None, verdicts: str | None = None) -> Records:
-    """The named server, or the environment's; else the files of the data folder; else the service running on it.
+    """Opens the named server, or the environment's; else the files of the data folder; else the service running on it.
 
-    verdicts: name of a `gangline regrade`, whose rewards take the place of the recorded ones.
-    Raises: ServerUnavailable when there is neither; NotFound when there are no such verdicts.
+    verdicts: name of a `gangline regrade`, whose rewards replace the recorded ones.
+    Raises: ServerUnavailable when there are no results and no service; NotFound for unknown verdicts.
     """
     recorded = _recorded(data_dir, server_url)
     return recorded if verdicts is None else RegradedRecords(recorded, regrades_file(data_dir, verdicts))
 
 
 def regrades_file(data_dir: Path | None, name: str) -> Path:
-    """Raises: InvalidRequest when the name is none."""
+    """Raises: InvalidRequest when the name is invalid."""
     folder = (data_dir or Settings.from_environ().data_dir).absolute() / "regrades"
     return folder / f"{validated_id(name, 'the name of verdicts')}.jsonl"
 
@@ -78,7 +78,7 @@ def _recorded(data_dir: Path | None, server_url: str | None) -> Records:
 
 
 def find_results(records: Records, name: str) -> Iterator[SessionResult]:
-    """Results of a task, or of one session. Raises: NotFound, InvalidRequest when `name` is not an id."""
+    """Results of a task or a session. Raises: NotFound, InvalidRequest when `name` is not an id."""
     validated_id(name, "the name of a task or session")
     session = records.session(name)
     if session is not None:
@@ -113,19 +113,19 @@ def _is_pattern(name: str) -> bool:
 
 
 def _ended(records: Records, name: str, *, is_named: bool) -> Iterator[SessionResult]:
-    """A task that a pattern matches may have no result yet."""
+    """Results of a task that matched a pattern; it may have none yet."""
     return find_results(records, name) if is_named else records.task(name) or iter(())
 
 
 def harness_of(records: Records, task_id: str) -> str | None:
-    """The harness that the task names; None when nobody knows the task any more."""
+    """The harness named by the task; None if the task is no longer stored."""
     with records.requests() as request_of:
         task = request_of(task_id)
     return None if task is None else task.agent.harness
 
 
 class FileRecords:
-    """Files written by the server: `results/{task}/{session}/attempt-{n}.msgpack`. Works while it runs or not."""
+    """Files written by the server: `results/{task}/{session}/attempt-{n}.msgpack`. Works whether or not it runs."""
 
     def __init__(self, folder: Path) -> None:
         from gangline.store.results.files import ResultStore
@@ -187,7 +187,7 @@ class FileRecords:
 
 
 def _by_number(session_id: str) -> tuple[str | int, ...]:
-    """`task.10` after `task.9`."""
+    """Sorts `task.10` after `task.9`."""
     return tuple(int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", session_id))
 
 
@@ -196,7 +196,7 @@ class ServerRecords:
         self._address = address
 
     def task(self, task_id: str) -> Iterator[SessionResult] | None:
-        """Each result is fetched when it is its turn: a group may be larger than memory."""
+        """Fetches results one by one: a group may exceed memory."""
         ended = run(self._ended(task_id))
         return None if ended is None else (result for one in ended if (result := self.session(one)) is not None)
 
@@ -271,10 +271,10 @@ class ServerRecords:
 
 
 class RegradedRecords:
-    """Results with the rewards of later verdicts. A session without a verdict is left out."""
+    """Results with the rewards of later verdicts. Sessions without a verdict are left out."""
 
     def __init__(self, records: Records, path: Path) -> None:
-        """path: of the verdicts. Raises: NotFound."""
+        """path: the file of verdicts. Raises: NotFound."""
         from gangline.rows.regraded import read_regrades
 
         if not path.exists():

@@ -1,8 +1,8 @@
 """The output of `gangline show`: a task's sessions, a session's traces and turns, a trace's tokens.
 
-It fits a terminal of 80 columns. Text from agents and tools has no control characters here.
+It fits a terminal of 80 columns. Control characters in text from agents and tools are removed.
 
-The grader's output as text, for the question why a session has its reward.
+The grader's output shows why a session has its reward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _HEAD, _TAIL = 48, 80
 _SHORT_CHARS = 300
-"""Characters of a message, unless all of it is asked for: the head and the tail."""
+"""Characters of a message, from its head and tail, unless the whole is requested."""
 _MOST_NOTES = 3
 _CONTEXT = Style(color="grey58")
 _SPLICED = Style(color="magenta", italic=True)
@@ -44,7 +44,7 @@ _ELIDED = Style(color="grey58", italic=True)
 
 
 def grading_lines(details: Mapping[str, object]) -> Iterator[Text]:
-    """A line for each finding, nested ones by dotted names; text of several lines below its name."""
+    """One line per finding, nested ones with dotted names. Multi-line text follows below its name."""
     if details:
         yield Text("grading", "bold")
     for name, value in _findings(details):
@@ -65,7 +65,7 @@ def _findings(details: Mapping[str, object], before: str = "") -> Iterator[tuple
 
 
 def _text(value: object) -> str:
-    """A list of texts has one on each line."""
+    """A list of texts becomes one line each."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
@@ -80,7 +80,7 @@ def _number(value: float | None) -> str:
 
 
 def task_view(results: Iterable[SessionResult]) -> RenderableType:
-    """One line for each session; below them each cause of failures, and what the model of any was not shown."""
+    """One line for each session, then the causes of failures, and inputs that models were not shown."""
     unseen: dict[str, str] = {}
     causes: dict[str, str] = {}
     table = FactTable(
@@ -179,7 +179,7 @@ def trace_view(
 ) -> RenderableType:
     """The trace's origin, then each turn with the reply and the tool results that followed it.
 
-    lineages: of the session's completions, by id; None leaves them out. full: messages uncut.
+    lineages: of the session's completions, by id; None leaves them out. full: show messages whole.
     """
     head = Text.assemble((f"trace {index}", "bold"), f"  {trace.trace_id}  {trace.role}, {standing(trace)}")
     num_trained = int(trace.loss_mask.sum())
@@ -209,7 +209,7 @@ def trace_view(
 
 
 def _num_prompt(trace: Trace) -> str:
-    """A trace of a tree has only its own part of the prompt."""
+    """Number of prompt tokens. A trace of a tree has only its own part of the prompt."""
     shared = trace.shared_prefix
     after = "" if shared is None else f", after {shared.num_ids} ids of {shared.trace_id}"
     return f"{len(trace.prompt_ids)} prompt ids{after}"
@@ -235,7 +235,7 @@ def _turn_line(trace: Trace, turn: int, lineage: Lineage | None) -> Text:
 
 
 def _messages_of_turns(trace: Trace) -> list[list[Message]]:
-    """For each turn, its reply and the messages before the next reply; empty where they cannot be separated."""
+    """For each turn, its reply and the messages before the next reply; empty if they cannot be separated."""
     turns: list[list[Message]] = []
     for message in trace.response_messages:
         if message.role == "assistant":
@@ -277,7 +277,7 @@ def _shortened(text: str) -> str:
 
 
 def _lineage(trace: Trace, span: TurnSpan, lineage: Lineage | None) -> str:
-    """The call's relation to the one before it, and its role where that is not the trace's."""
+    """The call's relation to the previous one, and its role if it differs from the trace's."""
     role = "" if span.role == trace.role else f", {span.role}"
     if lineage is None:
         return role.removeprefix(", ")
@@ -301,7 +301,7 @@ def token_legend() -> Text:
 
 
 def tokens_view(trace: Trace, text_of: TextOf | None) -> Text:
-    """Every token as text, or as its id: context grey, sampled tokens shaded by log-prob, `┃` before each turn."""
+    """Every token as text or id: context grey, sampled tokens shaded by log-prob, `┃` before each turn."""
     out = Text()
     for run in runs_of(trace):
         if run.kind == "sampled":
@@ -335,7 +335,7 @@ def _style(run: Run, index: int) -> Style:
 
 
 def _shade(logprob: float) -> Style:
-    """Green where the model was sure, over yellow, to red where it was not."""
+    """From green for confident tokens, over yellow, to red for unlikely ones."""
     probability = math.exp(min(logprob, 0.0))
     red, green = min(1.0, 2 - 2 * probability**0.5), min(1.0, 2 * probability**0.5)
     background = f"rgb({int(40 + 170 * red)},{int(40 + 150 * green)},60)"

@@ -108,7 +108,7 @@ def _write_json(document: SessionResult | Iterator[SessionResult]) -> None:
 
 
 def _as_json(result: SessionResult) -> bytes:
-    """Kept files are text here, as `gangline logs --json` has them; JSON by itself would have base64."""
+    """Kept files become text, as in `gangline logs --json`, instead of base64."""
     from msgspec.structs import asdict
 
     from gangline.domain.tokens import encode_json

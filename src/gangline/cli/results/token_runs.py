@@ -26,21 +26,21 @@ _FROM: dict[str, str] = {
     "spawned": "spawned by a tool call of {origin}",
     "compacted": "continues from the summary in {origin}",
 }
-"""How a trace begins, by its first call's relation, where more is to be said than its ids say."""
+"""Description of a trace's beginning by its first call's relation, if its ids do not explain it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tokens of one kind."""
+    """Adjacent tokens of one kind."""
 
     kind: Literal["prompt", "context", "sampled"]
     ids: list[int]
     logprobs: list[float] | None
-    """[len(ids)] of a trained turn; None where nothing is trained on."""
+    """[len(ids)] of a trained turn; None for tokens that are not trained on."""
     turn: int
-    """The turn that these tokens are, or lead to."""
+    """The turn that these tokens belong or lead to."""
     spliced: bool = False
-    """Context that differs from the engine's."""
+    """Whether this context differs from the engine's."""
 
 
 def runs_of(trace: Trace) -> Iterator[Run]:
@@ -59,13 +59,13 @@ def runs_of(trace: Trace) -> Iterator[Run]:
 
 
 def elided(run: Run, *, head: int, tail: int) -> tuple[int, int]:
-    """Which tokens of a long run to leave out: `[start, end)`, empty when it is short enough to show whole."""
+    """Range `[start, end)` to leave out of a long run; empty if the run is short."""
     num = len(run.ids)
     return (num, num) if num <= head + tail + 1 else (head, num - tail)
 
 
 def standing(trace: Trace) -> str:
-    """Where a trace begins, and why there."""
+    """The beginning of a trace, and the reason for it."""
     lineage = trace.lineage
     reason = f" ({lineage.reason})" if lineage.reason and lineage.relation in ("root", "changed") else ""
     return _beginning(trace) + reason
@@ -88,9 +88,9 @@ def _beginning(trace: Trace) -> str:
 
 
 def find_text_of(name: str | None, result: SessionResult) -> TextOf | None:
-    """The tokenizer of that name; without one, of the session's model where it is a known one; else None.
+    """Decodes with the named tokenizer or, without a name, with the one of the session's model if known; else None.
 
-    Raises: NotFound, InvalidRequest when a tokenizer was named and cannot be had.
+    Raises: NotFound, InvalidRequest when the named tokenizer is unavailable.
     """
     from gangline.domain.errors import GanglineError, InvalidRequest
 

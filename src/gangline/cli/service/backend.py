@@ -28,7 +28,7 @@ def _ask(
     as_json: bool,
     change: Callable[[NodeClient], Awaitable[Any]] | None = None,
 ) -> None:
-    """Make the change on every node, then show the engines of each."""
+    """Apply the change on every node, then show the engines of each."""
 
     async def changed(client: NodeClient) -> list[BackendView]:
         if change is not None:

@@ -1,6 +1,6 @@
 """The whole service as children of one process: engine, server, and nodes, of this machine or of a cluster.
 
-`Plan` says what to start, `run_service` starts it, keeps it running around a body, and ends all of it.
+`Plan` describes the service. `run_service` starts it, keeps it running during a body, and stops it.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ T = TypeVar("T")
 DEFAULT_PORT = 8700
 DEFAULT_ENGINE = "embedded:smollm2"
 DEFAULT_NODE = NodeSettings(node_id="node-1", engine_wait_s=10.0)
-"""A running engine that is named to `gangline up` is expected to be up."""
+"""A running engine named to `gangline up` is expected to be up."""
 _ROOM_WAIT_S = 3600.0
-"""Seconds until Ray must have room for the first node: a cluster may have to start machines."""
+"""Seconds until Ray must have resources for the first node: a cluster may have to start machines."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A service to start."""
+    """The service to start."""
 
     data_dir: Path
     port: int | None = None
-    """The server's; None is the usual one, or any free one where that is taken."""
+    """The server's port; None is the default one, or any free one if that is taken."""
     server: ServerSettings = ServerSettings()
-    """Its port does not count."""
+    """Its port is ignored."""
     engine: str = DEFAULT_ENGINE
-    """Empty where `node.engines_later`."""
+    """Empty if `node.engines_later`."""
     more_engines: tuple[str, ...] = ()
-    """URLs of running ones alongside it."""
+    """URLs of additional running engines."""
     tokenizer: str = "smollm2"
     """Tokenizer of a scripted engine."""
     node: NodeSettings = DEFAULT_NODE
-    """Settings of each node; their engines do not count."""
+    """Settings of each node; their engines are ignored."""
     num_nodes: int = 1
-    """On this machine, where `cluster` is None."""
+    """Nodes on this machine, if `cluster` is None."""
     cluster: ClusterSettings | None = None
-    """Where nodes run in a Ray cluster."""
+    """Settings for nodes in a Ray cluster."""
     control_token: str | None = None
     log_format: LogFormat = "text"
     environment: Mapping[str, str] = {}
-    """More variables of all children."""
+    """Additional variables of all children."""
 
 
 def _engine_child(plan: Plan) -> Child | None:
-    """The engine to start; None when a running one is named. Raises: InvalidRequest."""
+    """The engine to start; None if a running one is named. Raises: InvalidRequest."""
     from gangline.cli.processes.child import Child
 
     if plan.node.engines_later:
@@ -113,7 +113,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _server_port(plan: Plan) -> int:
-    """Raises: NodeError when the asked-for port is in use."""
+    """Raises: NodeError when the requested port is in use."""
     if plan.port is None:
         return DEFAULT_PORT if _is_free(plan.server.host, DEFAULT_PORT) else 0
     if plan.port and not _is_free(plan.server.host, plan.port):
@@ -129,7 +129,7 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 
 def server_child(plan: Plan, env: Mapping[str, str]) -> Child:
-    """Another program may take the usual port after it was found free. Raises: as `_server_port`."""
+    """Another program may take the default port after the check. Raises: like `_server_port`."""
     from gangline.cli.processes.child import Child
 
     return Child(
@@ -144,9 +144,9 @@ def server_child(plan: Plan, env: Mapping[str, str]) -> Child:
 
 
 async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Running:
-    """Start engine, server and nodes; returns when all are ready, in a cluster when the first node is.
+    """Start engine, server and nodes. Returns when all are ready, or with a cluster when the first node is.
 
-    Raises: the error of the first that failed.
+    Raises: the first error of any of them.
     """
     env = {**_environment(plan), "GANGLINE_TOKEN": token}
     engine = _engine_child(plan)
@@ -174,13 +174,13 @@ def _node_settings(plan: Plan, engine_url: str) -> NodeSettings:
 
 
 def _node_id(plan: Plan, number: int) -> str:
-    """node-1, node-2 and so on, or the id that was given and its likes."""
+    """node-1, node-2 and so on, or ids derived from the given one."""
     first = str(plan.node.node_id)
     return first if number == 0 else f"{first.removesuffix('-1')}-{number + 1}"
 
 
 def _node_child(plan: Plan, number: int, engine: Child | None, server: Child, env: Mapping[str, str]) -> Child:
-    """It imports what it needs while engine and server start, and hears their addresses when both are ready.
+    """It runs its imports while engine and server start, and receives their addresses when both are ready.
 
     number: from 0.
     """
@@ -219,8 +219,8 @@ def _cluster_child(
 
 
 def _url_for_cluster(plan: Plan, server: Child) -> str:
-    """URL of the server; one that listens on every address stays so here, for only Ray knows this machine's address in
-    it."""
+    """URL of the server. An address that stands for all interfaces is kept, since only Ray knows this machine's address
+    in the cluster."""
     return (
         plan.server.public_url
         or f"http://{f'[{plan.server.host}]' if ':' in plan.server.host else plan.server.host}:{server.port}"
@@ -240,9 +240,9 @@ async def run_service(
 ) -> T:
     """Start the service, await `body`, end everything; children that die meanwhile are restarted.
 
-    say: called with messages for people while it starts. parent: process whose end, however it came, ends the service.
-    Raises: errors of `body`; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
-    SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
+    say: called with messages for people while it starts. parent: process whose end, for any reason, ends the service.
+    Raises: errors of `body`; GanglineError when the service cannot be started or kept running; asyncio.CancelledError
+    after SIGTERM, SIGINT or SIGHUP (a second signal stops without waiting).
     """
     from gangline.cli.processes.supervisor import Supervisor
 
@@ -286,7 +286,7 @@ def _make_folders(data_dir: Path) -> None:
 
 
 def _warn_of_full_disk(plan: Plan) -> None:
-    """A node without its reserve takes no session: whoever waits for one should know why."""
+    """A node without its disk reserve takes no session, so warn users who wait for one."""
     from gangline.node.health.disk_guard import DiskGuard
 
     disk = DiskGuard(plan.data_dir, plan.node.disk_reserve_bytes()).state()
@@ -303,7 +303,7 @@ def _warn_of_full_disk(plan: Plan) -> None:
 
 @contextlib.asynccontextmanager
 async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | None) -> AsyncGenerator[None]:
-    """The first signal cancels the current task, later ones hurry; children are stopped on every way out."""
+    """The first signal cancels the current task, later ones hurry. Children are stopped on every exit."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -322,7 +322,7 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | No
 
     def on_orphaned() -> None:
         nonlocal stopping
-        if not stopping:  # without a word: the parent read what is written here
+        if not stopping:  # silently: only the parent read this output
             stopping = True
             task.cancel()
 
@@ -339,12 +339,12 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | No
             await _reap_after_nodes(plan)
         running.forget(plan.data_dir)
     if signalled:
-        raise asyncio.CancelledError  # it came after the body was done, and means what would follow
+        raise asyncio.CancelledError  # the signal came after the body, and cancels later work
 
 
 @contextlib.contextmanager
 def _watched(pid: int | None, on_end: Callable[[], None]) -> Generator[None]:
-    """Call `on_end` in the event loop when a process has ended, of whomever it is a child. Raises: NodeError."""
+    """Call `on_end` in the event loop when a process has ended, even if it is not a child. Raises: NodeError."""
     if pid is None:
         yield
         return
@@ -378,7 +378,7 @@ async def _reap_after_nodes(plan: Plan) -> None:
 
 
 async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:
-    """The result of `body`, unless the service breaks before."""
+    """The result of `body`, unless the service fails first."""
     work, keeper = asyncio.ensure_future(body), asyncio.ensure_future(keeping)
     try:
         await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)

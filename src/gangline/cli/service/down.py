@@ -38,7 +38,7 @@ def down(
 
 
 def _stop(folder: Path, now: bool, timeout_s: float) -> int:
-    """Returns its process id. Raises: ServerUnavailable, InvalidRequest, NodeError."""
+    """Returns the process id of the service. Raises: ServerUnavailable, InvalidRequest, NodeError."""
     if (pid := holder(folder)) is None:
         raise ServerUnavailable(f"no `gangline up` is running on {folder}.{_alone(folder)}")
     try:
@@ -47,7 +47,7 @@ def _stop(folder: Path, now: bool, timeout_s: float) -> int:
         raise InvalidRequest(f"process {pid} holds {folder} but is not visible here: run this where it runs.") from None
     try:
         if holder(folder) != pid:
-            return pid  # it ended by itself, and its number may be another process's by now
+            return pid  # it ended by itself, and its pid may already be reused
         _signal(process, pid, now)
         notes().print(f"Waiting for process {pid} to stop its node, server and engine.")
         if not select.select([process], [], [], timeout_s)[0]:

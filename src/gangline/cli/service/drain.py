@@ -1,4 +1,4 @@
-"""`gangline drain`: let nodes take no more sessions, and end when those that they have are over."""
+"""`gangline drain`: let nodes finish their sessions, take no more, and exit."""
 
 from __future__ import annotations
 

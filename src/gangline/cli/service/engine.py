@@ -1,4 +1,4 @@
-"""`gangline engine`: an engine server on this machine, a small real model or a script."""
+"""`gangline engine`: runs an engine server on this machine, with a small real model or a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline node`: one node, which leases sessions from a server and answers their model calls from an engine."""
+"""`gangline node`: runs one node, which leases sessions from a server and answers their model calls with an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.wire.client.running import Service, find_service, refuse_both
 
 
 def _import_node() -> None:
-    """Half of a node's start. Its server and its engine start meanwhile."""
+    """Half of a node's start, done while its server and its engine start."""
     importlib.import_module("gangline.node.node")
 
 
@@ -61,7 +61,7 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
 
 
 def _token_for(address: Service, given: str | None, no_token: bool) -> str | None:
-    """The control token, which the node shares with its server. Raises: InvalidRequest when none is known."""
+    """The control token, which the node shares with its server. Raises: InvalidRequest when no token is known."""
     if no_token:
         refuse_both(given)
         return None

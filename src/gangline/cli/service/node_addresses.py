@@ -1,4 +1,4 @@
-"""How commands find the nodes that they talk to: the named ones, or those of the running service."""
+"""Finds the nodes for a command: the named nodes, or the running service's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HEARD_LATELY_S = 15.0
-"""A node is heard every three seconds."""
+"""Nodes send a heartbeat every three seconds."""
 
 NodesOption = Annotated[
     list[str] | None,
@@ -39,8 +39,8 @@ class NodeAddress(msgspec.Struct, frozen=True):
 
 
 async def find_nodes(data_dir: Path | None, urls: list[str] | None, server_url: str | None = None) -> list[NodeAddress]:
-    """server_url: of a server whose nodes are meant; None is the data folder's. Raises: ServerUnavailable when there is
-    none."""
+    """server_url: use this server's nodes; None is the data folder's server. Raises: ServerUnavailable when it has no
+    nodes."""
     settings = Settings.from_environ()
     folder = data_dir or settings.data_dir
     running = read_running(folder)
@@ -61,7 +61,7 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None, server_url: 
 
 
 async def _heard_by(server: Service) -> list[str]:
-    """Those of a cluster come and go: the server knows them. Raises: ServerUnavailable."""
+    """Nodes known to the server, since a cluster's nodes change. Raises: ServerUnavailable."""
     from gangline.wire.client.server import ServerClient
 
     async with ServerClient(server.server_url, server.control_token) as client:
@@ -77,7 +77,7 @@ async def ask_nodes(
     question: Callable[[NodeClient], Awaitable[T]],
     server_url: str | None = None,
 ) -> dict[str, T]:
-    """Every node's answer by its url, asked at once. Raises: the error of the first node that failed."""
+    """Asks all nodes at once. Returns node URL -> answer. Raises: the error of the first node that failed."""
     from gangline.wire.client.node import NodeClient
 
     async def ask(node: NodeAddress) -> T:

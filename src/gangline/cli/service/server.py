@@ -1,4 +1,4 @@
-"""`gangline server`: the rollout server alone."""
+"""`gangline server`: runs only the rollout server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _storage(wanted: ServerSettings, database_url: str | None) -> Storage:
 
 
 def _tell(folder: Path, url: str, public_url: str | None, token: str | None, on_ready: Callable[[str], None]) -> None:
-    """Other commands first, which may be started as soon as our own line is read."""
+    """Record the address for other commands before reporting readiness, after which they may start at once."""
     urls = (url,) if public_url is None else (url, public_url.rstrip("/"))
     running.publish_server(folder, running.RunningServer(urls=urls, control_token=token, pid=os.getpid()))
     on_ready(url)

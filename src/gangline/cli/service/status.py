@@ -73,7 +73,7 @@ def cancel(
 
 
 def _told(one: TaskView | SessionView) -> str:
-    """A task or session that had ended before stays as it is."""
+    """A task or session that had already ended is unchanged."""
     if "cancelled" in (getattr(one, "status", None), getattr(one, "outcome", None)) or one.ended_at is None:
         return "cancelled"
     return "had ended; there was nothing to cancel"

@@ -1,4 +1,4 @@
-"""Work through a service: one that runs, or one that is started for it and ended after it."""
+"""Runs work with a service, either a running one or one that is started for it and stopped afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def with_running(address: Service, body: Callable[[ServerClient, str | None], Awaitable[T]]) -> T:
-    """`body` with a client of the service, and its token. Raises: its errors."""
+    """Run `body` with a client of the running service and its token. Raises: the errors of `body`."""
     from gangline.wire.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
@@ -24,7 +24,7 @@ async def with_running(address: Service, body: Callable[[ServerClient, str | Non
 
 
 async def with_own(plan: Plan, body: Callable[[ServerClient, str | None], Awaitable[T]]) -> T:
-    """The same with a service that is started for it. Raises: errors of `body` and of the service."""
+    """Run `body` with a service started for it. Raises: errors of `body` and of the service."""
     from gangline.wire.client.server import ServerClient
 
     notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")

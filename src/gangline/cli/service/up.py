@@ -1,4 +1,4 @@
-"""`gangline up`: the whole service on one machine, until SIGTERM."""
+"""`gangline up`: runs the whole service on one machine, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def _say_what_templates_lack(live: running.Running) -> None:
     from gangline.wire.client.node import NodeClient
 
     for url in live.node_urls:
-        with contextlib.suppress(GanglineError):  # a node that has just died is started again, and says it in its views
+        with contextlib.suppress(GanglineError):  # a node that has just died is restarted, and its views then report it
             async with NodeClient(url, live.control_token) as client:
                 for backend in await client.backends():
                     for lack in backend.template_lacks:

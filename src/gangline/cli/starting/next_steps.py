@@ -1,4 +1,4 @@
-"""`gangline` alone: what is in this folder, and the commands that make sense next, the likeliest first."""
+"""`gangline` without a command: the state of this folder, and suggested next commands, most likely first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TASK_FILES = ("task.json", "tasks.jsonl")
 
 
 class Found:
-    """What a folder and its data folder hold."""
+    """The contents of a folder and its data folder."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.task_file = next((name for name in _TASK_FILES if (folder / name).is_file()), None)
@@ -34,19 +34,19 @@ class Found:
         self.run_is_done = self.run is not None and (data / "runs" / self.run / "results.json").is_file()
         self.evaluations = sorted(path.parent.name for path in data.glob("evals/*/report.json"))
         self.status: ServiceStatus | None = None
-        """The running service's; None if no service runs."""
+        """Status of the running service; None if no service runs."""
         self.trouble = ""
-        """Why a service that should run gives no status."""
+        """Why an expected service gives no status."""
 
 
 def _newest(data: Path, pattern: str) -> str | None:
-    """The name of the folder below `server/results` or `runs` that was changed last."""
+    """Name of the most recently changed folder below `server/results` or `runs`."""
     found = max(data.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
     return None if found is None else found.name if found.is_dir() else found.parent.name
 
 
 def look_around(folder: Path, settings: Settings) -> Found:
-    """The files, and the service where one runs."""
+    """Inspects the files and, if one runs, the service."""
     found = Found(folder, settings.data_dir)
     try:
         found.status, newest = run(_asked())

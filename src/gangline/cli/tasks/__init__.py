@@ -1,4 +1,4 @@
 """Commands for tasks: submit, list, watch.
 
-`files` and `imported` read tasks from files of ours and of others. Start with `submit`.
+`files` and `imported` read tasks from our and other systems' files. Start with `submit`.
 """

@@ -1,6 +1,6 @@
-"""Tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options.
+"""Reads tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options.
 
-In a file, `{"from_file": PATH}` stands for the text of a file alongside it, wherever a task has a text.
+In a file, `{"from_file": PATH}` stands for the text of a file next to it, in any place for a text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gangline.settings.plugins import check_task, explain
 
 
 def read_tasks(source: str) -> list[dict[str, Any]]:
-    """The tasks in a file, or on stdin when `source` is `-`, with the texts that they take from files; not yet
-    validated. Raises: InvalidRequest."""
+    """The tasks in a file, or from stdin if `source` is `-`, with texts from files filled in; not yet validated.
+    Raises: InvalidRequest."""
     if source == "-":
         tasks, folder = parse_tasks(sys.stdin.read(), "standard input"), Path.cwd()
     else:
@@ -47,7 +47,7 @@ def _with_files(value: Any, folder: Path) -> Any:
 
 
 def _text_of(named: Any, folder: Path) -> str:
-    """Tasks of other people must not send this machine's files away. Raises: InvalidRequest."""
+    """Other people's tasks must not read arbitrary files of this machine. Raises: InvalidRequest."""
     try:
         return read_text(SourcePath.of(folder) / str(named))
     except InvalidRequest as error:
@@ -70,7 +70,7 @@ def sent_along(named: str) -> list[dict[str, Any]]:
 
 
 def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
-    """One task or many: a JSON object, a JSON list, an object a line, a TOML table, or TOML's `[[task]]`.
+    """Parses one task or many: a JSON object, a JSON list, one object per line, a TOML table, or TOML's `[[task]]`.
 
     Raises: InvalidRequest.
     """
@@ -102,7 +102,7 @@ def _json(text: str, where: str) -> Any:
 
 
 def validated(body: dict[str, Any], where: str) -> TaskRequest:
-    """Raises: InvalidRequest, naming the field; UnknownPlugin, naming the nearest."""
+    """Raises: InvalidRequest, naming the field; UnknownPlugin, naming the nearest match."""
     try:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
@@ -112,7 +112,7 @@ def validated(body: dict[str, Any], where: str) -> TaskRequest:
 
 
 def names_of(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The id of each, else its name in its source, else its place in the file."""
+    """The id of each task, else its name in its source, else its position in the file."""
     found: list[str] = []
     for at, task in enumerate(tasks):
         about: Any = task.get("metadata")
@@ -122,7 +122,7 @@ def names_of(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def by_name(tasks: Sequence[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
-    """Name -> task. Raises: InvalidRequest when two have the same."""
+    """Name -> task. Raises: InvalidRequest for duplicate names."""
     names = names_of(tasks)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -1,4 +1,4 @@
-"""`gangline list`: tasks and sessions, newest first, page by page, only those asked for."""
+"""`gangline list`: tasks and sessions, filtered, newest first, page by page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `gangline submit` that make a task, or stand in for fields of the tasks of a file."""
+"""Options of `gangline submit` that make a task, or override fields of a file's tasks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TaskIdOption = Annotated[
 
 
 class Overrides(msgspec.Struct, frozen=True):
-    """Fields of a task that were given as options; None, or False, where one was not."""
+    """Task fields given as options; None or False if not given."""
 
     instruction: str | None
     harness: str | None
@@ -58,17 +58,17 @@ class Overrides(msgspec.Struct, frozen=True):
     runtime: str | None
     python: Path | None
     evaluator: str | None
-    """As `given_evaluator` takes it."""
+    """As in `given_evaluator`."""
     timeout_s: float | None
     task_id: str | None
 
     @property
     def makes_task(self) -> bool:
-        """Whether they are enough for a task without a file."""
+        """Whether they suffice for a task without a file."""
         return self.instruction is not None and not (self.harness is None and self.command is None)
 
     def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises: InvalidRequest, UnknownPlugin, of the evaluator."""
+        """Raises: InvalidRequest, UnknownPlugin for the evaluator."""
         fields: tuple[tuple[tuple[str, ...], Any], ...] = (
             (("instruction",), self.instruction),
             (("agent", "harness"), self.harness if self.harness or self.command is None else "shell"),

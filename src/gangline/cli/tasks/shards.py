@@ -1,4 +1,4 @@
-"""A part of a file's tasks, the same for everybody who asks for it: machines that share a file need not talk."""
+"""Splits a file's tasks into fixed shards, so that machines can share a file without coordination."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ShardOption = Annotated[
 
 
 def of_shard(tasks: Sequence[T], shard: str | None) -> list[T]:
-    """The shard's tasks, in their order; all of them where it is None. Raises: InvalidRequest, also of an empty one."""
+    """The shard's tasks in order; all tasks if `shard` is None. Raises: InvalidRequest, also for an empty shard."""
     if shard is None:
         return list(tasks)
     found = re.fullmatch(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})", shard, re.ASCII)

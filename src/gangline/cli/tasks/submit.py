@@ -1,4 +1,4 @@
-"""`gangline submit`: a task, from a file or from options; with `--wait`, until it has ended."""
+"""`gangline submit`: submits tasks from a file or from options; with `--wait`, waits for their end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 _QUIET_POLL_S = 30.0
 _PATIENCE_S = 120.0
-"""How long a server may be away, as while it is started again."""
+"""Seconds that a server may be away, for example during a restart."""
 
 
 def submit(
@@ -92,7 +92,7 @@ def submit(
 
 
 def _wanted(source: str | None, overrides: Overrides, files: list[str], *, oracle: bool) -> list[TaskRequest]:
-    """Tasks that the command line names, with its overrides and files. Raises: InvalidRequest."""
+    """The command line's tasks, with its overrides and files. Raises: InvalidRequest."""
     from gangline.cli.tasks.files import names_of, read_tasks, sent_along, validated
 
     if source is None and not overrides.makes_task:
@@ -118,7 +118,7 @@ def _has_agent(body: dict[str, Any]) -> bool:
 
 
 def _by_solution(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """The task with its reference solution as its agent. Raises: InvalidRequest."""
+    """The task with its reference solution as agent. Raises: InvalidRequest."""
     from gangline.cli.tasks.files import validated
     from gangline.settings.wings import wing_part
 
@@ -133,7 +133,7 @@ def _by_solution(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _fail_by(ended: list[TaskView], num_tasks: int) -> None:
-    """Exit with an error where a task failed."""
+    """Exit with an error if a task failed."""
     failed = [task for task in ended if _has_failed(task)]
     if not failed:
         return
@@ -152,7 +152,7 @@ def _has_failed(task: TaskView) -> bool:
 
 
 def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, Any]:
-    """The files come before the task's own actions, whose commands may need them."""
+    """Files come before the task's own actions, whose commands may need them."""
     if files:
         runtime = body.setdefault("runtime", {})
         runtime["prepare"] = [*files, *runtime.get("prepare", ())]
@@ -199,7 +199,7 @@ async def _submit(
 
 
 def _tell(submitted: Sequence[Submitted], more: Sequence[str] = ()) -> None:
-    """Why tasks wait, and warnings. more: of those."""
+    """Print why tasks wait, and warnings. more: additional warnings."""
     for why in dict.fromkeys(one.unplaced for one in submitted if one.unplaced is not None):
         first = next(one.task_id for one in submitted if one.unplaced == why)
         number = sum(one.unplaced == why for one in submitted)
@@ -213,7 +213,7 @@ def _tell(submitted: Sequence[Submitted], more: Sequence[str] = ()) -> None:
 async def _in_turn(
     client: ServerClient, open_ids: Sequence[str], tasks: Sequence[TaskRequest]
 ) -> AsyncGenerator[Submitted]:
-    """Submit each task as soon as one of those before it has ended. open_ids: tasks that are under way."""
+    """Submit each task as soon as an earlier one has ended. open_ids: tasks in progress."""
     waiting = {asyncio.create_task(client.wait(task_id)) for task_id in open_ids}
     num_at_once = len(waiting)
     try:
@@ -239,7 +239,7 @@ def _show(task: TaskView) -> None:
 
 
 async def wait_with_progress(client: ServerClient, task_ids: list[str]) -> list[TaskView]:
-    """Long-poll until all tasks have ended; a bar for each on stderr where that is a terminal, and why they wait."""
+    """Long-poll until all tasks have ended. On a terminal, shows progress bars on stderr, and reasons for waiting."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from gangline.cli.terminal.waiting import waits_told

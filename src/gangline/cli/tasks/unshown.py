@@ -1,4 +1,4 @@
-"""What is said of models that are not shown their tools: before sessions run, and by recorded sessions."""
+"""Warnings about models that are not shown their tools, before sessions run and from recorded sessions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from gangline.wire.client.server import ServerClient
 
 _IMAGES = re.compile(r"\.(?:png|jpe?g|gif|webp)\b|image_url|data:image/", re.IGNORECASE)
-"""Words by which a task is known to bring images."""
+"""Words that suggest that a task has images."""
 _MOST_SESSIONS = 8
-"""Results that are fetched to look at."""
+"""Number of results to fetch and check."""
 
 
 async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -> list[str]:
-    """Before sessions run: where no engine renders tools, and an agent is known to have some."""
+    """Before sessions run: warnings for agents with tools when the engines' templates do not render them."""
     from gangline.domain.unshown import why_hidden
     from gangline.settings.plugins import has_tools
 
@@ -31,8 +31,8 @@ async def lines_of_engines(client: ServerClient, tasks: Sequence[TaskRequest]) -
 
 
 async def lines_of_templates(client: ServerClient, tasks: Sequence[TaskRequest], *, to_train: bool) -> list[str]:
-    """Before sessions run: what their tasks would miss in the engines' templates, and in a run that trains what else
-    these lack."""
+    """Before sessions run: features that tasks need and the engines' templates lack. With `to_train`, also other
+    gaps."""
     from msgspec import convert
 
     from gangline.domain.node_views import TemplateFacts
@@ -52,13 +52,13 @@ async def lines_of_templates(client: ServerClient, tasks: Sequence[TaskRequest],
 
 
 async def lines_of_sessions(client: ServerClient, tasks: Sequence[TaskView]) -> list[str]:
-    """After they ran: the first session of each task that has a result."""
+    """After sessions ran: warnings from the first session with a result of each task."""
     from gangline.domain.unshown import unshown_lines
 
     first_sessions: dict[str, str] = {}
     firsts = [next((one for one in task.sessions if one.result_attempt is not None), None) for task in tasks]
     for session in [first for first in firsts if first is not None][:_MOST_SESSIONS]:
-        with suppress(GanglineError):  # it was removed meanwhile: the tasks have ended all the same
+        with suppress(GanglineError):  # removed meanwhile; the tasks have ended anyway
             for line in unshown_lines((await client.session_result(session.session_id)).completions):
                 first_sessions.setdefault(line, session.session_id)
     return [f"{session_id}: {line}" for line, session_id in first_sessions.items()]

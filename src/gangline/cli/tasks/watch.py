@@ -1,4 +1,4 @@
-"""`gangline watch`: the service live: stages, groups, throughput, failures."""
+"""`gangline watch`: shows the live service: stages, groups, throughput, failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 1.0
 _TIMEOUT_S = 20.0
-"""Longer than the server lets an event stream be silent."""
+"""Longer than the server's longest silence in an event stream."""
 _MOST_GROUPS = 50
 
 
@@ -63,7 +63,7 @@ async def _print_events(address: Service, task_id: str | None, as_json: bool) ->
 
 
 def _tell_outages() -> Callable[[GanglineError | None], None]:
-    """Once for each time without the server, and once when it is back; to stderr."""
+    """Reports each outage once, and once when the server is back, on stderr."""
     away = False
 
     def tell(error: GanglineError | None) -> None:
@@ -84,7 +84,7 @@ def _client(address: Service) -> ServerClient:
 
 
 async def _find(client: ServerClient, task_id: str | None) -> None:
-    """At first the server has to be there. Raises: ServerUnavailable, Unauthorized, NotFound."""
+    """The server must be reachable at first. Raises: ServerUnavailable, Unauthorized, NotFound."""
     if task_id is None:
         await client.status()
     else:
@@ -92,7 +92,7 @@ async def _find(client: ServerClient, task_id: str | None) -> None:
 
 
 def _from(task_id: str | None) -> int | None:
-    """A task's events are shown from its beginning, the service's from now on."""
+    """Events of a task are shown from its beginning, the service's from now on."""
     return None if task_id is None else 0
 
 
@@ -100,7 +100,7 @@ def _from(task_id: str | None) -> int | None:
 
 
 async def _watch(address: Service, task_id: str | None) -> None:
-    """Draw until cancelled, or until the task has ended; the last picture of a task stays on the terminal."""
+    """Draw until cancelled, or until the task has ended. The last picture of a task stays on the terminal."""
     from rich.live import Live
 
     from gangline.cli.tasks.watch_view import Picture
@@ -109,7 +109,7 @@ async def _watch(address: Service, task_id: str | None) -> None:
     watched = Watched()
     picture = Picture(watched)
     out = console()
-    out.soft_wrap = False  # the picture has the size of the terminal
+    out.soft_wrap = False  # the picture fits the terminal
     async with _client(address) as client:
         await _find(client, task_id)
         looking = _Looking(client, watched, task_id)
@@ -127,7 +127,7 @@ async def _watch(address: Service, task_id: str | None) -> None:
 
 
 class _Looking:
-    """Keeps a `Watched` current."""
+    """Keeps a `Watched` up to date."""
 
     def __init__(self, client: ServerClient, watched: Watched, task_id: str | None) -> None:
         self._client = client
@@ -135,12 +135,12 @@ class _Looking:
         self._task_id = task_id
 
     async def listen(self) -> None:
-        """Until cancelled. Raises: permanent errors, such as Unauthorized."""
+        """Runs until cancelled. Raises: permanent errors, such as Unauthorized."""
         async for event in self._client.events(after=_from(self._task_id), task_id=self._task_id):
             self._watched.take(event)
 
     async def look(self) -> bool:
-        """Take a fresh picture, if the server answers. Returns whether the watched task has ended."""
+        """Fetch a new state, if the server answers. Returns whether the watched task has ended."""
         from gangline.domain.errors import ServerUnavailable, StoreError
 
         try:
@@ -153,7 +153,7 @@ class _Looking:
         return self._task_id is not None and tasks[0].ended_at is not None
 
     async def _tasks(self) -> list[TaskSummary]:
-        """Those that run first, then the newest others."""
+        """Running tasks first, then the newest others."""
         if self._task_id is not None:
             return [await self._client.task(self._task_id)]
         running = (await self._client.tasks(limit=_MOST_GROUPS, status="running")).tasks

@@ -1,8 +1,8 @@
-"""How `gangline watch` draws: as much as fits the terminal, at any size.
+"""Draws `gangline watch`, with as much as fits the terminal.
 
-The top lines are never cut: the address of the service, and its speed. Below it nodes, groups, failures and engines
-share the lines that are left; a section that does not get all of its lines says how many are missing. In a narrow
-terminal columns go, the least needed first.
+The top lines, with the service's address and throughput, are never cut. Nodes, groups, failures and engines share the
+remaining lines; a section that is cut shows the number of missing lines. In a narrow terminal the least important
+columns are dropped first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 _LEAST_CUT = 16
 _UNBOUNDED = 10_000
 _ROOMY = 30
-"""Lines of a terminal in which sections may be apart."""
+"""Lines from which sections are separated by empty lines."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Section:
 
 
 class Picture:
-    """Draws a `Watched` into the room that there is."""
+    """Draws a `Watched` into the available space."""
 
     def __init__(self, watched: Watched, title: str = "gangline") -> None:
         self._watched = watched
@@ -58,7 +58,7 @@ class Picture:
 
 
 def shared_lines(wants: Sequence[int], room: int) -> list[int]:
-    """The number of lines that each gets: in turn one, until all have enough or no room is left."""
+    """Lines for each section: one at a time in turn, until all have enough or the space is used up."""
     given = [0] * len(wants)
     while room > 0 and given != list(wants):
         for index, want in enumerate(wants):
@@ -92,7 +92,7 @@ def _table(section: _Section, num_lines: int, width: int) -> Table:
     return table
 
 
-# -- what stands above ------------------------------------------------------------------------------------------------
+# -- the top ----------------------------------------------------------------------------------------------------------
 
 
 def _top(watched: Watched, status: ServiceStatus, title: str) -> list[Text]:
@@ -148,7 +148,7 @@ def _exactness(watched: Watched) -> Text:
     return text
 
 
-# -- what stands below ------------------------------------------------------------------------------------------------
+# -- the sections -----------------------------------------------------------------------------------------------------
 
 
 def _sections(watched: Watched) -> list[_Section]:
@@ -256,7 +256,7 @@ _ENGINE_COLUMNS = (
 
 
 def _engines(nodes: Sequence[NodeView]) -> _Section:
-    """Those that do not work first."""
+    """Failing engines first."""
     found = [(node, backend) for node in nodes for backend in node.backends]
     found.sort(key=lambda one: (one[1].get("state") == "healthy", one[0].node_id))
     return _Section(_ENGINE_COLUMNS, [_engine_row(node, backend) for node, backend in found])

@@ -1,4 +1,4 @@
-"""The state of `gangline watch`: the newest picture of the service, and the sums of its events. Pure."""
+"""The state of `gangline watch`: the latest state of the service, and totals of its events. Pure."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Outage:
 
 
 class Watched:
-    """Grows with events and fresh views.
+    """Updated by events and by new views.
 
-    clock: monotonic seconds of this machine; rates are by the server's own clock.
+    clock: monotonic seconds of this machine; rates use the server's clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class Watched:
         self._ended_at: deque[float] = deque()
         self._sampled: dict[str, int] = {}
         self._fresh: deque[tuple[float, int]] = deque()
-        """(server's time, tokens sampled since the look before)."""
+        """(server's time, tokens sampled since the last look)."""
 
     def take(self, event: Event) -> None:
         self._begin(event.at)
@@ -75,12 +75,12 @@ class Watched:
             self._fresh.popleft()
 
     def lost(self, why: str) -> None:
-        """The server does not answer."""
+        """Call it when the server does not answer."""
         if self._outage is None or self._outage.ended_at is not None:
             self._outage = Outage(why, self._clock())
 
     def outage(self) -> tuple[str, float, bool] | None:
-        """(why, seconds, whether it is over); None where there is none, or none worth telling any more."""
+        """(why, seconds, whether it is over); None without an outage worth reporting."""
         if self._outage is None:
             return None
         now, ended_at = self._clock(), self._outage.ended_at
@@ -89,11 +89,11 @@ class Watched:
         return self._outage.why, (ended_at or now) - self._outage.began_at, ended_at is not None
 
     def ended_per_minute(self) -> float:
-        """Sessions that ended in the last minute of the server's clock, or for as long as is known, as a rate."""
+        """Rate of ended sessions over the last minute of the server's clock, or over the known time if shorter."""
         return len(self._ended_at) * 60.0 / self._known_s()
 
     def sampled_per_s(self) -> float | None:
-        """Tokens sampled per second, over all nodes; None where no node reports them."""
+        """Tokens sampled per second, over all nodes; None if no node reports them."""
         if not self._sampled:
             return None
         return sum(num for _, num in self._fresh) / self._known_s()
@@ -116,7 +116,7 @@ class Watched:
             if numbers is None:
                 continue
             before = self._sampled.get(node.node_id, numbers.sampled_tokens)
-            # A node that began anew counts from nothing.
+            # A restarted node counts from zero.
             fresh += numbers.sampled_tokens - (before if numbers.sampled_tokens >= before else 0)
             self._sampled[node.node_id] = numbers.sampled_tokens
         self._fresh.append((status.at, fresh))

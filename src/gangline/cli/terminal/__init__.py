@@ -1,4 +1,4 @@
-"""How commands print.
+"""Terminal output of commands.
 
-`output` has what every command shares, `exits` the exit codes, and `views` the tables. Start with `output`.
+`output` has the functions shared by all commands, `exits` the exit codes, and `views` the tables. Start with `output`.
 """

@@ -1,4 +1,4 @@
-"""Exit codes, and how an error becomes one clear line.
+"""Exit codes, and the one-line report of an error.
 
 The codes are a promise to scripts: `docs/reference/cli.md` lists them.
 """
@@ -68,7 +68,7 @@ _TOKEN = (
     "the control token is missing or wrong. Set GANGLINE_TOKEN to that of the service, or name the data folder of the "
     "service with --data, which has it."
 )
-"""In place of what the server says to HTTP clients."""
+"""Replaces the server's message for HTTP clients."""
 
 
 def exit_code(error: GanglineError) -> Exit:

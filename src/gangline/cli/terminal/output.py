@@ -1,4 +1,4 @@
-"""The common part of all commands: `--json`, the output of documents, the execution of coroutines."""
+"""Shared by all commands: `--json`, output of documents, running coroutines."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ LogFormatOption = Annotated[
 
 
 def console() -> Console:
-    """For the command's result: stdout. The terminal wraps its lines, so that they can be copied whole."""
+    """Console for the command's result: stdout. The terminal wraps lines, so that they can be copied whole."""
     return Console(highlight=False, soft_wrap=True)
 
 
 def notes() -> Console:
-    """For progress and hints: stderr."""
+    """Console for progress and hints: stderr."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """One line without control characters: text of agents and engines must not move the terminal's cursor."""
+    """One line without control characters: text from agents and engines must not move the terminal's cursor."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
@@ -84,7 +84,7 @@ def read_log_format(given: str | None) -> LogFormat:
 
 
 def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> None:
-    """For the commands that serve: log lines with UTC times on stderr. Raises: InvalidRequest."""
+    """Log lines with UTC times on stderr, for the serving commands. Raises: InvalidRequest."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(read_log_format(log_format)))
     root = logging.getLogger()
@@ -94,7 +94,7 @@ def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> N
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C and SIGTERM end it, cleaned up, with the shell's own codes for them."""
+    """Run a command's coroutine. Ctrl-C and SIGTERM end it cleanly, with the shell's exit codes for them."""
     try:
         return asyncio.run(_until_terminated(coroutine))
     except KeyboardInterrupt:
@@ -106,7 +106,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 async def _until_terminated(coroutine: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
-    if threading.current_thread() is threading.main_thread():  # no other thread hears of signals
+    if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -1,8 +1,8 @@
-"""The one table of the command line: ids, numbers and paths stay whole at any width, so that they can be copied.
+"""The table of the command line. Ids, numbers and paths stay whole at any width, so that they can be copied.
 
-A column holds facts, which are never broken, or prose, which wraps between words. Where a terminal is too narrow, the
-columns that are least needed go, and a line below names them; where even the others do not fit, each row becomes a
-block of lines. Where stdout is not a terminal, nothing is left out or wrapped.
+A column contains facts, which are never broken, or prose, which wraps between words. If a terminal is too narrow, the
+least important columns are dropped, and a line below names them. If even the others do not fit, each row becomes a
+block of lines. If stdout is not a terminal, columns are not dropped or wrapped.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Row = tuple[Text, ...]
 class Column:
     title: str
     goes: int = 0
-    """The higher, the earlier it goes where there is no room; 0 stays."""
+    """Columns with higher values are dropped earlier; 0 stays."""
     is_prose: bool = False
-    """Becomes narrower rather than goes."""
+    """Whether it becomes narrower instead of being dropped."""
     is_number: bool = False
 
 
 def prose(title: str, goes: int = 0) -> Column:
-    """A column of words, which may wrap between them."""
+    """A column of text that may wrap between words."""
     return Column(title, goes, is_prose=True)
 
 
@@ -46,10 +46,11 @@ def numbers(title: str, goes: int = 0) -> Column:
 
 
 class FactTable:
-    """A table without lines. Where no column has a title there is no heading, and no column goes."""
+    """A table without lines. If no column has a title, there is no heading and no column is dropped."""
 
     def __init__(self, *columns: str | Column, title: str = "") -> None:
-        """columns: a string is the title of a column of facts that stays; `#` at its end makes it one of numbers."""
+        """columns: a string is the title of a column of facts that stays; `#` at its end makes it a column of
+        numbers."""
         self._columns = [
             Column(column.removesuffix("#"), is_number=column.endswith("#")) if isinstance(column, str) else column
             for column in columns
@@ -58,12 +59,12 @@ class FactTable:
         self._rows: list[Row] = []
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
-        """A string is shown as it is, in one line without control characters; a `Text` may have several lines and
+        """A string is shown unchanged on one line, without control characters; a `Text` may have several lines and
         styles."""
         self._rows.append(tuple(Text(printable(cell), style) if isinstance(cell, str) else cell for cell in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # A console that does not wrap softly cuts what is longer than it is wide.
+        # A console without soft wrap cuts longer lines.
         width = sys.maxsize if console.soft_wrap and not console.is_terminal else options.max_width
         has_heading = any(column.title for column in self._columns)
         wide = columns_that_fit(self._columns, self._rows, width, self._least)
@@ -81,7 +82,7 @@ class FactTable:
             yield from _wrapped(Text(told, "dim"), width)
 
     def _least(self, at: int) -> int:
-        """Cells that a column of prose cannot do without: its longest word."""
+        """Minimum width of a prose column: its longest word."""
         words = [word for row in self._rows if at < len(row) for word in row[at].plain.split()]
         return max([_LEAST_PROSE, *map(cell_len, words)])
 
@@ -113,9 +114,9 @@ class FactTable:
 def columns_that_fit(
     columns: Sequence[Column], rows: Sequence[Row], width: int, least: Callable[[int], int]
 ) -> dict[int, int]:
-    """Index of each column that has room -> its cells. Those that stay may need more than the width all the same.
+    """Index of each column that fits -> its width in cells. Columns that always stay may exceed the width.
 
-    least: index of a column of prose -> the cells that it needs.
+    least: index of a prose column -> its minimum width.
     """
     wide = {at: cell_len(column.title) for at, column in enumerate(columns)}
     for row in rows:
@@ -138,7 +139,7 @@ def _line() -> Text:
 
 
 def _wrapped(cell: Text, width: int) -> list[Text]:
-    """Lines that break between words alone; Rich itself cuts or folds a word that is too long."""
+    """Lines broken only between words; Rich itself cuts or folds a word that is too long."""
     lines = [part for line in cell.split("\n", allow_blank=True) for part in line.divide(_breaks(line.plain, width))]
     for line in lines:
         line.rstrip()

@@ -40,7 +40,7 @@ def coloured(outcome: str | None) -> Text:
 
 
 def counts(numbers: dict[str, int]) -> str:
-    """`3 queued, 2 leased`, in the given order, zeros left out."""
+    """`3 queued, 2 leased`, in the given order, without zeros."""
     return ", ".join(f"{number} {name}" for name, number in numbers.items() if number) or "none"
 
 
@@ -49,7 +49,7 @@ def _number(value: float | None) -> str:
 
 
 def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
-    """One line for each session; below them why some failed or wait, each cause once."""
+    """One line for each session, then the reasons why some failed or wait, each once."""
     table = FactTable("session", Column("state", 2), Column("attempt", 4), "outcome", "reward#", Column("node", 3))
     causes: dict[str, str] = {}
     for session in sessions:
@@ -70,8 +70,8 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
 
 
 def causes_view(causes: Mapping[str, str]) -> list[RenderableType]:
-    """Nothing, or a paragraph and a line for each cause. causes: session -> why; they are the same but for numbers and
-    the session's own id."""
+    """An empty line and a row for each cause; empty without causes. causes: session -> reason. Reasons that differ only
+    in numbers and the session's id count as one."""
     sessions: dict[str, list[str]] = {}
     for session_id, why in causes.items():
         sessions.setdefault(re.sub(r"\d+", "0", why.replace(session_id, "")), []).append(session_id)
@@ -93,7 +93,7 @@ def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
 
 
 def node_state(node: NodeView) -> str:
-    """A node's own state: whether it takes sessions, and whether some hang."""
+    """A node's state: whether it takes sessions, and whether any hang."""
     if node.age_s > _SILENT_AFTER_S:
         return "drained" if node.draining else "silent"
     refused = [name.removeprefix(HEARTBEAT_REFUSED) for name in node.metrics if name.startswith(HEARTBEAT_REFUSED)]
@@ -117,7 +117,7 @@ def node_state(node: NodeView) -> str:
 
 
 def _silent_engines(node: NodeView) -> list[str]:
-    """Its engines that are unhealthy, or did not answer the latest check."""
+    """Engines that are unhealthy, or did not answer the latest check."""
     found: list[str] = []
     for engine in node.backends:
         url, error = printable(str(engine.get("url"))), engine.get("error")
@@ -129,7 +129,7 @@ def _silent_engines(node: NodeView) -> list[str]:
 
 
 def low_disk(metrics: Mapping[str, float]) -> str:
-    """Why a node takes no session, where its disk is below its reserve; else empty."""
+    """Why a node takes no session, if its disk is below its reserve; otherwise empty."""
     free = {unit: metrics.get(f"disk_low_free_{unit}") for unit in ("bytes", "files")}
     if free["bytes"] is None or free["files"] is None:
         return ""
@@ -152,7 +152,7 @@ def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
 
 
 def slow_updates(nodes: Sequence[NodeView]) -> list[str]:
-    """A sentence for each node where one phase took most of the last weight update."""
+    """A sentence for each node on which one phase took most of the last weight update."""
     found: list[str] = []
     for node in nodes:
         for name, seconds in node.metrics.items():

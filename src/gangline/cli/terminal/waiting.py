@@ -1,4 +1,4 @@
-"""Why nothing happens: said while a command waits for sessions, each reason once, as soon as it is there."""
+"""Reports why a command waits for sessions, each reason once, as soon as it is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Service(Protocol):
 
 
 def reasons_to_wait(status: ServiceStatus) -> Iterator[str]:
-    """None where no session is open."""
+    """Empty if no session is open."""
     num_queued = status.sessions.get("queued", 0)
     if not num_queued + status.sessions.get("leased", 0):
         return
@@ -34,7 +34,7 @@ def reasons_to_wait(status: ServiceStatus) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def waits_told(service: _Service, say: Callable[[str], None], *, look_s: float = _LOOK_S) -> AsyncGenerator[None]:
-    """Inside the block. say: called with one sentence for each reason that is new."""
+    """Reports within the block. say: called with one sentence for each new reason."""
     telling = asyncio.create_task(_tell(service, say, look_s))
     try:
         yield

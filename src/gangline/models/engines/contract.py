@@ -94,7 +94,7 @@ class EngineChoice(ChoiceFacts, frozen=True, kw_only=True):
     sampled_ids: TokenIds | None
     """[T], end of turn included; None: not reported."""
     logprobs: Logprobs | None
-    """[T] normally; NaN where the engine sent null; None: not reported."""
+    """[T]. NaN where the engine sent null; None: not reported."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
     """For clients that request them."""
     evidence: dict[str, Any] = {}

@@ -25,17 +25,17 @@ def build_task(number: int) -> dict:
         "num_samples": 4,
         "timeout_seconds": 120,
         "runtime": {
-            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's, where it has one
+            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's environment, if any
             "prepare": [agent, {"type": "write", "path": file, "content": f"{word}\n"}],
         },
         "agent": {"harness": "shell", "settings": {"command": ["python3", "agent.py", "{instruction}"]}},
         "evaluator": {
             "strategy": "script",
-            "refresh_runtime": True,  # in a clean sandbox, which the agent never touched
+            "refresh_runtime": True,  # in a clean sandbox that the agent never used
             "config": {"command": ["python3", "reward.py"], "files": {"reward.py": {"from_file": "reward.py"}}},
         },
-        "metadata": {"file": file, "word": word},  # for reward.py; the agent does not see it
-        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
+        "metadata": {"file": file, "word": word},  # for reward.py; hidden from the agent
+        "held_out": number >= NUM_TASKS,  # used for evaluation, never for training
     }
 
 

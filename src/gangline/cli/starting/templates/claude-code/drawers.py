@@ -1,4 +1,4 @@
-"""An MCP server with one tool, in the sandbox alongside Claude Code."""
+"""An MCP server with one tool, which runs in Claude Code's sandbox."""
 
 import json
 import sys

@@ -27,7 +27,7 @@ def build_task(number: int) -> dict:
         "num_samples": 4,
         "timeout_seconds": 600,
         "runtime": {
-            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the server's, where it has one
+            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the server's environment, if any
             "prepare": [server, content],
         },
         "agent": {
@@ -37,15 +37,15 @@ def build_task(number: int) -> dict:
         },
         "evaluator": {
             "strategy": "script",
-            "refresh_runtime": True,  # in a clean sandbox, which the agent never touched
+            "refresh_runtime": True,  # in a clean sandbox that the agent never used
             "config": {
                 "command": ["python3", "reward.py"],
                 "files": {"reward.py": {"from_file": "reward.py"}},
                 "collect": ["answer.txt"],
             },
         },
-        "metadata": {"word": drawers[name]},  # for reward.py; the agent does not see it
-        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
+        "metadata": {"word": drawers[name]},  # for reward.py; hidden from the agent
+        "held_out": number >= NUM_TASKS,  # used for evaluation, never for training
     }
 
 

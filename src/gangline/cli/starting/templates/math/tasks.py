@@ -23,17 +23,17 @@ def build_task(number: int) -> dict:
         "num_samples": 4,
         "timeout_seconds": 120,
         "runtime": {
-            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's, where it has one
+            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's environment, if any
             "prepare": [{"type": "write", "path": "agent.py", "content": {"from_file": "agent.py"}}],
         },
         "agent": {"harness": "shell", "settings": {"command": ["python3", "agent.py", "{instruction}"]}},
         "evaluator": {
             "strategy": "script",
-            "refresh_runtime": True,  # in a clean sandbox, which the agent never touched
+            "refresh_runtime": True,  # in a clean sandbox that the agent never used
             "config": {"command": ["python3", "reward.py"], "files": {"reward.py": {"from_file": "reward.py"}}},
         },
-        "metadata": {"answer": first * second + third},  # for reward.py; the agent does not see it
-        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
+        "metadata": {"answer": first * second + third},  # for reward.py; hidden from the agent
+        "held_out": number >= NUM_TASKS,  # used for evaluation, never for training
     }
 
 

@@ -1,6 +1,6 @@
 """The reward of a session: the share of hidden tests that the repaired function passes.
 
-Each runs in its own process, whose output is compared here: code that ends early passes nothing.
+Each test runs in its own process, whose output is compared here: code that exits early fails.
 """
 
 import json

@@ -12,7 +12,7 @@ from pathlib import Path
 
 NUM_TASKS, NUM_HELD_OUT = map(int, sys.argv[1:] or (64, 32))
 HERE = Path(__file__).resolve().parent
-FUNCTIONS = {  # name -> as it should be, as it is
+FUNCTIONS = {  # name -> (correct, broken)
     "mean": ("sum(values) / len(values)", "sum(values) / (len(values) + 1)"),
     "spread": ("max(values) - min(values)", "max(values) + min(values)"),
     "second": ("sorted(values)[1]", "values[1]"),
@@ -34,7 +34,7 @@ def build_task(number: int) -> dict:
         "num_samples": 4,
         "timeout_seconds": 300,
         "runtime": {
-            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's, where it has one
+            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's environment, if any
             "prepare": [agent, source],
         },
         "agent": {
@@ -44,7 +44,7 @@ def build_task(number: int) -> dict:
         },
         "evaluator": {
             "strategy": "script",
-            "refresh_runtime": True,  # hidden tests run in a clean sandbox, with nothing of the agent's but figures.py
+            "refresh_runtime": True,  # hidden tests run in a clean sandbox, with only figures.py from the agent
             "config": {
                 "command": ["python3", "reward.py"],
                 "files": {"reward.py": {"from_file": "reward.py"}},
@@ -54,8 +54,8 @@ def build_task(number: int) -> dict:
         "metadata": {
             "function": name,
             "tests": list(zip(inputs[1:], results[1:], strict=True)),
-        },  # the agent does not see them
-        "held_out": number >= NUM_TASKS,  # measured on, and never trained on
+        },  # hidden from the agent
+        "held_out": number >= NUM_TASKS,  # used for evaluation, never for training
     }
 
 
