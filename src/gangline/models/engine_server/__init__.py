@@ -1,1 +1,1 @@
-"""An engine's HTTP surface, with vLLM's routes and fields, over anything that samples. Start with `app`."""
+"""The HTTP server of an engine, with vLLM's routes and fields, over any sampler. Start with `app`."""

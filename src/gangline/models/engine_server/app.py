@@ -1,6 +1,6 @@
-"""The application of an engine server: routes over a `Sampler`, errors in OpenAI's shape, and how it is run.
+"""The application of an engine server: routes over a `Sampler`, errors in OpenAI's shape, and `run_app`.
 
-A trainer's control of an engine: pause, new weights, their version, resume. vLLM's routes and shapes.
+The control routes for trainers (pause, new weights, their version, resume) follow vLLM's routes and shapes.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def create_app(
     """Build the application. It does not close the sampler.
 
     dev_mode: serve the control routes too (pause, weights, versions), as vLLM does under `VLLM_SERVER_DEV_MODE`.
-    parsers: reply formats; found by probing the chat template where not given.
-    read_body: how a model call's body is read; the seam at which a test double may alter it.
-    names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
+    parsers: reply formats, by default found by probing the chat template.
+    read_body: reads the body of a model call. Test doubles may replace it.
+    names: host names of the server. None is loopback. Requests for other names, and from web pages, are refused.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(names or OwnNames())])
     app.add_routes(
@@ -138,14 +138,14 @@ def create_app(
 
 @asynccontextmanager
 async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str, None]:
-    """Serve `app` inside the block; gives its base URL. Port 0 takes any free one.
+    """Serve `app` inside the block. Yields its base URL. Port 0 takes any free one.
 
     Raises:
         PortUnavailable: the address cannot be bound.
     """
     if not is_loopback(host):
         _log.warning("engine.open host=%s: it has no key: whoever reaches it may sample, pause and load weights", host)
-    # Handlers are cancelled when their client leaves: that is what takes an abandoned sequence out of the batch.
+    # Handlers are cancelled when their client leaves, which takes an abandoned sequence out of the batch.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -165,7 +165,7 @@ async def run_app(
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until cancelled, then close the sampler. `on_ready` is given the base URL.
+    """Serve until cancelled, then close the sampler. `on_ready` receives the base URL.
 
     Raises:
         InvalidRequest: `allowed_hosts` has an invalid name.
@@ -216,7 +216,7 @@ class _Routes:
         return await self._generate.answer(request, decode_request(await self._read_body(request), GenerateRequest))
 
     async def render(self, request: web.Request) -> web.Response:
-        """The prompt ids a chat request would have, and the sampling it would get; samples nothing."""
+        """Returns the prompt ids and the sampling that a chat request would have, without sampling."""
         chat = decode_request(await request.read(), ChatRequest)
         ids = render_chat(self._sampler, chat)
         plan = plan_chat(self._sampler, chat, ids)
@@ -296,13 +296,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.RequestPayloadError as error:
         failure = ApiError(f"the body cannot be read: {error}; is it of its Content-Encoding?")
         return _json(failure.body(), status=failure.status)
-    except Exception as error:  # the boundary: whatever broke is reported in the client's own error shape
+    except Exception as error:  # last resort: any error is reported in the client's error shape
         _log.exception("engine.crashed method=%s path=%s", request.method, request.path)
         return _json(as_api_error(error).body(), status=500)
 
 
 def _guard(names: OwnNames) -> Any:
-    """A middleware. There is no key here: whoever can connect may sample and change weights, but no web page."""
+    """A middleware. There is no key: any client that can connect may sample and change weights, except web pages."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

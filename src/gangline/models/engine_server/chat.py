@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: template, sampling, parsing, and the reply in one body or as a stream.
 
-A stream and a whole reply are folded from the same sequence of `_Step`s, so they cannot disagree.
-Tool choices `required` and a named function are checked and parsed, not enforced: nothing constrains sampling here.
+A stream and a whole reply are built from the same sequence of `_Step`s, so they cannot disagree.
+Tool choices `required` and a named function are checked and parsed, but not enforced: sampling is unconstrained.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gangline.models.language.parsing.parser import Parsers, ReplyParser
 
 
 def render_chat(sampler: Sampler, chat: ChatRequest) -> list[int]:
-    """Prompt ids of a chat request: its own exact ids, else the template's rendering of its messages."""
+    """Prompt ids of a chat request: its exact ids if given, else the rendering of its messages."""
     check_tools(chat.tools, chat.tool_choice)
     exact = exact_prompt_ids(chat)
     if exact is not None:
@@ -84,7 +84,7 @@ class ChatRoute:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """The addition of one sampling step to the reply."""
+    """The part of the reply added by one sampling step."""
 
     events: Sequence[Event]
     piece: Piece
@@ -92,7 +92,7 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class _ChatCall:
-    """One request, its prompt settled."""
+    """One request with its final prompt."""
 
     def __init__(self, sampler: Sampler, parsers: Parsers, chat: ChatRequest) -> None:
         self._sampler = sampler
@@ -152,7 +152,7 @@ class _ChatCall:
                 yield _Step(events, piece, reason)
 
     async def _choice(self, index: int) -> tuple[ChatChoice, int]:
-        """The whole choice and its number of sampled tokens."""
+        """Returns the whole choice and its number of sampled tokens."""
         steps = [step async for step in self._steps(index)]
         events = [event for step in steps for event in step.events]
         tokens = [token for step in steps for token in step.piece.tokens]
@@ -173,7 +173,7 @@ class _ChatCall:
         return choice, len(tokens)
 
     async def _stream_choice(self, index: int, events: EventStream) -> int:
-        """Answer the number of sampled tokens."""
+        """Returns the number of sampled tokens."""
         num_calls = 0
         tokens: list[SampledToken] = []
         async with aclosing(self._steps(index)) as steps:
@@ -187,9 +187,9 @@ class _ChatCall:
         return len(tokens)
 
     def _chunk_choices(self, index: int, step: _Step, num_calls: int) -> list[ChatChunkChoice]:
-        """Chunks of one step: one per event, its tokens on the first, its finish reason on the last.
+        """Chunks of one step: one per event, with its tokens on the first and its finish reason on the last.
 
-        A step that has nothing to show is sent only when the request asked for its ids or log-probs.
+        A step without visible content is sent only if the request asked for ids or log-probs.
         """
         deltas: list[Delta] = []
         for event in step.events:
@@ -226,7 +226,7 @@ class _ChatCall:
         return ChatLogprobs(token_logprobs(self._sampler, tokens, as_ids=as_ids))
 
     def _tool_call(self, index: int, number: int, call: CallEvent) -> ToolCall:
-        """Its id follows from the request and the call's index: unique in a conversation, reproducible."""
+        """The id is derived from the request and the call's index: unique in a conversation, and reproducible."""
         digest = hashlib.blake2b(array("q", self._prompt_ids).tobytes(), digest_size=10)
         digest.update(f"{index}/{number}/{call.name}/{call.arguments}".encode())
         return ToolCall(
@@ -239,7 +239,7 @@ class _ChatCall:
 
 
 def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Schemas of the tools that have one; a client may have sent anything."""
+    """Schemas of the tools, if valid; clients may send anything."""
     functions = [tool["function"] for tool in tools]
     return {
         function["name"]: function["parameters"]
@@ -249,5 +249,5 @@ def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _none_if(calls: Sequence[CallEvent]) -> str | None:
-    """Content of a reply that has no text: null alongside calls, else empty."""
+    """Content of a reply without text: null if it has calls, else empty."""
     return None if calls else ""

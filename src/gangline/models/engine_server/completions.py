@@ -1,4 +1,4 @@
-"""`/v1/completions`: a text or ids in, text and ids out; no template, no parsing."""
+"""`/v1/completions`: text or ids in, text and ids out, without template or parsing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _CompletionCall:
         return events.response
 
     async def _choice(self, index: int, events: EventStream | None) -> tuple[CompletionChoice, int]:
-        """The whole choice and its number of tokens; each piece of it goes to `events` as it is sampled."""
+        """Returns the whole choice and its number of tokens. Sends each piece to `events` as it is sampled."""
         whole = self._part(index, "", ())
         tokens: list[SampledToken] = []
         async with aclosing(generate(self._sampler, self._request, text_rules(self._completion), index)) as pieces:

@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`: ids in, ids and log-probs out; no template, no text, no parsing."""
+"""`/inference/v1/generate`: ids in, ids and log-probs out, without template, text or parsing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _GenerateCall:
         return events.response
 
     async def _choice(self, index: int, events: EventStream | None) -> GenerateChoice:
-        """The whole choice; each piece of it goes to `events` as it is sampled."""
+        """Returns the whole choice. Sends each piece to `events` as it is sampled."""
         pieces: list[Piece] = []
         rules = text_rules(self._asked.sampling_params)
         async with aclosing(generate(self._sampler, self._request, rules, index)) as sampled:
@@ -109,7 +109,8 @@ class _GenerateCall:
 
 
 def _kept_ids(tokens: Sequence[SampledToken]) -> list[list[int]] | None:
-    """None where a request takes no ids away: all of its tokens are alike in that."""
+    """The kept ids of each token; None if no token has any. Either all tokens of a request have them, or no token
+    does."""
     kept = [list(token.kept_ids) for token in tokens if token.kept_ids is not None]
     return kept or None
 

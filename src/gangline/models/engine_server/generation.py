@@ -23,13 +23,13 @@ ResultT = TypeVar("ResultT")
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How sampled ids become reply text."""
+    """Rules for turning sampled ids into reply text."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     reported_stop_ids: frozenset[int] = frozenset()
-    """The stop ids that the request named: these are its `stop_reason`; the model's own end of turn is not."""
+    """The request's own stop ids, which are reported as `stop_reason`; the model's end of turn is not."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -47,9 +47,9 @@ def plan(
     max_tokens: int | None,
     num_top_logprobs: int = 0,
 ) -> SampleRequest:
-    """Check the sampling fields and settle their defaults.
+    """Check the sampling fields and fill in their defaults.
 
-    Raises: ApiError: 400, naming the field; 404 for a model that is not served; `context_length_exceeded`.
+    Raises: ApiError: 400, naming the field, 404 for a model that is not served, or `context_length_exceeded`.
     """
     if fields.model is not None and fields.model != sampler.model_name:
         message = f"The model `{fields.model}` does not exist; this engine serves `{sampler.model_name}`."
@@ -82,7 +82,7 @@ def text_rules(fields: SamplingFields) -> TextRules:
 
 
 def exact_prompt_ids(fields: SamplingFields) -> list[int] | None:
-    """The ids in `kv_transfer_params.prompt_token_ids`, where the request carries them."""
+    """The ids in `kv_transfer_params.prompt_token_ids`, if the request has them."""
     ids: object = (fields.kv_transfer_params or {}).get("prompt_token_ids")
     if ids is None:
         return None
@@ -99,8 +99,8 @@ def exact_prompt_ids(fields: SamplingFields) -> list[int] | None:
 async def generate(
     sampler: Sampler, request: SampleRequest, rules: TextRules, choice_index: int
 ) -> AsyncGenerator[Piece, None]:
-    """Pieces of one choice; the last one, and only it, has a `finish_reason`."""
-    # Choices of one request must differ, and still be reproducible.
+    """Pieces of one choice. Only the last one has a `finish_reason`."""
+    # Choices of one request must differ, but be reproducible.
     seed = None if request.seed is None else request.seed + choice_index
     request = msgspec.structs.replace(request, choice_index=choice_index, seed=seed)
     choice = _Choice(sampler, request, rules)
@@ -161,7 +161,7 @@ def token_logprobs(sampler: Sampler, tokens: Sequence[SampledToken], *, as_ids: 
 
 
 def weight_spans(tokens: Sequence[SampledToken]) -> list[WeightSpan]:
-    """Runs of tokens that one weight version sampled."""
+    """Runs of tokens sampled with the same weight version."""
     spans: list[WeightSpan] = []
     for position, token in enumerate(tokens):
         version = version_text(token.version)
@@ -191,7 +191,7 @@ def _check(fields: SamplingFields, num_top_logprobs: int) -> None:
 
 
 def _budget(context_length: int, num_prompt: int, max_tokens: int | None) -> int:
-    """Tokens that may be sampled; the rest of the context where the request sets no limit."""
+    """Number of tokens that may be sampled; without a limit in the request, the rest of the context."""
     if num_prompt == 0:
         raise ApiError("The prompt is empty.", param="prompt")
     if max_tokens is not None and max_tokens < 1:

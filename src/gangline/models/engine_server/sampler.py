@@ -1,8 +1,8 @@
 """The interface between the HTTP routes of an engine server and its sampler.
 
-The routes own text: templates, stop strings, detokenising, tool-call and reasoning parsing, response shapes.
-A `Sampler` owns tokens: it is given prompt ids and answers sampled ids, one at a time, each with the log-prob
-under the distribution that it was really drawn from and the weight version that drew it.
+The routes handle text: templates, stop strings, detokenising, tool-call and reasoning parsing, response shapes. A
+`Sampler` handles tokens: it takes prompt ids and yields sampled ids, one at a time, each with its log-prob under the
+distribution actually sampled and with the weight version that sampled it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
 
 UNKNOWN_VERSION = -1
-"""Version of weights that were loaded, or are being loaded, without a version so far."""
+"""Version of weights that are loading, or were loaded without a version."""
 
 
 def version_text(version: int) -> str:
-    """As the wire has it."""
+    """The version in its wire format."""
     return "unknown" if version == UNKNOWN_VERSION else str(version)
 
 
 class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to sample. `n > 1` is `n` of these."""
+    """One sequence to sample. A request with `n > 1` becomes `n` of these."""
 
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -38,18 +38,18 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     """0 means no limit."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every id that was sampled before in this sequence."""
+    """Subtracted from the logit of every id already sampled in this sequence."""
     frequency_penalty: float = 0.0
-    """Likewise, once for each time."""
+    """Subtracted likewise, once for each occurrence."""
     seed: int | None = None
     stop_ids: frozenset[int] = frozenset()
-    """Sampling one of these ends the sequence; the id is part of the reply."""
+    """Sampling one of these ids ends the sequence; the id is part of the reply."""
     min_tokens: int = 0
     num_top_logprobs: int = 0
     with_mask: bool = False
-    """Report the ids that top-k and top-p left, where they took any away."""
+    """Report the ids kept by top-k and top-p, if they removed any."""
     messages: Sequence[dict[str, Any]] | None = None
-    """The client's messages, for samplers that answer text without weights (the scripted one)."""
+    """The client's messages, for samplers that produce text without weights (the scripted one)."""
     tools: Sequence[dict[str, Any]] | None = None
     choice_index: int = 0
 
@@ -57,14 +57,14 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
 class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
-    """Under the distribution that was sampled: after penalties, temperature, top-k, top-p (vLLM's processed kind)."""
+    """Under the sampled distribution: after penalties, temperature, top-k, top-p (vLLM's processed kind)."""
     version: int
-    """Weight version that drew this token; may be `UNKNOWN_VERSION`."""
+    """Weight version that sampled this token; may be `UNKNOWN_VERSION`."""
     finish_reason: FinishReason | None = None
-    """Set on the last token of the sequence only."""
+    """Set only on the last token of the sequence."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
     kept_ids: tuple[int, ...] | None = None
-    """The ids that it was drawn among; None where the request asks for none, or nothing was taken away."""
+    """The ids from which it was sampled; None if not requested, or if no id was removed."""
 
 
 class Sampler(Protocol):
@@ -76,12 +76,13 @@ class Sampler(Protocol):
 
     @property
     def returns_masks(self) -> bool:
-        """Whether the generate route reports sampling masks, as vLLM does under `--return-sampling-mask`."""
+        """Whether the generate route reports sampling masks, like vLLM with `--return-sampling-mask`."""
         ...
 
     @property
     def num_ids(self) -> int:
-        """Sampled ids are below it: rows of the model's vocabulary, which may be more than its tokenizer has."""
+        """Sampled ids are below this number of rows in the model's vocabulary, which may exceed the tokenizer's
+        size."""
         ...
 
     @property
@@ -90,8 +91,8 @@ class Sampler(Protocol):
     def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
         """Yield sampled tokens until a stop id or `max_tokens`.
 
-        An iterator that ends without a `finish_reason` was aborted (there was no next token to say so on).
-        Closing the iterator early (`aclose`) takes the sequence out of the running batch at once.
+        An iterator that ends without a `finish_reason` was aborted, with no further token to carry one. Closing the
+        iterator early (`aclose`) takes the sequence out of the running batch at once.
         """
         ...
 
@@ -105,7 +106,7 @@ class Sampler(Protocol):
     async def resume(self) -> None: ...
 
     async def load_weights(self, path: Path) -> None:
-        """Replace the weights by those of a safetensors checkpoint folder. Raises if shapes do not match."""
+        """Replace the weights with a safetensors checkpoint folder. Raises if shapes do not match."""
         ...
 
     async def set_version(self, version: int) -> None: ...

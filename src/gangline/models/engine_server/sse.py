@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventStream:
-    """`data: {json}` per event, `data: [DONE]` at the end; a failure in between is an event too.
+    """Sends `data: {json}` per event, and `data: [DONE]` at the end. An error in between is an event too.
 
     Events may be sent from several tasks: each is written as a whole.
     """
@@ -36,7 +36,7 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, ClientConnectionResetError):
-            return True  # the client has left; there is nobody to tell
+            return True  # the client has left
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             return False
         if isinstance(error, Exception):
@@ -48,7 +48,7 @@ class EventStream:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer that reports `error` to a client."""
+    """The response that reports `error` to a client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, GanglineError):

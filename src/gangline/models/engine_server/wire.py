@@ -1,8 +1,8 @@
 """The messages on the OpenAI routes, with vLLM's additions: requests, replies, errors.
 
-Requests ignore unknown fields, as vLLM does, with one exception: a known field that would change the sampling and that
-this server cannot honour (`UNSUPPORTED`) is rejected, never dropped. Replies carry token fields only when the request
-asked for them; the others are there even when null.
+Requests ignore unknown fields, as vLLM does, with one exception: known fields that would change the sampling but are
+not supported here (`UNSUPPORTED`) are rejected, never dropped. Replies have token fields only if the request asked for
+them. Other fields are always present, even when null.
 
 Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; OpenAI API reference.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-# Known fields this server cannot honour -> the values at which they change nothing.
+# Known but unsupported fields -> the values at which they have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
@@ -36,7 +36,7 @@ _FIELD_PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's error shape."""
+    """An error response in OpenAI's shape."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Accepted, so that a client that sends it works; it does not constrain the sampling."""
+    """Accepted for compatibility with clients; it does not constrain the sampling."""
 
     type: Literal["text", "json_object", "json_schema"]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """The common fields of the chat and the completions request."""
+    """The common fields of chat and completions requests."""
 
     model: str | None = None
     stream: bool | None = None
@@ -91,11 +91,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     kv_transfer_params: dict[str, Any] | None = None
-    """`prompt_token_ids` in it: the exact prompt, used instead of rendering or encoding."""
+    """May contain `prompt_token_ids`: the exact prompt, used instead of rendering or encoding."""
     return_token_ids: bool | None = None
     return_weight_versions: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    """Log-prob entries name their token `token_id:N` instead of by its text."""
+    """Whether log-prob entries identify their token as `token_id:N` instead of by its text."""
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -129,7 +129,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """Repeat the prompt's ids in the reply."""
+    """Repeat the prompt ids in the reply."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -139,7 +139,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
-    """Accepted for vLLM's sake: encoding adds nothing here, templates write their own special tokens."""
+    """Accepted for compatibility with vLLM. Has no effect: templates write their own special tokens."""
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -169,7 +169,7 @@ class TopLogprob(msgspec.Struct):
 class TokenLogprob(msgspec.Struct):
     token: str
     logprob: float | None
-    """Null where the sampler answered NaN."""
+    """Null if the sampler reported NaN."""
     bytes: list[int]
     top_logprobs: list[TopLogprob]
 
@@ -179,7 +179,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Four lists of one length, one entry per sampled id."""
+    """Four lists of equal length, one entry per sampled id."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -198,7 +198,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     type: str = "function"
     function: FunctionCall
     index: int | UnsetType = UNSET
-    """Set in streams only."""
+    """Set only in streams."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -209,7 +209,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class WeightSpan(msgspec.Struct):
-    """Ids `[start, end)` of a choice were sampled by weights `version`."""
+    """Ids `[start, end)` of a choice were sampled with weights `version`."""
 
     version: str
     start: int
@@ -271,7 +271,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One choice, whole or a streamed part of it."""
+    """One choice, whole or a part of a stream."""
 
     index: int
     text: str
@@ -284,7 +284,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionReply(msgspec.Struct, kw_only=True):
-    """A whole reply or one streamed chunk: on this route they have one shape."""
+    """A whole reply or one chunk of a stream, which have the same shape on this route."""
 
     id: str
     object: str = "text_completion"
@@ -302,7 +302,7 @@ class TopIdLogprob(msgspec.Struct):
 class IdLogprob(msgspec.Struct):
     token_id: int
     logprob: float | None
-    """Null where the sampler answered NaN."""
+    """Null if the sampler reported NaN."""
     top_logprobs: list[TopIdLogprob]
 
 
@@ -311,7 +311,7 @@ class IdLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
-    """One choice, whole or a streamed part of it."""
+    """One choice, whole or a part of a stream."""
 
     index: int
     token_ids: list[int]
@@ -319,13 +319,13 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     weight_versions: list[WeightSpan] | None = None
-    """With the finish reason."""
+    """Sent with the finish reason."""
     kept_ids: list[list[int]] | None = msgspec.field(default=None, name="sampling_mask")
-    """For each id those that it was drawn among."""
+    """For each id, the ids from which it was sampled."""
 
 
 class GenerateReply(msgspec.Struct, kw_only=True):
-    """A whole reply or one streamed chunk."""
+    """A whole reply or one chunk of a stream."""
 
     request_id: str
     choices: list[GenerateChoice]
@@ -340,7 +340,8 @@ def encode(reply: object) -> bytes:
 def decode_request(body: bytes, kind: type[RequestT], num_ids: int | None = None) -> RequestT:
     """Parse a request body.
 
-    num_ids: size of the vocabulary; a bias for an id beyond it is rejected with this number, as in vLLM.
+    num_ids: size of the vocabulary. A bias for an id beyond it is rejected, and the error names this number, as in
+        vLLM.
 
     Raises:
         ApiError: 400; `param` names the field of a wrong type or value.
@@ -364,7 +365,7 @@ def decode_request(body: bytes, kind: type[RequestT], num_ids: int | None = None
 
 
 def _refuse_biased_ids(biases: Any, num_ids: int) -> None:
-    """Raises: ApiError when an id is outside of the vocabulary."""
+    """Raises: ApiError when an id is outside the vocabulary."""
     if isinstance(biases, dict):
         ids = [int(name) for name in cast("dict[str, Any]", biases) if name.lstrip("-").isdecimal()]
         if wrong := [token for token in ids if not 0 <= token < num_ids]:
