@@ -209,7 +209,7 @@ def trace_view(
 
 
 def _num_prompt(trace: Trace) -> str:
-    """Number of prompt tokens. A trace of a tree has only its own part of the prompt."""
+    """Describes the prompt's length. A trace of a tree has only its own part of the prompt."""
     shared = trace.shared_prefix
     after = "" if shared is None else f", after {shared.num_ids} ids of {shared.trace_id}"
     return f"{len(trace.prompt_ids)} prompt ids{after}"

@@ -219,8 +219,7 @@ def _cluster_child(
 
 
 def _url_for_cluster(plan: Plan, server: Child) -> str:
-    """URL of the server. An address that stands for all interfaces is kept, since only Ray knows this machine's address
-    in the cluster."""
+    """URL of the server. A wildcard address is kept, since only Ray knows this machine's address in the cluster."""
     return (
         plan.server.public_url
         or f"http://{f'[{plan.server.host}]' if ':' in plan.server.host else plan.server.host}:{server.port}"

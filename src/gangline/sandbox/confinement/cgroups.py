@@ -205,9 +205,7 @@ def _owned(root: Path, prefix: str) -> list[Path]:
 
 
 async def _removed(folder: Path) -> None:
-    if (
-        folder / "freezer.state"
-    ).exists():  # version 1: killed processes that a dead keeper froze must be thawed to die
+    if (folder / "freezer.state").exists():  # version 1: frozen processes must be thawed to die
         with suppress(OSError):
             (folder / "freezer.state").write_text("THAWED")
     for _try in range(_REMOVE_TRIES):

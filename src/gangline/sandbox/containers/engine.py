@@ -72,7 +72,7 @@ class Engine:
 
         Never pulls. `folder`: working folder of podman's monitor, which leaves a file there after running out of
         memory.
-        Raises: InvalidRequest when the image is not there, RuntimeFailed, RuntimeUnavailable.
+        Raises: InvalidRequest when the image is missing, RuntimeFailed, RuntimeUnavailable.
         """
         given = ("--detach", "--pull", "never", "--name", name)
         code, _, complaint = await self._said("run", *given, *options, image, *argv, folder=folder)

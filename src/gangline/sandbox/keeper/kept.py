@@ -201,7 +201,7 @@ class Keeper:
         self._link = None
 
     async def _end_process(self) -> None:
-        """Wait for a keeper to end, or kill it."""
+        """Kill the keeper, if it still runs, and reap it."""
         await asyncio.to_thread(reap_keeper, self._owner)
         forget(self._folder)
         if self._pid is not None:

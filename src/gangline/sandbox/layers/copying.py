@@ -256,8 +256,8 @@ class TreeCopy:
     @staticmethod
     @contextmanager
     def _forced(name: str, parent: int, flags: int, found: os.stat_result) -> Generator[int | None]:
-        """A descriptor of our own file. Its permissions are opened within the context; a folder without them hides its
-        files."""
+        """A descriptor of our own file. Its permissions are open until the context ends: in a closed folder, no files
+        are found."""
         held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             there = os.fstat(held)
