@@ -106,7 +106,7 @@ def test_traces_that_do_not_fit_into_one_row_are_refused() -> None:
     with pytest.raises(InvalidGroup, match=r"several traces, and \S+ does not continue from the one before it"):
         adapter.to_batch(Group("task-1", (apart, session("s1", 0.0))), 2)
     told = session("s0", 1.0, trace(reward=0.5), trace(turns=[(12, 2)], reward=1.0))
-    with pytest.raises(InvalidGroup, match="rewards of their own"):
+    with pytest.raises(InvalidGroup, match="their own rewards"):
         adapter.to_batch(Group("task-1", (told, session("s1", 0.0))), 2)
 
 

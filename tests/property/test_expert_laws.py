@@ -85,7 +85,7 @@ def test_another_file_is_refused(data: bytes, told: str) -> None:
 
 
 def test_a_part_of_a_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="no whole number of tokens of 24 bytes"):
+    with pytest.raises(ValueError, match="not a whole number of tokens of 24 bytes"):
         experts_of_numbers(bytes(25), "int32", 3, 2)
     with pytest.raises(ValueError, match="its type is float32"):
         experts_of_numbers(bytes(24), "float32", 3, 2)

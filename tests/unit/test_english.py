@@ -83,7 +83,7 @@ def test_the_figures_are_per_1000_words_of_each_package(tmp_path: Path) -> None:
 
 def test_a_bar_holds_for_the_whole_and_all_lists_places_below_it(tmp_path: Path) -> None:
     write(tmp_path / "a" / "one.py", f'"""What {"word " * 99}"""\n')
-    write(tmp_path / "b" / "two.py", f'"""{"word " * 400}"""\n')
+    write(tmp_path / "b" / "two.py", f'"""{"word " * 3000}"""\n')
     assert run(tmp_path).returncode == 0
     assert "one.py:1" not in run(tmp_path).stdout
     assert "one.py:1" in run(tmp_path, "--all").stdout

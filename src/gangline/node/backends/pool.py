@@ -180,14 +180,12 @@ class BackendPool:
         capture: Literal["ids", "text"] = "ids",
         read_secret: Callable[[str], str] = read_secret,
     ) -> None:
-        """role: the role whose calls it answers; None: the policy's.
-        numbers: numbers for backends, in order of arrival; None counts from 1.
+        """role: the role whose calls it answers; None: the policy's. numbers: of backends; None counts from 1.
         node: backends with this label, and unlabelled ones on this machine, are chosen before all others.
         affinity_slack: a session prefers a backend that already has a session of its task, as long as that has fewer
         than this many sessions more than the least loaded one; 0: never.
-        wait_s: how long a call waits for a healthy backend.
-        max_failures: consecutive failed checks that make a backend unhealthy; one is enough when a call failed too.
-        capture: `text` accepts servers that report no token ids.
+        wait_s: for a healthy backend. max_failures: consecutive failed checks until a backend is unhealthy; one is
+        enough when a call failed too. capture: `text` accepts servers that report no token ids.
         read_secret: reads a key by the name of its environment variable; raises InvalidRequest.
         """
         self._clock = clock

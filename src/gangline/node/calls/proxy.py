@@ -166,8 +166,7 @@ class Proxy:
         body_idle_s: float = LIMITS.body_idle_s,
         on_error: Callable[[GanglineError], None] | None = None,
     ) -> None:
-        """dialects: None: all that are installed.
-        limits: None: the defaults.
+        """dialects: None: all that are installed. limits: None: the defaults.
         readers: read large requests; None: they are read on the event loop.
         keep_alive_s: seconds of silence before a stream sends a keep-alive.
         body_idle_s: longest pause in a request's body before the client gets an error.

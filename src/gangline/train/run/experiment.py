@@ -110,8 +110,8 @@ class Experiment(TrainingOptions):
             )
         if algorithm.compare == "roles" and self.coalitions is not None:
             raise InvalidRequest(
-                "coalitions share out the sessions' common reward, and with compare `roles` each role has a reward of "
-                "its own: leave out one of the two."
+                "coalitions share out the sessions' common reward, and with compare `roles` each role has its own "
+                "reward: leave out one of the two."
             )
         if self.control == "random_mask" and self.algorithm.resolve().loss.correction.level != "none":
             raise InvalidRequest(
