@@ -105,8 +105,8 @@ OURS = """
 import contextlib
 sys.path.insert(0, given["programs"])
 os.environ |= {"GANGLINE_BASE_URL": given["url"], "GANGLINE_API_KEY": given["key"]}
-from inside import tau2_talk
-from inside.protocol import Refused
+from in_sandbox import tau2_talk
+from in_sandbox.protocol import Refused
 ours = []
 for domain, task_id, name, steps in plans:
     talk = tau2_talk.begin({**given["config"], "domain": domain, "task": task_id})

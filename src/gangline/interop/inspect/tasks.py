@@ -38,10 +38,10 @@ CONFIG_FILE = f"{_FOLDER}/config.json"
 TASK_FOLDER = f"{_FOLDER}/task"
 _SCORING = ("__init__", "commands", "conversation", "solution", "scoring")
 
-_READ = "import sys; sys.path.append(sys.argv[1]); from inside.reading import main; main(sys.argv[2])"
+_READ = "import sys; sys.path.append(sys.argv[1]); from in_sandbox.reading import main; main(sys.argv[2])"
 _SCORE = (
     "import os, sys; folder = os.path.abspath(sys.argv[1]); sys.path.append(folder);"
-    " from inside.scoring import main; main(folder)"
+    " from in_sandbox.scoring import main; main(folder)"
 )
 
 

@@ -35,10 +35,10 @@ CONFIG_FILE = f"{FOLDER}/config.json"
 TASKSET_FOLDER = f"{FOLDER}/taskset"
 _MODULES = ("__init__", "box", "trace", "hooks")
 
-_READ = "import sys; sys.path.append(sys.argv[1]); from inside.reading import main; main(sys.argv[2])"
+_READ = "import sys; sys.path.append(sys.argv[1]); from in_sandbox.reading import main; main(sys.argv[2])"
 _RUN = (
     "import os, sys; folder = os.path.abspath(sys.argv[1]); sys.path.append(folder);"
-    " from inside.hooks import main; main(folder, sys.argv[2])"
+    " from in_sandbox.hooks import main; main(folder, sys.argv[2])"
 )
 
 
