@@ -356,6 +356,7 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/english.py
 	$(BIN)/python scripts/house.py --check
+	$(BIN)/python bench/house_bench.py --check
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
