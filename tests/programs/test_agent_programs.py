@@ -17,7 +17,7 @@ import pytest
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.domain.session import SessionResult
-from gangline.node.environments.all_of_session import recorded_calls
+from gangline.node.environments.session_environments import recorded_calls
 from gangline.rows.audit import audit
 from gangline.rows.lineage import assign_roles
 from gangline.wire.client.server import ServerClient

@@ -131,3 +131,14 @@ def test_a_named_server_that_does_not_answer_is_told(folder: Path, monkeypatch: 
     told = CliRunner().invoke(build_app(), [])
     assert told.exit_code == 0
     assert "nobody answers at http://far:1." in told.output
+
+
+@pytest.mark.parametrize("folder", ["server/results", "runs", "evals"])
+def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path, folder: str) -> None:
+    data = tmp_path / ".gangline"
+    for name, file in (("here", "lineage.json"), ("here", "report.json")):
+        (data / folder / name).mkdir(parents=True, exist_ok=True)
+        (data / folder / name / file).write_text("{}")
+    (data / folder / "gone").symlink_to(tmp_path / "nowhere")
+    found = Found(tmp_path, data)
+    assert {found.task, found.run, *found.evaluations} == {None, "here"}

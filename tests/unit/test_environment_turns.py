@@ -9,7 +9,7 @@ import msgspec
 
 from gangline.domain.conversation import Message, ToolCall
 from gangline.domain.environment import EnvironmentCall
-from gangline.node.environments.all_of_session import with_turns
+from gangline.node.environments.session_environments import with_turns
 from support.store.completions import completion
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gangline.domain.environment import EnvironmentCall
 from gangline.domain.session import SessionResult
-from gangline.node.environments.all_of_session import recorded_calls
+from gangline.node.environments.session_environments import recorded_calls
 from gangline.node.sessions.attempt import Attempt
 from support.node.attempt import lease_of, node_parts
 from support.requirements import TOOLS, need, need_command, need_module

@@ -41,8 +41,15 @@ class Found:
 
 def _newest(data: Path, pattern: str) -> str | None:
     """Name of the most recently changed folder below `server/results` or `runs`."""
-    found = max(data.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
+    found = max(data.glob(pattern), key=_changed_at, default=None)
     return None if found is None else found.name if found.is_dir() else found.parent.name
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # a running service has removed it meanwhile
+        return 0.0
 
 
 def look_around(folder: Path, settings: Settings) -> Found:

@@ -1,2 +1,2 @@
 """The environments of one session: their servers, the agent's calls, and the record of these. Start with
-`all_of_session`."""
+`session_environments`."""

@@ -30,7 +30,7 @@ from gangline.domain.usage import Usage
 from gangline.machine.event_loop import is_fault, to_end
 from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
-from gangline.node.environments.all_of_session import SessionEnvironments
+from gangline.node.environments.session_environments import SessionEnvironments
 from gangline.node.replay.replay import Replay
 from gangline.node.sessions.adoption import RESTARTED, AttemptNote, RunEnd
 from gangline.node.sessions.evaluation import within

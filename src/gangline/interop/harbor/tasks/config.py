@@ -137,7 +137,7 @@ class HarborVerifier(_Policy):
     @model_validator(mode="after")
     def _shares_no_environment_of_its_own(self) -> HarborVerifier:
         if self.environment_mode == "shared" and self.environment is not None:
-            raise ValueError("environment_mode 'shared' and its own environment exclude each other")
+            raise ValueError("environment_mode 'shared' and a separate environment exclude each other")
         return self
 
 

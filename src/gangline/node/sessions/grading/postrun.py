@@ -20,7 +20,7 @@ from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.sandbox import Sandbox, SideServices
 from gangline.domain.task import EvaluatorSpec, TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
-from gangline.node.environments.all_of_session import RECORD, recorded_calls
+from gangline.node.environments.session_environments import RECORD, recorded_calls
 from gangline.node.sessions.adoption import RunEnd, annotate
 from gangline.node.sessions.evaluation import bounded, graded, within
 from gangline.node.sessions.failures import failure_of, log_failed

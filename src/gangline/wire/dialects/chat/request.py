@@ -324,7 +324,7 @@ def _tool_call(call: _ToolCall, where: str) -> ToolCall:
         return ToolCall(call.id, call.function.name, _arguments(call.function.arguments))
     if call.type == "custom" and call.custom is not None:
         return ToolCall(call.id, call.custom.name, shimmed(call.custom.input))
-    raise InvalidRequest(f"{where} of type {call.type!r} is not a function call and no custom call.", param=where)
+    raise InvalidRequest(f"{where} of type {call.type!r} is neither a function call nor a custom one.", param=where)
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> str:

@@ -50,7 +50,7 @@ def read_tools(tools: list[ChatTool]) -> tuple[tuple[ToolDefinition, ...], list[
 def _tool(tool: ChatTool, where: str) -> ToolDefinition:
     known = {"function": tool.function, "custom": tool.custom}.get(tool.type)
     if known is None:
-        raise InvalidRequest(f"{where} of type {tool.type!r} is not a function and no custom tool.", param=where)
+        raise InvalidRequest(f"{where} of type {tool.type!r} is neither a function nor a custom tool.", param=where)
     if not known.name:
         raise InvalidRequest(f"{where}.{tool.type}.name is empty.", param=f"{where}.{tool.type}.name")
     if isinstance(known, ToolCustom):
