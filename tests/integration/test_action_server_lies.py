@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.agents.tools.action_server import ActionServer, ActionServerOptions
+from gangline.agents.tools.answers import ShellResult
 from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
 from gangline.domain.sandbox import Channel, ExecResult
 from support.node.tools import action_server
@@ -165,16 +166,30 @@ async def test_an_action_that_is_too_large_is_not_sent() -> None:
 
 
 async def test_a_late_answer_to_a_caller_that_has_gone_is_dropped(tmp_path: Path) -> None:
+    begun, released = tmp_path / "begun", tmp_path / "released"
     async with action_server(tmp_path) as server:
-        gone = asyncio.create_task(server.shell.run("sleep 0.3; echo late", timeout_s=20))
-        await asyncio.sleep(0.1)
+        command = f"touch '{begun}'; until [ -e '{released}' ]; do sleep 0.05; done; echo late"
+        gone = asyncio.create_task(server.shell.run(command, timeout_s=600))
+        async with asyncio.timeout(60):
+            while not begun.exists():
+                await asyncio.sleep(0.02)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
         with pytest.raises(ActionRefused, match="has been running"):
             await server.shell.run("echo next", timeout_s=20)
-        await asyncio.sleep(0.5)
-        assert (await server.shell.run("echo next", timeout_s=20)).output.text == "next\n"
+        released.touch()
+        assert (await _accepted(server, "echo next")).output.text == "next\n"
+
+
+async def _accepted(server: ActionServer, command: str) -> ShellResult:
+    """Asks until no earlier command runs."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await server.shell.run(command, timeout_s=20)
+            except ActionRefused:
+                await asyncio.sleep(0.05)
 
 
 async def test_an_agent_that_kills_its_server_gets_that_told(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from gangline.domain.errors import ActionRefused
 from support.node.tools import action_server
 
 T = 60.0
+SHORT_S = 2.0
+"""Time limit of cells that have begun by then, on a busy machine too, and do not end."""
 OTHERS = sorted(
     {path for minor in range(8, 16) if "shims" not in (path := shutil.which(f"python3.{minor}") or "shims")}
     | {
@@ -74,16 +76,16 @@ async def test_output_of_started_programs_is_captured_in_order(python: PythonToo
 
 async def test_out_of_time_a_cell_is_interrupted_and_names_stay(python: PythonTool) -> None:
     await python.run("x = 1", timeout_s=T)
-    result = await python.run("print('begun')\nwhile True:\n    x += 1", timeout_s=0.3)
+    result = await python.run("print('begun')\nwhile True:\n    x += 1", timeout_s=SHORT_S)
     assert (result.state, result.is_interrupted, result.output.text) == ("ended", True, "begun\n")
     assert result.traceback is not None
     assert "KeyboardInterrupt" in result.traceback
-    assert result.status().startswith("interrupted after 0.")
+    assert result.status().startswith("interrupted after ")
     assert (await python.run("x > 1", timeout_s=T)).result == "True"
 
 
 async def test_an_interrupt_reaches_programs_that_a_cell_started(python: PythonTool) -> None:
-    result = await python.run("import subprocess\nsubprocess.run(['sleep', '1000']).returncode", timeout_s=0.3)
+    result = await python.run("import subprocess\nsubprocess.run(['sleep', '1000']).returncode", timeout_s=SHORT_S)
     assert (result.state, result.is_interrupted) == ("ended", True)
 
 
@@ -100,7 +102,7 @@ async def test_an_interrupt_on_request_ends_the_cell(python: PythonTool, tmp_pat
 
 async def test_a_cell_that_ignores_its_interrupt_leaves_a_restart(python: PythonTool) -> None:
     code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)"
-    result = await python.run(code, timeout_s=0.2)
+    result = await python.run(code, timeout_s=SHORT_S)
     assert (result.state, result.is_interrupted) == ("running", True)
     assert "restart the interpreter" in result.status()
     with pytest.raises(ActionRefused, match="ignores its interrupt: restart") as refused:
@@ -154,14 +156,15 @@ async def test_exits_input_and_forks_do_not_end_it(python: PythonTool) -> None:
     assert (await python.run("x", timeout_s=T)).result == "1"
 
 
-async def test_output_between_cells_comes_apart(python: PythonTool) -> None:
+async def test_output_between_cells_comes_apart(python: PythonTool, tmp_path: Path) -> None:
     code = "import threading\nready, go = threading.Event(), threading.Event()\n"
-    code += (
-        "def f():\n    go.wait(); print('from the thread', flush=True); ready.set()\nthreading.Thread(target=f).start()"
-    )
+    code += "def f():\n    go.wait(); print('from the thread', flush=True); open('said', 'w').close(); ready.set()\n"
+    code += "threading.Thread(target=f).start()"
     await python.run(code, timeout_s=T)
     await python.run("import time\nthreading.Timer(0.1, go.set).start()", timeout_s=T)
-    await asyncio.sleep(0.5)
+    while not (tmp_path / "said").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
     result = await python.run("ready.wait(); print('own')", timeout_s=T)
     assert (result.earlier.text, result.output.text) == ("from the thread\n", "own\n")
 

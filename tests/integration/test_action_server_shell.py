@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncGenerator
@@ -18,6 +19,8 @@ from gangline.domain.errors import ActionRefused, InvalidRequest
 from support.node.tools import action_server
 
 T = 20.0
+SHORT_S = 2.0
+"""Time limit of commands that have begun by then, on a busy machine too, and do not end."""
 
 
 @pytest_asyncio.fixture
@@ -122,11 +125,11 @@ async def test_a_shell_that_ends_between_commands_is_reported(shell: ShellTool) 
 
 
 async def test_out_of_time_a_command_goes_on_and_the_shell_stays_usable(shell: ShellTool) -> None:
-    result = await shell.run("X=1; echo begun; sleep 1000", timeout_s=0.3)
+    result = await shell.run("X=1; echo begun; sleep 1000", timeout_s=SHORT_S)
     assert (result.state, result.output.text, result.exit_code) == ("running", "begun\n", None)
     assert result.foreground == ["sleep 1000"]
-    assert 0.3 <= result.duration_s < T
-    assert result.status().startswith("still running (sleep 1000) after 0.")
+    assert SHORT_S <= result.duration_s < T
+    assert re.match(r"still running \(sleep 1000\) after \d", result.status())
     with pytest.raises(ActionRefused, match=r"a command has been running for .* s .sleep 1000.: wait") as refused:
         await shell.run("echo no", timeout_s=T)
     assert refused.value.reason == "running"
@@ -139,7 +142,7 @@ async def test_out_of_time_a_command_goes_on_and_the_shell_stays_usable(shell: S
 
 async def test_waiting_gets_the_rest_of_the_output(shell: ShellTool, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
-    first = await shell.run("echo one; read _ < go; echo two", timeout_s=0.3)
+    first = await shell.run("echo one; read _ < go; echo two", timeout_s=SHORT_S)
     assert (first.state, first.output.text) == ("running", "one\n")
     waiting = asyncio.create_task(shell.wait(timeout_s=T))
     await asyncio.to_thread((tmp_path / "go").write_text, "x\n")
@@ -149,10 +152,16 @@ async def test_waiting_gets_the_rest_of_the_output(shell: ShellTool, tmp_path: P
 
 
 @pytest.mark.parametrize("ask", ["wait", "interrupt"])
-async def test_the_end_of_a_command_that_nobody_waited_for_is_not_lost(shell: ShellTool, ask: str) -> None:
-    first = await shell.run("sleep 0.4; echo two; (exit 3)", timeout_s=0.1)
+async def test_the_end_of_a_command_that_nobody_waited_for_is_not_lost(
+    shell: ShellTool, tmp_path: Path, ask: str
+) -> None:
+    command = "until [ -e go ]; do sleep 0.05; done; echo two; touch done; (exit 3)"
+    first = await shell.run(command, timeout_s=0.4)
     assert first.state == "running"
-    await asyncio.sleep(1)
+    (tmp_path / "go").touch()
+    while not (tmp_path / "done").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
     second = await getattr(shell, ask)(timeout_s=T)
     assert (second.state, second.output.text, second.exit_code) == ("ended", "two\n", 3)
     assert second.duration_s >= 0.4
@@ -207,7 +216,7 @@ async def test_a_command_that_its_shell_has_not_begun_is_interrupted(
 
 
 async def test_a_program_that_ignores_interrupts_leaves_a_restart(shell: ShellTool) -> None:
-    result = await shell.run("trap '' INT; echo begun; sleep 1000", timeout_s=0.3)
+    result = await shell.run("trap '' INT; echo begun; sleep 1000", timeout_s=SHORT_S)
     assert result.state == "running"
     assert (await shell.interrupt(timeout_s=0.2)).state == "running"
     await shell.restart()
@@ -288,7 +297,7 @@ async def test_huge_output_keeps_head_and_tail_and_is_drained(tmp_path: Path) ->
         assert (result.output.head, result.output.tail) == (whole[:500], whole[-500:])
         assert result.output.omitted_bytes == len(whole) - 1000
         assert f"\n[{len(whole) - 1000} bytes omitted]\n" in result.output.text
-        endless = await server.shell.run("yes", timeout_s=0.5)
+        endless = await server.shell.run("yes", timeout_s=SHORT_S)
         assert (endless.state, endless.output.omitted_bytes > 1_000_000) == ("running", True)
         assert (await server.shell.interrupt(timeout_s=T)).exit_code == 130
 

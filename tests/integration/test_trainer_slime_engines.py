@@ -167,10 +167,10 @@ async def test_a_node_that_opens_between_calls_is_closed_again(tmp_path: Path) -
 
 async def test_a_closed_gate_outlives_its_lease_as_long_as_the_trainer_lives(tmp_path: Path) -> None:
     service = EngineService.running(tmp_path, TrainedSglang())
-    async with service as running, supply_of(running, lease_s=1.0) as supply:
+    async with service as running, supply_of(running, lease_s=3.0) as supply:
         async with supply.opened():
             pass
-        await asyncio.sleep(1.5)  # nothing tells that a lease did not run out
+        await asyncio.sleep(4)  # nothing tells that a lease did not run out
         state = await running.node.client.gate()
         assert (state.is_paused, state.num_expired_leases) == (True, 0)
 
