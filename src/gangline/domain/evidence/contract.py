@@ -42,7 +42,7 @@ class Reported(NamedTuple):
     """[T]: replace the reply's own log-probs; None: keep those."""
 
 
-class EvidenceWire:
+class EvidenceWire(ABC):
     """How one engine's messages carry a kind of evidence. Each engine has its own object, which may learn from the
     probe."""
 
@@ -61,10 +61,11 @@ class EvidenceWire:
     def learn(self, found: Any, num_tokens: int) -> None:
         """Learn from a probe's reply. found: an object with `fields`. num_tokens: of prompt and reply. Raises:
         ValueError."""
+        return
 
+    @abstractmethod
     def read(self, found: Any) -> Reported | None:
         """Returns None if not reported. found: an object with `fields`. Raises: ValueError for an impossible value."""
-        raise NotImplementedError
 
 
 class Tokens(NamedTuple):

@@ -19,6 +19,7 @@ import socket
 import sys
 import traceback
 import types
+from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional
 
 _MAX_TEXT = 1 << 16
@@ -59,15 +60,15 @@ def main(fd: int, program: Dict[str, Any]) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-class Cells:
+class Cells(ABC):
     """Base of both kinds of interpreter."""
 
     def __init__(self) -> None:
         self.images: List[bytes] = []
 
+    @abstractmethod
     def execute(self, code: str) -> Answer:
         """Run one cell. Returns `result` and `traceback`, both optional."""
-        raise NotImplementedError
 
     def run(self, code: str) -> Answer:
         self.images = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ _OVER = "The episode is over. Give your final answer."
 _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
-class Episode:
+class Episode(ABC):
     """Base class. Subclasses start the episode in `__init__` and implement `_step`."""
 
     instructions: str
@@ -44,9 +45,9 @@ class Episode:
         self.is_over = True
         return self._finish(str(arguments.get("answer") or ""))
 
+    @abstractmethod
     def _step(self, action: Any) -> Result:
         """Raises: Refused."""
-        raise NotImplementedError
 
     def _finish(self, answer: str) -> Result:
         return Result("closed", done=True)

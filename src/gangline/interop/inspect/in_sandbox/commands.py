@@ -7,6 +7,7 @@ permissions mean the same as for the agent.
 from __future__ import annotations
 
 import errno
+from abc import abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -44,6 +45,7 @@ class Ended:
 class CommandSandbox(_Base):
     """See `inspect_ai.util.SandboxEnvironment`. Subclasses implement `_run`."""
 
+    @abstractmethod
     async def _run(
         self,
         cmd: list[str],
@@ -59,7 +61,6 @@ class CommandSandbox(_Base):
 
         Raises: TimeoutError; SandboxUserUnsupportedError; SandboxUnavailableError.
         """
-        raise NotImplementedError
 
     async def exec(
         self,
