@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
-from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
+from gangline.domain.sandbox import Checkpoint, ExecRequest, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.keeper.kept import Keeper, KeptSandbox
 from gangline.sandbox.shared.leftovers import LABEL
@@ -248,39 +248,18 @@ async def _called(lives: Lives, handle: KeptSandbox, program: str) -> Call:
     return await lives.accept()
 
 
-_TALKS = "import os\nwhile piece := os.read(3, 1 << 16): os.write(3, piece.upper())\nprint('talked')\n"
-
-
-async def _talk(channel: Channel, line: bytes) -> bytes:
-    await channel.write(line)
-    heard = b""
-    while len(heard) < len(line) and (piece := await channel.read()):
-        heard += piece
-    return heard
-
-
 @_check
-async def a_channel_goes_on_in_the_nodes_next_life(lives: Lives) -> None:
+async def a_channel_ends_with_its_node(lives: Lives) -> None:
     handle = await lives.start()
-    old = await _running(handle)
-    first, second = [await handle.channel(["python3", "-c", _TALKS]) for _ in range(2)]
-    assert await _talk(first, b"before") == b"BEFORE"
-    await second.write(b"unread")
+    await _running(handle)
+    channel = await handle.channel(f"{daemon()}; sleep 100000")
+    await until_held(handle)
     (kept,) = await lives.next()
-    await _refused(old)
-    await _refused(first.ended())
-    await first.close()
-    await second.close()
-    one, two = [await kept.rejoin_channel(channel_id) for channel_id in kept.channels]
-    assert await _talk(one, b"after") == b"AFTER"
-    assert await two.read() == b"UNREAD", "what nobody had read is still there"
-    await two.close()
-    assert (await two.ended()).signal == 9
-    await _refused(kept.rejoin_channel(two.channel_id))
-    assert await _talk(one, b"still") == b"STILL"
-    await kept.kill()
-    assert await one.read() == b""
-    await one.close()
+    await _refused(channel.ended())
+    await channel.close()
+    assert not await is_held(kept), "the command of a channel was kept"
+    await kept.upload("go", b"")
+    assert (await kept.rejoin()).stdout == b"begun\nended\n"
 
 
 @_check

@@ -171,7 +171,6 @@ class _Keeper:
                 facts=sandbox.facts,
                 note=sandbox.note,
                 spent_s=sandbox.spent_s,
-                channels=tuple(sandbox.channels),
             )
             for sandbox in self.sandboxes.values()
             if sandbox.note is not None
@@ -236,11 +235,14 @@ class _Service:
         task.cancel()
 
     async def close(self) -> None:
-        """Undo the pending requests of a disconnected node, except commands that outlive it."""
+        """Undo the pending requests of a disconnected node, and close its channels. Commands that outlive it go on."""
         for request, task in tuple(self._tasks.values()):
             if not isinstance(request, _UNDISTURBED):
                 task.cancel()
         await asyncio.gather(*(task for _, task in tuple(self._tasks.values())), return_exceptions=True)
+        kept = [sandbox for sandbox in self._keeper.sandboxes.values() if sandbox.note is not None]
+        channels = [channel for sandbox in kept for channel in sandbox.channels.values()]
+        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
 
     def _answer(self, number: int, done: asyncio.Task[Any]) -> None:
         del self._tasks[number]
@@ -265,8 +267,6 @@ class _Service:
                 return await _ended(self._sandbox(request.runtime_id))
             case wire.OpenChannel():
                 await self._open_channel(request)
-            case wire.RejoinChannel():
-                self._share(request.channel_id, self._channel(request))
             case wire.ChannelEnd():
                 return await self._channel(request).ended()
             case wire.CloseChannel():
@@ -341,7 +341,7 @@ class _Service:
         except OSError as error:
             raise RuntimeFailed(f"a channel could not be handed over: {error}.") from error
 
-    def _channel(self, request: wire.RejoinChannel | wire.ChannelEnd) -> Channel:
+    def _channel(self, request: wire.ChannelEnd) -> Channel:
         """Raises: RuntimeFailed."""
         channel = self._sandbox(request.runtime_id).channels.get(request.channel_id)
         if channel is None:

@@ -261,8 +261,6 @@ class KeptSandbox(Sandbox):
         """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
         """Time used, in seconds, as last reported."""
-        self.channels: tuple[str, ...] = () if kept is None else kept.channels
-        """Ids of the channels left by an earlier process of the node, in the order in which they were opened."""
         self._limits = facts.limits
         self._keeper = keeper
         self._link = link
@@ -284,14 +282,6 @@ class KeptSandbox(Sandbox):
             with suppress(RuntimeFailed):  # it may just have opened
                 await self._link.ask(wire.CloseChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
             raise
-        return self._kept_channel(channel_id)
-
-    async def rejoin_channel(self, channel_id: str) -> KeptChannel:
-        """Continue a channel where the node's earlier process stopped: see `channels`. Raises: RuntimeFailed."""
-        await self._link.ask(wire.RejoinChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
-        return self._kept_channel(channel_id)
-
-    def _kept_channel(self, channel_id: str) -> KeptChannel:
         ours = self._link.take(channel_id)
         if ours is None:
             raise RuntimeFailed("the keeper handed no channel over: this process may have too many open files.")
@@ -350,14 +340,12 @@ class KeptSandbox(Sandbox):
 
 
 class KeptChannel(SocketChannel):
-    """A channel to a command in the keeper. Its bytes do not pass through the keeper."""
+    """A channel to a command in the keeper, which ends with the node. Its bytes do not pass through the keeper."""
 
     def __init__(self, link: Link, runtime_id: str, channel_id: str, ours: socket.socket) -> None:
         super().__init__(ours)
-        self.channel_id = channel_id
-        """Id for `KeptSandbox.rejoin_channel` after a restart of the node."""
         self._link = link
-        self._runtime_id = runtime_id
+        self._closing = wire.CloseChannel(runtime_id=runtime_id, channel_id=channel_id)
         asked = wire.ChannelEnd(runtime_id=runtime_id, channel_id=channel_id)
         self._ending = asyncio.create_task(link.ask(asked, ExecResult))
         self._ending.add_done_callback(_seen)
@@ -365,7 +353,7 @@ class KeptChannel(SocketChannel):
     async def close(self) -> None:
         try:
             with suppress(RuntimeFailed):  # gone with its sandbox
-                await self._link.ask(wire.CloseChannel(runtime_id=self._runtime_id, channel_id=self.channel_id), None)
+                await self._link.ask(self._closing, None)
         finally:
             self.hang_up()
 

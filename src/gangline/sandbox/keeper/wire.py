@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
 from gangline.domain.sandbox import Checkpoint, ExecRequest, RuntimeStart
 
-VERSION = 9
+VERSION = 10
 """A node ends a keeper of another version, whose sandboxes are lost."""
 
 _LENGTH_BYTES = 4
@@ -42,8 +42,6 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     note: bytes
     spent_s: float
-    channels: tuple[str, ...] = ()
-    """Ids of its channels, in the order in which they were opened."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +79,6 @@ class OpenChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     channel_id: str
     """Chosen by the node."""
     request: ExecRequest
-
-
-class RejoinChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Another descriptor of an open channel."""
-
-    runtime_id: str
-    channel_id: str
 
 
 class ChannelEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -165,7 +156,6 @@ Request = (
     | Exec
     | Rejoin
     | OpenChannel
-    | RejoinChannel
     | ChannelEnd
     | CloseChannel
     | Annotate
