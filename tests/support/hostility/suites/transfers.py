@@ -22,15 +22,18 @@ _MAX_BYTES = 1 << 20
 _ROUNDS = 120
 _numbers = itertools.count()
 
+_UP = "/".join([".."] * 40)
+"""To the root from any folder that a test runner makes: `..` of the root is the root."""
+
 # Shell lines; $SECRET is a file of the node's, $FOLDER the folder that it lies in, and `bait` what the node asks for.
 _DOWNLOADS = {
     "a_link_to_a_file_of_the_host_comes_out": ("ln -s $SECRET bait", "bait"),
     "a_link_to_a_link_comes_out": ("ln -s $SECRET one; ln -s one bait", "bait"),
     "a_file_in_a_linked_folder_comes_out": ("ln -s $FOLDER bait", "bait/secret"),
     "a_file_below_a_linked_folder_comes_out": ("mkdir a; ln -s $FOLDER/.. a/bait", "a/bait/{name}/secret"),
-    "a_link_by_a_relative_way_comes_out": ("ln -s ../../../../../../../../../..$SECRET bait", "bait"),
+    "a_link_by_a_relative_way_comes_out": (f"ln -s {_UP}$SECRET bait", "bait"),
     "a_link_through_the_kernels_files_comes_out": ("ln -s /proc/self/root$SECRET bait", "bait"),
-    "a_path_with_dots_comes_out": ("mkdir a", "a/../../../../../../../../..{secret}"),
+    "a_path_with_dots_comes_out": ("mkdir a", f"a/{_UP}{{secret}}"),
     "a_path_of_the_host_comes_out": ("true", "{secret}"),
     "a_path_below_the_kernels_files_comes_out": ("true", "/proc/self/root{secret}"),
     "an_open_file_of_the_node_comes_out": ("ln -s /proc/self/fd/{fd} bait", "bait"),
@@ -49,7 +52,7 @@ _UPLOADS = {
     "an_upload_goes_through_a_linked_folder": ("ln -s $FOLDER bait", "bait/planted"),
     "an_upload_goes_through_a_deeper_linked_folder": ("mkdir a; ln -s $FOLDER/.. a/bait", "a/bait/{name}/planted"),
     "an_upload_makes_folders_through_a_link": ("ln -s $FOLDER bait", "bait/more/planted"),
-    "an_upload_with_dots_leaves_the_sandbox": ("mkdir a", "a/../../../../../../../../..{folder}/planted"),
+    "an_upload_with_dots_leaves_the_sandbox": ("mkdir a", f"a/{_UP}{{folder}}/planted"),
     "an_upload_to_a_path_of_the_host_leaves_the_sandbox": ("true", "{folder}/planted"),
     "an_upload_through_the_kernels_files_leaves_the_sandbox": ("true", "/proc/self/root{folder}/planted"),
 }
