@@ -1,4 +1,4 @@
-"""What an efficient shell, load balancing and the clean-up of stale jobs are each worth: paper 000's Table 3, here.
+"""What an efficient shell, load balancing and the clean-up of stale jobs are each worth: Table 3 of ProRL Agent, here.
 
 Dynamic sampling with tool-heavy sessions: a trainer that takes no time asks for batches of groups whose rewards differ.
 Server, node, keeper and sandboxes are real; two engines in this process answer a fixed number of calls at a time, as a

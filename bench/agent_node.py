@@ -67,8 +67,8 @@ def work_s_of(session_id: str) -> float:
 
 
 STRAGGLER_SPREAD = 0.887
-"""Of the logarithm. Source: paper 003, 5: 63 sessions of 64 end in 3 minutes and one takes 25. The longest of 64 lies
-2.39 deviations above the median."""
+"""Of the logarithm: 63 sessions of 64 end in 3 minutes and one takes 25. The longest of 64 lies 2.39 deviations above
+the median. Source: "Inside the Agentic RL Training Loop"."""
 
 
 def straggle_s_of(session_id: str, median_s: float = MEDIAN_WORK_S) -> float:

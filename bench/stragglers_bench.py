@@ -1,8 +1,9 @@
 """What waits for the last session of a step, and what helps against it.
 
-Sessions are as long as paper 003 says (see `agent_node`), 300 times faster, and there are as many RUN slots as a step
-has sessions. Server and node are real processes, the trainer takes no time. `sync` waits for all sessions of a step.
-`async` keeps so many groups under way and carries unfinished ones into the next step; `async_twice` keeps two steps'.
+Sessions are as long as in "Inside the Agentic RL Training Loop" (see `agent_node`), 300 times faster, and there are as
+many RUN slots as a step has sessions. Server and node are real processes, the trainer takes no time. `sync` waits for
+all sessions of a step. `async` keeps so many groups under way and carries unfinished ones into the next step;
+`async_twice` keeps two steps'.
 
 - `fleet.tail_wait_share.*`: share of the RUN slots' time in which no agent was, because a step waits for its last ones.
 - `fleet.step_s.*`: seconds a step.
@@ -49,7 +50,7 @@ IN_FLIGHT = {"sync": 0, "async": NUM_GROUPS, "async_twice": 2 * NUM_GROUPS}
 NUM_TASKS, NUM_EPOCHS = 500, 3
 STEP_GROUPS, STEP_SAMPLES = 8, 8
 BUDGET_FACTOR = 3
-"""Paper 003: 500 tasks, three epochs, groups of eight, 64 sessions a step."""
+"""As in that article: 500 tasks, three epochs, groups of eight, 64 sessions a step."""
 
 Figures = dict[str, dict[str, Any]]
 
@@ -171,7 +172,7 @@ def run() -> Figures:
     for kind, one in asyncio.run(measured()).items():
         load = (
             f"{NUM_STEPS} steps of {NUM_GROUPS} groups of {SAMPLES}, {RUN_SLOTS} RUN slots, "
-            f"{IN_FLIGHT[kind] or NUM_GROUPS} groups under way; lengths of paper 003, 300 times faster"
+            f"{IN_FLIGHT[kind] or NUM_GROUPS} groups under way; lengths of a published run, 300 times faster"
         )
         share = round(one.tail_wait_share, 3)
         figures[f"fleet.tail_wait_share.{kind}"] = {"value": share, "unit": "share", "note": load}

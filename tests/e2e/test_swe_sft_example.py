@@ -1,4 +1,4 @@
-"""Paper 001, 4.2, on sixty generated tasks: generate, filter, split, train with TRL, evaluate, all on the CPU.
+"""Polar's section 4.2 on sixty generated tasks: generate, filter, split, train with TRL, evaluate, all on the CPU.
 
 The commands are those of docs/guides/sft.md, with fewer steps of training.
 """

@@ -60,7 +60,7 @@ def test_progressive_grows_to_all_turns(unit: str, number: int, num_turns: int) 
 
 
 def test_progressive_trains_on_all_turns_in_the_end_however_many() -> None:
-    """Paper 003: the last turn, the last three, all."""
+    """As published: the last turn, the last three, all."""
     settings = {"kind": "progressive", "max_turns": 5, "until": 3}
     long = pair(trace(turns=((10,),) * 9))
     counts = [sum(weights(settings, long, Phase(0, epoch))[0]) for epoch in range(4)]

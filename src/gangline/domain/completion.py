@@ -110,7 +110,7 @@ class NumbersEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Which parts of a completion are exact. Source: design, token truth."""
+    """Which parts of a completion are exact."""
 
     prompt_source: PromptSource
     context: Context

@@ -178,7 +178,7 @@ class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
     """The node that runs it."""
     api_key: str
     base_url: str
-    """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`. Source: 002, session management."""
+    """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`."""
     base_urls: dict[str, str]
     """By SDK: `openai` (ends with `/v1`), `anthropic`, `google`."""
     model: str

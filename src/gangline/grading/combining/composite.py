@@ -1,6 +1,7 @@
 """Evaluator `composite`: the weighted sum of several evaluators' rewards.
 
-All parts are evaluated in order. If one cannot determine a reward, the session has none. Source: paper 003, 8.
+All parts are evaluated in order. If one cannot determine a reward, the session has none. Source:
+"Inside the Agentic RL Training Loop".
 """
 
 from __future__ import annotations

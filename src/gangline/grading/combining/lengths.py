@@ -1,4 +1,7 @@
-"""Transformations of a reward by the number of sampled tokens. Sources: GRPO++; DAPO, 3.4; paper 003, 8."""
+"""Transformations of a reward by the number of sampled tokens.
+
+Sources: GRPO++; DAPO (arXiv 2503.14476), 3.4; "Inside the Agentic RL Training Loop".
+"""
 
 from __future__ import annotations
 

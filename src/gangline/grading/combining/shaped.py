@@ -1,7 +1,7 @@
 """Evaluator `shaped`: another evaluator's reward, changed by the session's length, turns and tool errors.
 
 The order is `length_scaling`, `length_penalty`, `overlong_penalty`, `turns`, `tool_errors`. All use the recorded
-conversation, never the agent's claims. Source: paper 003, 6 and 8.
+conversation, never the agent's claims. Source: "Inside the Agentic RL Training Loop".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Evaluator `staged`: a sequence of gates, each an evaluator. The reward is determined by the last gate passed.
 
-Grading stops at the first failed gate, so cheap checks can come before expensive ones. Source: paper 003, 8.
+Grading stops at the first failed gate, so cheap checks can come before expensive ones. Source:
+"Inside the Agentic RL Training Loop".
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Laws
   has the weights it was started with: its replies say so (`weights_known`) until a version is set again.
 - Without a healthy backend calls wait for a bounded time, so that an engine can be restarted under a running session.
 
-Sources: 000, section 3.4 (an engine runs on this machine if all addresses behind its URL do); 000, section 3.3.2 (least
-assigned first, on this machine first).
+Source: "ProRL Agent" (arXiv 2603.18815), 3.4 (an engine runs on this machine if all addresses behind its URL do) and
+3.3.2 (least assigned first, on this machine first).
 """
 
 from __future__ import annotations

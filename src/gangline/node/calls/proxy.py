@@ -59,7 +59,7 @@ _log = logging.getLogger("gangline.proxy")
 _log.addFilter(FewRefusals("call.refused"))
 
 _SESSION_ROOTS = ("s", "sessions")
-"""A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
+"""A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in verl's gateway RFC."""
 
 _IN_FRONT = ("anthropic", "api", "gemini", "google", "openai")
 """First segments that clients put before a provider's paths, from the base URLs of routers and gateways."""

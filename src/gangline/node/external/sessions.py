@@ -112,7 +112,10 @@ class SessionRequest(BaseModel):
 
 
 class ClaimRequest(BaseModel):
-    """Body of `/complete`: an agent's own report of its session. Source: 002, HTTP endpoints."""
+    """Body of `/complete`: an agent's own report of its session.
+
+    Source: "Agent Abstractions and Trajectory Gateway for VERL".
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

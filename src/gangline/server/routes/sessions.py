@@ -4,7 +4,7 @@ The server chooses the node with the fewest sessions and forwards the request. T
 the agent's calls do not pass through the server; waiting, finalizing and aborting do. Pins are kept in memory. After a
 restart, or for sessions opened by another server of the same database, the nodes are queried.
 
-Source: 002, gateway manager and scaling.
+Source: "Agent Abstractions and Trajectory Gateway for VERL", gateway manager and scaling.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Masks by name: the `mask` setting of an experiment, and the resulting mask of a group's traces.
 
 A mask may depend on the training phase (`progressive`), on the session's reward (`outcome_weighted`) and on the
-evaluator's scores of turns (`turn_selective`). Source: paper 003, 4.
+evaluator's scores of turns (`turn_selective`). Source: "Inside the Agentic RL Training Loop".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shaping of a session's reward by parts, stages and length. Sources: learning.md's list; GRPO++; DAPO, 3.4."""
+"""Shaping of a session's reward by parts, stages and length. Sources: GRPO++; DAPO, 3.4."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hooks: functions of a user's own distribution that an experiment names by entry points of `gangline.hooks`.
 
 A hook is called with its subject and returns a decision. A wrong type or an exception ends the run with an error that
-names the hook. Hooks run in the trainer's process. Source: paper 003, 2 (extension points).
+names the hook. Hooks run in the trainer's process. Source: "Inside the Agentic RL Training Loop", extension points.
 """
 
 from __future__ import annotations

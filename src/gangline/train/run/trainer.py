@@ -10,8 +10,6 @@ trained on is not used again, groups that the service collected meanwhile are us
 whatever weights the engines have. Evaluated weights have a checkpoint, or are the initial ones: the evaluation of a
 step uses the same weights after every restart.
 
-Source: learning.md of the design; 003, asynchronous training.
-
 Parts of rewards, as reported by the evaluators `composite` and `staged`, are averaged over the sessions of a step.
 """
 

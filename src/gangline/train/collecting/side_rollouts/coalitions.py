@@ -5,7 +5,7 @@ from `GANGLINE_COALITION` and replaces each absent player by a fallback. These s
 never used for training.
 
 Law: ids of coalition tasks are derived from their task's id, so a restarted trainer finds them again. Sources: Shapley
-(1953); SHARP and M-GRPO, as paper 003 gives them (7).
+(1953); SHARP and M-GRPO, as "Inside the Agentic RL Training Loop" gives them.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ A turn of player p has the advantage `A * f(p)`: A is its trace's share of the s
 with n players and the Shapley value phi(p) of the coalitions' rewards in the group's task. The factor is 1 for turns of
 other roles, and for all turns if all values are 0.
 
-Why a factor: paper 003 (7) compares a player's Shapley values over the sessions of a group, `(phi - mean) / deviation`.
-But the coalitions' rewards are the same for all sessions of a group, so phi differs between sessions only by the
-session's own reward divided by n, and the comparison is plain GRPO for every player. Adding a term to all turns of a
-player does not work either: it does not depend on the sampled tokens, so its expected gradient is 0. A factor gives the
-signal to players whose presence changes the reward, for better or worse, and keeps its noise from the others.
+Why a factor: "Inside the Agentic RL Training Loop" compares a player's Shapley values over the sessions of a group,
+`(phi - mean) / deviation`. But the coalitions' rewards are the same for all sessions of a group, so phi differs between
+sessions only by the session's own reward divided by n, and the comparison is plain GRPO for every player. Adding a term
+to all turns of a player does not work either: it does not depend on the sampled tokens, so its expected gradient is 0.
+A factor gives the signal to players whose presence changes the reward, for better or worse, and keeps its noise from
+the others.
 
 Invariants: the values sum to the reward of all players minus the reward without players. Interchangeable players have
 the same factor. A player that never changes a reward has value 0, and factor 0 at weight 1. The factors sum to n and

@@ -4,8 +4,8 @@ A turn's role is its `TurnSpan.agent_role`. A role's reward in a session is the 
 its turns. Evaluators set rewards of traces by `trace_rewards`; a trace without one has the session's reward.
 
 Invariants: a role's advantages sum to 0 over the sessions, unless they are clipped. They do not depend on other roles'
-rewards. With a single role and no trace rewards this is plain GRPO. Source: M-GRPO, as paper 003 gives it (7): `A =
-(value - mean of the role) / deviation of the role`.
+rewards. With a single role and no trace rewards this is plain GRPO. Source: M-GRPO, as "Inside the Agentic RL Training
+Loop" gives it: `A = (value - mean of the role) / deviation of the role`.
 """
 
 from __future__ import annotations

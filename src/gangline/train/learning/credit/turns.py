@@ -5,7 +5,7 @@ with the scores of all turns of the group, as sessions are compared (`AdvantageS
 (deviation + epsilon)`, over turns. Only turns with a score and a trained token are compared; others have B = 0.
 
 Invariants: the B of a group sum to 0 over its turns, unless they are clipped. Equal scores or a weight of 0 give plain
-GRPO. Adding a constant to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2), which paper 003 names;
+GRPO. Adding a constant to all scores changes nothing. Source: iStar (arXiv 2509.19199, 3.2),
 normalised within the group as GRPO's rewards are.
 
 With `returns`, turns are compared instead of sessions: a turn's return is `score + discount * return of the next turn`,
