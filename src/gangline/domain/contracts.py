@@ -71,7 +71,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AgentRun = Callable[[], Coroutine[Any, Any, ExecResult]]
-"""The run of an agent that lives in the node and acts on the runtime through its handle.
+"""The run of an agent that lives in the node and acts in the sandbox.
 
 It is awaited once, in RUN, and cancelled when it does not end with its runtime, so it must end when calls are refused
 and commands are killed. Its result is in the form of a process's: exit code, stdout and stderr, which it must limit

@@ -266,17 +266,17 @@ async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list
     """Returns the attempts from before the restart that this node continues. Removes all other leftovers."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
     found = await adoptable(keeper.kept, unclosed, delivery.leftover())
-    lasting = {handle.runtime_id for _, handle in found} | {
+    lasting = {sandbox.runtime_id for _, sandbox in found} | {
         checkpoint.checkpoint_id for checkpoint in keeper.checkpoints
     }
     await _reap(parts.owner, parts.runtimes_folder, frozenset(lasting))
     attempts: list[Attempt] = []
-    for note, handle in found:
+    for note, sandbox in found:
         try:
-            attempts.append(await Attempt.adopted(note, handle, parts))
+            attempts.append(await Attempt.adopted(note, sandbox, parts))
         except (GanglineError, ValueError) as error:  # or another version wrote it, and its task is no longer valid
-            log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
-            await handle.stop()
+            log.error("session.not_adopted runtime=%s message=%s", sandbox.runtime_id, error)
+            await sandbox.stop()
     return attempts
 
 

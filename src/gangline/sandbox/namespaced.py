@@ -310,8 +310,8 @@ async def try_out(runtime: Runtime) -> ExecResult:
             ),
             folder=Path(folder) / "sandbox",
         )
-        handle = await runtime.start(start)
+        sandbox = await runtime.start(start)
         try:
-            return await handle.exec(["true"])
+            return await sandbox.exec(["true"])
         finally:
-            await handle.stop()
+            await sandbox.stop()

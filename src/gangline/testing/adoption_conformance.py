@@ -75,16 +75,16 @@ class Lives:
         self.agents.close()
 
     async def next(self) -> list[KeptSandbox]:
-        """End this node and start the next one. Returns the handles that outlived it."""
+        """End this node and start the next one. Returns the sandboxes that outlived it."""
         await self.die()
         self.keeper = self._keeper()
         await self.begin()
         return self.keeper.kept
 
     async def start(self) -> KeptSandbox:
-        handle = await self.start_of(new_id("runtime"))
-        assert isinstance(handle, KeptSandbox), f"runtime {self.runtime} does not say that it is keepable"
-        return handle
+        sandbox = await self.start_of(new_id("runtime"))
+        assert isinstance(sandbox, KeptSandbox), f"runtime {self.runtime} does not say that it is keepable"
+        return sandbox
 
     async def start_of(self, runtime_id: str, base: Checkpoint | None = None) -> Sandbox:
         spec = RuntimeSpec(backend=self.runtime, image=self.image)
@@ -190,13 +190,13 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
         await lives.end()
 
 
-async def _running(handle: KeptSandbox, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
+async def _running(sandbox: KeptSandbox, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
     """Run a command that outlives the node, and wait until it has touched `ready`. Its output during this node's run is
     dropped.
     """
-    task: asyncio.Task[object] = asyncio.create_task(handle.run_lasting(ExecRequest(command=command), note))
+    task: asyncio.Task[object] = asyncio.create_task(sandbox.run_lasting(ExecRequest(command=command), note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await until_present(handle, "ready")
+    await until_present(sandbox, "ready")
     return task
 
 
@@ -217,32 +217,32 @@ async def _refused(work: Awaitable[object]) -> RuntimeFailed:
 
 @_check
 async def a_running_command_goes_on_without_its_node(lives: Lives) -> None:
-    handle = await lives.start()
-    old = await _running(handle)
+    sandbox = await lives.start()
+    old = await _running(sandbox)
     (kept,) = await lives.next()
     await _refused(old)
-    assert (kept.runtime_id, kept.note) == (handle.runtime_id, b"note")
-    assert (kept.workdir, kept.home, kept.proxy_url) == (handle.workdir, handle.home, handle.proxy_url)
-    assert kept.limits() == handle.limits()
+    assert (kept.runtime_id, kept.note) == (sandbox.runtime_id, b"note")
+    assert (kept.workdir, kept.home, kept.proxy_url) == (sandbox.workdir, sandbox.home, sandbox.proxy_url)
+    assert kept.limits() == sandbox.limits()
     await kept.upload("go", b"")
     result = await kept.rejoin()
     assert (result.exit_code, result.stdout, result.truncated) == (0, b"begun\nended\n", False)
 
 
-def _calling(handle: Sandbox, program: str) -> list[str]:
+def _calling(sandbox: Sandbox, program: str) -> list[str]:
     """A Python program that has connected to the agents' port: `first` is that connection, and `call()` opens
     another.
     """
-    assert handle.proxy_url is not None
-    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    assert sandbox.proxy_url is not None
+    host, _, port = sandbox.proxy_url.removeprefix("http://").rpartition(":")
     call = f"import socket, sys\ndef call(): return socket.create_connection(({host!r}, {port}), 60).makefile('rw')\n"
     return ["python3", "-c", f"{call}first = call()\n{program}"]
 
 
-async def _called(lives: Lives, handle: KeptSandbox, program: str) -> Call:
+async def _called(lives: Lives, sandbox: KeptSandbox, program: str) -> Call:
     """Start a program that outlives the node, and accept its first connection, which also outlives it."""
     task: asyncio.Task[object] = asyncio.create_task(
-        handle.run_lasting(ExecRequest(command=_calling(handle, program)), b"note")
+        sandbox.run_lasting(ExecRequest(command=_calling(sandbox, program)), b"note")
     )
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await lives.accept()
@@ -250,10 +250,10 @@ async def _called(lives: Lives, handle: KeptSandbox, program: str) -> Call:
 
 @_check
 async def a_channel_ends_with_its_node(lives: Lives) -> None:
-    handle = await lives.start()
-    await _running(handle)
-    channel = await handle.channel(f"{daemon()}; sleep 100000")
-    await until_held(handle)
+    sandbox = await lives.start()
+    await _running(sandbox)
+    channel = await sandbox.channel(f"{daemon()}; sleep 100000")
+    await until_held(sandbox)
     (kept,) = await lives.next()
     await _refused(channel.ended())
     await channel.close()
@@ -279,14 +279,14 @@ async def a_command_that_ended_meanwhile_tells_how(lives: Lives) -> None:
 
 @_check
 async def nothing_else_outlives_the_node(lives: Lives) -> None:
-    lost, handle = await asyncio.gather(lives.start(), lives.start())
-    short = asyncio.create_task(handle.exec(f"{daemon()}; sleep 100000"))
+    lost, sandbox = await asyncio.gather(lives.start(), lives.start())
+    short = asyncio.create_task(sandbox.exec(f"{daemon()}; sleep 100000"))
     other = asyncio.create_task(lost.exec("sleep 100000"))
-    await until_held(handle)
-    await _running(handle)
+    await until_held(sandbox)
+    await _running(sandbox)
     kept = await lives.next()
-    assert [one.runtime_id for one in kept] == [handle.runtime_id]
-    assert await lives.left(but=handle.runtime_id) == 0, "a sandbox without a note was kept"
+    assert [one.runtime_id for one in kept] == [sandbox.runtime_id]
+    assert await lives.left(but=sandbox.runtime_id) == 0, "a sandbox without a note was kept"
     assert not await is_held(kept[0]), "a command without a note was kept"
     for task in (short, other):
         await _refused(task)
@@ -294,9 +294,9 @@ async def nothing_else_outlives_the_node(lives: Lives) -> None:
 
 @_check
 async def an_adopted_sandbox_keeps_the_contract(lives: Lives) -> None:
-    handle = await lives.start()
-    await handle.upload("mine", b"1")
-    await _running(handle)
+    sandbox = await lives.start()
+    await sandbox.upload("mine", b"1")
+    await _running(sandbox)
     (kept,) = await lives.next()
     assert (await kept.exec("cat mine; ls ready")).stdout == b"1ready\n"
     assert await kept.download("mine") == b"1"
@@ -319,10 +319,10 @@ async def an_adopted_sandbox_can_be_adopted_again(lives: Lives) -> None:
 
 @_check
 async def notes_change_and_budgets_are_remembered(lives: Lives) -> None:
-    handle = await lives.start()
-    await _running(handle)
-    handle.tell_spent(2.5)
-    await handle.annotate(b"another")
+    sandbox = await lives.start()
+    await _running(sandbox)
+    sandbox.tell_spent(2.5)
+    await sandbox.annotate(b"another")
     (kept,) = await lives.next()
     assert (kept.note, kept.spent_s) == (b"another", 2.5)
     await kept.annotate(None)
@@ -396,13 +396,13 @@ async def a_node_that_is_stopping_has_no_grace(lives: Lives) -> None:
 
 @_check
 async def nothing_outlives_the_keeper(lives: Lives) -> None:
-    handle = await lives.start()
-    running = await _running(handle)
+    sandbox = await lives.start()
+    running = await _running(sandbox)
     for pid in lives.keeper_pids():
         os.kill(pid, signal.SIGKILL)
     await _refused(running)
-    await _refused(handle.exec("true"))
-    await handle.stop()
+    await _refused(sandbox.exec("true"))
+    await sandbox.stop()
     assert lives.processes() == []
     assert os.listdir(lives.root) == []
     assert (await (await lives.start()).exec("echo again")).stdout == b"again\n", "no other keeper was started"
@@ -423,14 +423,14 @@ async def a_start_that_is_cancelled_leaves_nothing(lives: Lives) -> None:
 
 @_check
 async def checkpoints_outlive_their_node_in_the_keeper(lives: Lives) -> None:
-    handle = await lives.start()
-    promised(handle, "checkpoints")
-    await handle.upload("file", b"then")
-    made = await handle.checkpoint("turn")
-    released = await handle.checkpoint("released")
+    sandbox = await lives.start()
+    promised(sandbox, "checkpoints")
+    await sandbox.upload("file", b"then")
+    made = await sandbox.checkpoint("turn")
+    released = await sandbox.checkpoint("released")
     await lives.keeper.release(released)
-    running = await _running(handle)
-    assert [one.runtime_id for one in await lives.next()] == [handle.runtime_id]
+    running = await _running(sandbox)
+    assert [one.runtime_id for one in await lives.next()] == [sandbox.runtime_id]
     await asyncio.wait({running})
     assert [(checkpoint.checkpoint_id, checkpoint.name) for checkpoint in lives.keeper.checkpoints] == [
         (made.checkpoint_id, "turn")
@@ -442,15 +442,15 @@ async def checkpoints_outlive_their_node_in_the_keeper(lives: Lives) -> None:
 
 @_check
 async def a_killed_keeper_leaves_no_checkpoint_and_no_mount(lives: Lives) -> None:
-    handle = await lives.start()
-    promised(handle, "checkpoints")
-    await handle.upload("file", b"then")
-    made = await handle.checkpoint()
-    assert (await handle.exec("cat file")).stdout == b"then"
+    sandbox = await lives.start()
+    promised(sandbox, "checkpoints")
+    await sandbox.upload("file", b"then")
+    made = await sandbox.checkpoint()
+    assert (await sandbox.exec("cat file")).stdout == b"then"
     for pid in lives.keeper_pids():
         os.kill(pid, signal.SIGKILL)
-    await _refused(handle.exec("true"))
-    await handle.stop()
+    await _refused(sandbox.exec("true"))
+    await sandbox.stop()
     mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
     assert str(lives.root) not in mounts, "a mount was left behind"
     assert made.checkpoint_id not in os.listdir(lives.root), "a checkpoint was left behind"

@@ -101,7 +101,7 @@ class Bench:
         self._tools = root / "tools"
         self._noted = root / "noted.json"
         self._owner = new_id("conformance")
-        self._handles: list[Sandbox] = []
+        self._sandboxes: list[Sandbox] = []
         self._owner = new_id("conformance")  # stopping kills by label: another run's processes must not have it
         self.install()
 
@@ -142,11 +142,11 @@ class Bench:
             spec=RuntimeSpec(backend="process", network="full"),
             folder=self.root / runtime_id,
         )
-        handle = await ProcessRuntime(settings).start(start)
-        self._handles.append(handle)
-        return handle
+        sandbox = await ProcessRuntime(settings).start(start)
+        self._sandboxes.append(sandbox)
+        return sandbox
 
-    def context(self, handle: Sandbox, instruction: str = "do it", **changes: Any) -> HarnessContext:
+    def context(self, sandbox: Sandbox, instruction: str = "do it", **changes: Any) -> HarnessContext:
         fields: dict[str, Any] = {
             "session_id": "s1",
             "task_id": "t1",
@@ -154,28 +154,28 @@ class Bench:
             "model": _MODEL,
             "base_url": _BASE_URL,
             "api_key": _KEY,
-            "runtime": handle,
+            "runtime": sandbox,
             "env": {},
         }
         return HarnessContext(**fields | changes)
 
     async def prepared(self, **changes: Any) -> tuple[Sandbox, Launch]:
-        handle = await self.start()
-        launch = await self.make().prepare(self.context(handle, **changes))
+        sandbox = await self.start()
+        launch = await self.make().prepare(self.context(sandbox, **changes))
         assert isinstance(launch, Launch), "an agent that lives in the node is checked by tests of its own"
-        return handle, launch
+        return sandbox, launch
 
     async def launched(self, **changes: Any) -> tuple[Sandbox, Given]:
-        """Prepare and run. Returns the runtime's handle and the stand-in's input."""
-        handle, launch = await self.prepared(**changes)
+        """Prepare and run. Returns the sandbox and the stand-in's input."""
+        sandbox, launch = await self.prepared(**changes)
         self._noted.unlink(missing_ok=True)
-        result = await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, timeout_s=_PATIENCE_S)
+        result = await sandbox.exec(launch.command, env=launch.env, stdin=launch.stdin, timeout_s=_PATIENCE_S)
         assert self._noted.exists(), f"its program was not started: {result.stderr[-300:]!r}"
-        return handle, msgspec.json.decode(self._noted.read_bytes(), type=Given)
+        return sandbox, msgspec.json.decode(self._noted.read_bytes(), type=Given)
 
     async def stop_all(self) -> None:
-        for handle in self._handles:
-            await handle.stop()
+        for sandbox in self._sandboxes:
+            await sandbox.stop()
 
 
 Check = Callable[[Bench], Awaitable[None]]
@@ -206,9 +206,9 @@ def _files(folder: str) -> Iterator[Path]:
             yield path
 
 
-def _all_text(handle: Sandbox, given: Given) -> str:
+def _all_text(sandbox: Sandbox, given: Given) -> str:
     """All text that the program can read."""
-    files = [path.read_bytes().decode(errors="replace") for path in _files(handle.home)]
+    files = [path.read_bytes().decode(errors="replace") for path in _files(sandbox.home)]
     return "\n".join([*given.argv, given.stdin, *given.env.values(), *files])
 
 
@@ -246,22 +246,22 @@ async def refuses_settings_that_it_does_not_know(bench: Bench) -> None:
 
 @_check
 async def writes_into_home_alone(bench: Bench) -> None:
-    handle, _ = await bench.prepared()
-    assert list(_files(handle.workdir)) == [], "the working folder is the task's"
-    folder = bench.root / handle.runtime_id
-    others = [path for path in _files(str(folder)) if Path(handle.home) not in path.parents and path.parent != folder]
+    sandbox, _ = await bench.prepared()
+    assert list(_files(sandbox.workdir)) == [], "the working folder is the task's"
+    folder = bench.root / sandbox.runtime_id
+    others = [path for path in _files(str(folder)) if Path(sandbox.home) not in path.parents and path.parent != folder]
     assert others == [], f"written outside of HOME: {others}"
 
 
 @_check
 async def tells_the_key_to_nobody_else(bench: Bench) -> None:
-    handle, launch = await bench.prepared()
+    sandbox, launch = await bench.prepared()
     words = [launch.command] if isinstance(launch.command, str) else list(launch.command)
     assert not any(_KEY in word for word in words), "the key is in the command line, which every process can read"
-    for path in _files(handle.home):
+    for path in _files(sandbox.home):
         if _KEY.encode() in path.read_bytes():
             mode = stat.S_IMODE(path.stat().st_mode)
-            assert not mode & 0o077, f"{path.relative_to(handle.home)} holds the key, and others may read it: {mode:o}"
+            assert not mode & 0o077, f"{path.relative_to(sandbox.home)} holds the key, and others may read it: {mode:o}"
 
 
 @_check
@@ -280,19 +280,19 @@ async def passes_the_tasks_environment_on(bench: Bench) -> None:
 @_check
 async def gives_instructions_as_they_are(bench: Bench) -> None:
     for what, instruction in INSTRUCTIONS.items():
-        handle, given = await bench.launched(instruction=instruction)
-        assert _has_instruction(handle, given, instruction), f"an instruction with {what} does not arrive whole"
-        assert not (Path(handle.workdir) / "pwned").exists(), "an instruction was run as shell text"
+        sandbox, given = await bench.launched(instruction=instruction)
+        assert _has_instruction(sandbox, given, instruction), f"an instruction with {what} does not arrive whole"
+        assert not (Path(sandbox.workdir) / "pwned").exists(), "an instruction was run as shell text"
 
 
-def _has_instruction(handle: Sandbox, given: Given, instruction: str) -> bool:
+def _has_instruction(sandbox: Sandbox, given: Given, instruction: str) -> bool:
     if instruction in (given.stdin, given.stdin.removesuffix("\n")):
         return True
     if any(word == instruction or word.endswith(f"={instruction}") for word in given.argv):
         return True
     if instruction in given.env.values():
         return True
-    texts = [given.stdin, *(path.read_bytes().decode(errors="replace") for path in _files(handle.home))]
+    texts = [given.stdin, *(path.read_bytes().decode(errors="replace") for path in _files(sandbox.home))]
     forms = (instruction, json.dumps(instruction), json.dumps(instruction, ensure_ascii=False))
     return any(form in text for form in forms for text in texts)
 
@@ -300,10 +300,10 @@ def _has_instruction(handle: Sandbox, given: Given, instruction: str) -> bool:
 @_check
 async def gives_long_instructions_whole_or_refuses_them(bench: Bench) -> None:
     try:
-        handle, given = await bench.launched(instruction=_LONG)
+        sandbox, given = await bench.launched(instruction=_LONG)
     except HarnessError:
         return
-    assert _has_instruction(handle, given, _LONG), f"an instruction of {len(_LONG)} characters does not arrive whole"
+    assert _has_instruction(sandbox, given, _LONG), f"an instruction of {len(_LONG)} characters does not arrive whole"
 
 
 @_check
@@ -312,9 +312,9 @@ async def starts_each_session_alike(bench: Bench) -> None:
     assert _words(one, first) == _words(other, second), "the second session's command is another one"
 
 
-def _words(launch: Launch, handle: Sandbox) -> list[str]:
+def _words(launch: Launch, sandbox: Sandbox) -> list[str]:
     words = [launch.command] if isinstance(launch.command, str) else list(launch.command)
-    return [word.replace(handle.home, "HOME").replace(handle.workdir, "WORKDIR") for word in words]
+    return [word.replace(sandbox.home, "HOME").replace(sandbox.workdir, "WORKDIR") for word in words]
 
 
 @_check
@@ -331,8 +331,8 @@ async def gives_its_program_servers_and_skills_that_it_takes(bench: Bench) -> No
             assert piece in text, f"{piece!r} of an MCP server is not told"
     if "skills" in takes:
         skills = {"steering": {"SKILL.md": _SKILL, "scripts/turn.sh": "echo gee"}}
-        handle, _ = await bench.launched(skills=skills)
-        written = {path.relative_to(handle.home).as_posix(): path.read_text() for path in _files(handle.home)}
+        sandbox, _ = await bench.launched(skills=skills)
+        written = {path.relative_to(sandbox.home).as_posix(): path.read_text() for path in _files(sandbox.home)}
         for ending, content in (("steering/SKILL.md", _SKILL), ("steering/scripts/turn.sh", "echo gee")):
             assert content in [text for name, text in written.items() if name.endswith(ending)], f"no {ending} in HOME"
 
@@ -341,9 +341,9 @@ async def gives_its_program_servers_and_skills_that_it_takes(bench: Bench) -> No
 
 
 async def _refusal(bench: Bench, **settings: Any) -> str:
-    handle = await bench.start()
+    sandbox = await bench.start()
     try:
-        await bench.make(**settings).prepare(bench.context(handle))
+        await bench.make(**settings).prepare(bench.context(sandbox))
     except HarnessError as error:
         return error.message
     raise AssertionError("prepare did not refuse")
@@ -379,8 +379,8 @@ async def takes_another_version_when_it_is_told_to(bench: Bench) -> None:
         return
     bench.install("0.0.1")
     for version in ("0.0.1", None):
-        handle = await bench.start()
-        await bench.make(version=version).prepare(bench.context(handle))
+        sandbox = await bench.start()
+        await bench.make(version=version).prepare(bench.context(sandbox))
 
 
 @_check

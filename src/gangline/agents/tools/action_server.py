@@ -1,6 +1,6 @@
 """The node's side of an action server: starts one in a sandbox, and acts through it.
 
-    async with await ActionServer.start(handle) as server:
+    async with await ActionServer.start(sandbox) as server:
         result = await server.shell.run("make test", timeout_s=60)
         cell = await server.python.run("2 ** 10", timeout_s=10)
         await server.files.replace("setup.py", old="1.0", new="1.1")
@@ -60,7 +60,7 @@ class ActionServer:
     @classmethod
     async def start(
         cls,
-        handle: Sandbox,
+        sandbox: Sandbox,
         *,
         options: ActionServerOptions | None = None,
         cwd: str | None = None,
@@ -72,7 +72,7 @@ class ActionServer:
         Raises: RuntimeFailed if the sandbox is gone; ActionServerFailed if the server did not start.
         """
         options = options or ActionServerOptions()
-        channel = await handle.channel(
+        channel = await sandbox.channel(
             server_argv(options.python), cwd=cwd, env={**_ENVIRONMENT, **(env or {})}, user=user
         )
         link = Link(channel, options.grace_s)

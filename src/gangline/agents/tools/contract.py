@@ -1,7 +1,7 @@
 """Tools of an agent that runs in the node: the Protocol for the entry points `gangline.tools`.
 
 A tool's class has a pydantic `Config` and is instantiated with it, once per session. A tool that acts in the sandbox
-uses the session's action server or its handle, so it has no more rights than the agent's user. A tool that acts
+uses the session's action server or its `Sandbox`, so it has no more rights than the agent's user. A tool that acts
 elsewhere, such as a search, does so from the node, and only with the operator's permission: the sandbox stays offline.
 
 Call a tool through `gangline.agents.tools.calls.observe`, which turns errors into observations.

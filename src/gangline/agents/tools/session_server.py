@@ -13,10 +13,10 @@ class SessionServer:
     """`current` is the `action_server` of a tool context. Call `close` at the session's end."""
 
     def __init__(
-        self, handle: Sandbox, options: ActionServerOptions | None = None, env: Mapping[str, str] | None = None
+        self, sandbox: Sandbox, options: ActionServerOptions | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         """env: for the agent's commands."""
-        self._handle = handle
+        self._sandbox = sandbox
         self._options = options
         self._env = env
         self._server: ActionServer | None = None
@@ -27,7 +27,7 @@ class SessionServer:
         async with self._starting:
             if self._server is None or self._server.has_ended:
                 self._server = None
-                self._server = await ActionServer.start(self._handle, options=self._options, env=self._env)
+                self._server = await ActionServer.start(self._sandbox, options=self._options, env=self._env)
             return self._server
 
     async def close(self) -> None:

@@ -105,14 +105,14 @@ async def _limits_of_a_sandbox(folder: Path) -> dict[str, str]:
     runtime = make_runtime("sandbox")
     await runtime.check()
     spec = RuntimeSpec(network="none", limits=LimitsSpec(memory_bytes=256 << 20, cpus=1, max_file_bytes=1 << 20))
-    handle = await runtime.start(RuntimeStart(runtime_id=new_id("doctor"), owner="doctor", spec=spec, folder=folder))
+    sandbox = await runtime.start(RuntimeStart(runtime_id=new_id("doctor"), owner="doctor", spec=spec, folder=folder))
     try:
-        result = await handle.exec("true", timeout_s=30)
+        result = await sandbox.exec("true", timeout_s=30)
         if not result.ok:
             raise GanglineError(f"`true` did not run in the sandbox: {result.stderr.decode(errors='replace')[:300]}")
-        return handle.limits()
+        return sandbox.limits()
     finally:
-        await handle.stop()
+        await sandbox.stop()
 
 
 def check_engine_extra(settings: Settings) -> Check:

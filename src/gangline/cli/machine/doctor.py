@@ -158,11 +158,11 @@ async def _look(folder: Path, python: str | None) -> ExecResult:
     limits = LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
     spec = RuntimeSpec(network="none", limits=limits, python=python)
     start = RuntimeStart(runtime_id=new_id("doctor"), owner="doctor", spec=spec, folder=folder / "sandbox")
-    handle = await runtime.start(start)
+    sandbox = await runtime.start(start)
     try:
-        return await handle.exec(["python3", "-c", _LOOK], timeout_s=_TIMEOUT_S)
+        return await sandbox.exec(["python3", "-c", _LOOK], timeout_s=_TIMEOUT_S)
     finally:
-        await handle.stop()
+        await sandbox.stop()
 
 
 def _print(checks: list[Check]) -> None:

@@ -37,10 +37,10 @@ _SANDBOXES_PER_CPU = 2
 class GanglineSandbox(CommandSandbox):
     """One sandbox. Commands run as its own user or, if the runtime has one, as `grader`; neither is root."""
 
-    def __init__(self, handle: Sandbox, own_names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, sandbox: Sandbox, own_names: frozenset[str] = frozenset()) -> None:
         """own_names: names and uid of the user that runs commands."""
         super().__init__()
-        self._handle = handle
+        self._sandbox = sandbox
         self._own_names = own_names | {"agent"}
 
     async def _run(
@@ -55,7 +55,7 @@ class GanglineSandbox(CommandSandbox):
         max_output_bytes: int,
     ) -> Ended:
         try:
-            result = await self._handle.exec(
+            result = await self._sandbox.exec(
                 cmd,
                 cwd=cwd,
                 env=env,
@@ -75,9 +75,9 @@ class GanglineSandbox(CommandSandbox):
         """Raises: SandboxUserUnsupportedError."""
         if named is None or named in self._own_names:
             return "agent"
-        if named == "grader" and self._handle.grader_home is not None:
+        if named == "grader" and self._sandbox.grader_home is not None:
             return "grader"
-        has = ", ".join(sorted(self._own_names)) + ("" if self._handle.grader_home is None else ", grader")
+        has = ", ".join(sorted(self._own_names)) + ("" if self._sandbox.grader_home is None else ", grader")
         raise _util.SandboxUserUnsupportedError(
             f"Sandbox gangline cannot run commands as {named!r}: its users are {has}, and nobody becomes root."
         )
@@ -89,16 +89,16 @@ class GanglineSandbox(CommandSandbox):
         start = RuntimeStart(
             runtime_id=runtime_id, owner=_owner(), spec=spec, folder=_root() / runtime_id, hidden=(_root(),)
         )
-        handle = await plugins.make_runtime(spec.backend).start(start)
+        sandbox = await plugins.make_runtime(spec.backend).start(start)
         try:
-            found = await handle.exec(["sh", "-c", "id -u; id -un"])
+            found = await sandbox.exec(["sh", "-c", "id -u; id -un"])
         except BaseException:
-            await asyncio.shield(handle.stop())
+            await asyncio.shield(sandbox.stop())
             raise
-        return cls(handle, frozenset(found.stdout.decode(errors="replace").split()))
+        return cls(sandbox, frozenset(found.stdout.decode(errors="replace").split()))
 
     async def stop(self) -> None:
-        await self._handle.stop()
+        await self._sandbox.stop()
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]) -> dict[str, Any]:

@@ -87,26 +87,26 @@ async def adoptable(
     unclosed: attempts whose end is not in the journal. finished: attempts whose result is being delivered.
     """
     found: list[tuple[AttemptNote, KeptSandbox]] = []
-    for handle in kept:
-        note = _read(handle)
+    for sandbox in kept:
+        note = _read(sandbox)
         key = None if note is None else AttemptKey(note.lease.session_id, note.lease.attempt)
         if note is not None and key in unclosed and key not in finished:
-            found.append((note, handle))
+            found.append((note, sandbox))
         else:
-            await handle.stop()
+            await sandbox.stop()
     return found
 
 
-def _read(handle: KeptSandbox) -> AttemptNote | None:
+def _read(sandbox: KeptSandbox) -> AttemptNote | None:
     try:
-        return msgspec.msgpack.decode(handle.note or b"", type=AttemptNote)
+        return msgspec.msgpack.decode(sandbox.note or b"", type=AttemptNote)
     except msgspec.MsgspecError as error:
-        log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
+        log.error("session.not_adopted runtime=%s message=%s", sandbox.runtime_id, error)
         return None
 
 
 async def run_harness(
-    handle: Sandbox, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
+    sandbox: Sandbox, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
 ) -> ExecResult:
     """Run the harness to its end. It survives a restart of the node if the sandbox can and the agent is not in the
     node.
@@ -116,24 +116,24 @@ async def run_harness(
     if not isinstance(launch, Launch):
         return await launch()
     request = ExecRequest(command=launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
-    if note is None or not isinstance(handle, KeptSandbox):
-        return await handle.run(request)
-    return await handle.run_lasting(request, msgspec.msgpack.encode(note))
+    if note is None or not isinstance(sandbox, KeptSandbox):
+        return await sandbox.run(request)
+    return await sandbox.run_lasting(request, msgspec.msgpack.encode(note))
 
 
-async def rejoin(handle: Sandbox) -> ExecResult:
+async def rejoin(sandbox: Sandbox) -> ExecResult:
     """Returns the result of a harness that was started before the node's restart. Raises: RuntimeFailed."""
-    assert isinstance(handle, KeptSandbox)
-    return await handle.rejoin()
+    assert isinstance(sandbox, KeptSandbox)
+    return await sandbox.rejoin()
 
 
-async def annotate(handle: Sandbox, note: AttemptNote | None) -> None:
+async def annotate(sandbox: Sandbox, note: AttemptNote | None) -> None:
     """Replace the note for a restart of the node; None removes it. Raises: RuntimeFailed."""
-    if isinstance(handle, KeptSandbox):
-        await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
+    if isinstance(sandbox, KeptSandbox):
+        await sandbox.annotate(None if note is None else msgspec.msgpack.encode(note))
 
 
-def tell_spent(handle: Sandbox, spent_s: float) -> None:
+def tell_spent(sandbox: Sandbox, spent_s: float) -> None:
     """Report how much of RUN's budget is used, for a restart of the node."""
-    if isinstance(handle, KeptSandbox):
-        handle.tell_spent(spent_s)
+    if isinstance(sandbox, KeptSandbox):
+        sandbox.tell_spent(spent_s)

@@ -87,9 +87,9 @@ class Attempt:
         """Whether its agent has started: then the lease cannot be given back as unused."""
 
     @classmethod
-    async def adopted(cls, note: AttemptNote, handle: KeptSandbox, parts: NodeParts) -> Attempt:
+    async def adopted(cls, note: AttemptNote, sandbox: KeptSandbox, parts: NodeParts) -> Attempt:
         """Returns an attempt from before the node's restart. Its session answers calls from then on."""
-        attempt = cls(note.lease, parts, adopted=(note, handle))
+        attempt = cls(note.lease, parts, adopted=(note, sandbox))
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
             completions = await parts.journal.read(attempt.key)
@@ -201,14 +201,14 @@ class Attempt:
         """
         if self._adopted is not None:
             assert self._session is not None
-            note, handle = self._adopted
+            note, sandbox = self._adopted
             harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
             return Prepared(
-                handle=handle,
+                sandbox=sandbox,
                 session=self._session,
                 harness=harness,
                 launch=None,
-                spent_s=handle.spent_s,
+                spent_s=sandbox.spent_s,
                 since=note.entered_at,
             )
         if self._session is None:
@@ -269,18 +269,18 @@ class Attempt:
 
     async def _prepared(self) -> Prepared:
         task, parts = self._task, self._parts
-        handle = await self._prepared_sandbox()
+        sandbox = await self._prepared_sandbox()
         session = await self._new_session()
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         parts.allowed.check_template(task.capture.template_kwargs)
         check_tools_are_shown(harness, task, parts.backends.policy.views())
         instruction, servers = task.instruction, task.agent.mcp_servers
-        base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"
+        base_url = f"{sandbox.proxy_url or ''}/s/{self.lease.session_id}"
         if (worlds := self._worlds) is not None:
-            await worlds.start(handle, session.session_id, session.spec.environment_key)
+            await worlds.start(sandbox, session.session_id, session.spec.environment_key)
             session.environments = worlds.offered
             instruction = worlds.instruction
-            servers = servers | worlds.servers(handle.proxy_url and base_url, session.key)
+            servers = servers | worlds.servers(sandbox.proxy_url and base_url, session.key)
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,
@@ -289,7 +289,7 @@ class Attempt:
             base_url=base_url,
             node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
             api_key=session.key,
-            runtime=handle,
+            runtime=sandbox,
             env=task.agent.env,
             max_turns=task.agent.max_turns,
             mcp_servers=servers,
@@ -299,7 +299,7 @@ class Attempt:
             mcp_sources=parts.mcp_sources,
             environments=session.environments,
         )
-        return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
+        return Prepared(sandbox=sandbox, session=session, harness=harness, launch=await harness.prepare(context))
 
     async def _prepared_sandbox(self) -> Sandbox:
         if self._steps is not None and self._steps.number > 1:

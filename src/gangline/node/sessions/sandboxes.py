@@ -50,9 +50,9 @@ class Sandboxes:
         """
         agent, *graders = self._started
         await agent.kill()
-        for handle in graders:
+        for sandbox in graders:
             with suppress(GanglineError):  # already gone
-                await handle.kill()
+                await sandbox.kill()
         before = self._task.evaluator
         evaluator = plugins.make_evaluator(before.strategy, before.config)
         if not before.refresh_runtime and isinstance(evaluator, Tidies):
@@ -77,21 +77,21 @@ class Sandboxes:
         Raises: PrepareFailed, and the runtime's errors.
         """
         spec, warm = spec or self._task.runtime, self._parts.warm
-        handle = None if warm is None else await warm.take(spec, self._task.submitter)
-        if handle is not None:
-            self._started.append(handle)
-            return handle
-        handle = await self._begun(role, spec)
-        self._started.append(handle)
-        await _prepare_all(handle, spec, self._parts)
-        return handle
+        sandbox = None if warm is None else await warm.take(spec, self._task.submitter)
+        if sandbox is not None:
+            self._started.append(sandbox)
+            return sandbox
+        sandbox = await self._begun(role, spec)
+        self._started.append(sandbox)
+        await _prepare_all(sandbox, spec, self._parts)
+        return sandbox
 
     async def start_beside(self, role: str, spec: RuntimeSpec) -> Sandbox:
         """Start a sandbox with another specification, for neither agent nor grader. Raises: like `start`."""
-        handle = await self._begun(role, spec)
-        self._beside.append(handle)
-        await _prepare_all(handle, spec, self._parts)
-        return handle
+        sandbox = await self._begun(role, spec)
+        self._beside.append(sandbox)
+        await _prepare_all(sandbox, spec, self._parts)
+        return sandbox
 
     async def _begun(self, role: str, spec: RuntimeSpec) -> Sandbox:
         """Raises: the runtime's errors."""
@@ -142,7 +142,7 @@ class Sandboxes:
         """
         if self.agent is None:
             return None
-        total, *graders = [await usage_of(handle) for handle in self._started]
+        total, *graders = [await usage_of(sandbox) for sandbox in self._started]
         if run is None:
             return SessionUsage(agent=total)
         grading = summed([*graders, since(run, total)]) if was_graded else None
@@ -197,22 +197,22 @@ class Sandboxes:
         await self.drop_grader()
         if self._task.capture.checkpoints == "turn":
             self._parts.checkpoints.ended(self._key.session_id)
-        for handle in (*self._started, *self._beside):
+        for sandbox in (*self._started, *self._beside):
             try:
-                await handle.stop()
+                await sandbox.stop()
             except Exception as error:  # still stop the others
-                log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+                log.error("runtime.stop_failed runtime=%s message=%s", sandbox.runtime_id, error)
 
 
 async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> Sandbox:
     """Start a sandbox for no session yet. Leaves nothing behind if it fails. Raises: like `Sandboxes.start`."""
-    handle = await _started(parts, spec, runtime_id)
+    sandbox = await _started(parts, spec, runtime_id)
     try:
-        await _prepare_all(handle, spec, parts)
+        await _prepare_all(sandbox, spec, parts)
     except BaseException:
-        await asyncio.shield(handle.stop())
+        await asyncio.shield(sandbox.stop())
         raise
-    return handle
+    return sandbox
 
 
 async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, sharing: str | None = None) -> Sandbox:
@@ -239,31 +239,31 @@ def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
     return tuple(folder for folder in parts.prepare_folders if any(str(folder) in command for command in commands))
 
 
-async def _prepare_all(handle: Sandbox, spec: RuntimeSpec, parts: NodeParts) -> None:
+async def _prepare_all(sandbox: Sandbox, spec: RuntimeSpec, parts: NodeParts) -> None:
     """Run all prepare actions. A sandbox that saw folders for them is then killed: after its restart it sees none."""
-    await _run_actions(handle, spec.prepare)
+    await _run_actions(sandbox, spec.prepare)
     if _named_folders(spec, parts):
-        await handle.kill()
+        await sandbox.kill()
 
 
-async def _run_actions(handle: Sandbox, actions: Sequence[PrepareAction]) -> None:
+async def _run_actions(sandbox: Sandbox, actions: Sequence[PrepareAction]) -> None:
     for action in actions:
         if isinstance(action, ExecAction):
-            await _prepare(handle, action)
+            await _prepare(sandbox, action)
         else:
-            await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+            await sandbox.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
 
 
-async def usage_of(handle: Sandbox) -> Usage:
+async def usage_of(sandbox: Sandbox) -> Usage:
     """Returns a sandbox's resource use; unmeasured if it is gone."""
     try:
-        return await handle.usage()
+        return await sandbox.usage()
     except GanglineError as error:
         return unmeasured(error.message)
 
 
-async def _prepare(handle: Sandbox, action: ExecAction) -> None:
-    result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
+async def _prepare(sandbox: Sandbox, action: ExecAction) -> None:
+    result = await sandbox.exec(action.command, timeout_s=action.timeout_seconds)
     if not result.ok:
         errors = result.stderr[-1000:].decode(errors="replace")
         raise PrepareFailed(f"prepare action {action.command[:200]!r} {describe_end(result)}: {errors}")

@@ -9,7 +9,7 @@ Laws
 - Nothing outlives the node by more than the grace. A node that stops normally ends the keeper. When the connection is
   lost, sandboxes that were not meant to outlive the node are removed at once, and the others after the grace.
 - The node periodically lists the sandboxes that it holds, in order with its requests. Any other sandbox is stopped,
-  whether its handle was lost or stopping it failed.
+  whether the node lost it or stopping it failed.
 - Nothing outlives the keeper: every sandbox dies with its parent, which is the only thread of this process that starts
   any. Leftovers of a killed keeper (folders, control groups) are reaped by its node.
 - It serves one node at a time, of the same user. The next node is served after unfinished work of the last is removed.
@@ -60,9 +60,9 @@ class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Hosted:
-    def __init__(self, runtime: str, handle: Sandbox) -> None:
+    def __init__(self, runtime: str, sandbox: Sandbox) -> None:
         self.runtime = runtime
-        self.handle = handle
+        self.sandbox = sandbox
         self.note: bytes | None = None
         """None: the sandbox does not outlive the node."""
         self.spent_s = 0.0
@@ -73,14 +73,14 @@ class _Hosted:
 
     @property
     def facts(self) -> wire.Facts:
-        handle = self.handle
+        sandbox = self.sandbox
         return wire.Facts(
-            runtime_id=handle.runtime_id,
-            workdir=handle.workdir,
-            home=handle.home,
-            grader_home=handle.grader_home,
-            proxy_url=handle.proxy_url,
-            limits=handle.limits(),
+            runtime_id=sandbox.runtime_id,
+            workdir=sandbox.workdir,
+            home=sandbox.home,
+            grader_home=sandbox.grader_home,
+            proxy_url=sandbox.proxy_url,
+            limits=sandbox.limits(),
         )
 
 
@@ -102,7 +102,7 @@ class _Keeper:
         while node is not None:
             with node:
                 is_over = await self._serve(node)
-                await self._stop(sandbox for sandbox in self.sandboxes.values() if is_over or sandbox.note is None)
+                await self._stop(hosted for hosted in self.sandboxes.values() if is_over or hosted.note is None)
                 if not self.sandboxes:
                     await self._release_all()
             if not self.sandboxes:
@@ -114,7 +114,7 @@ class _Keeper:
         """Stop all sandboxes that the node does not hold."""
         forgotten = [one for runtime_id, one in self.sandboxes.items() if runtime_id not in held]
         if forgotten:
-            log.warning("keeper.forgotten runtimes=%s", [one.handle.runtime_id for one in forgotten])
+            log.warning("keeper.forgotten runtimes=%s", [one.sandbox.runtime_id for one in forgotten])
             task = asyncio.create_task(self._stop(forgotten))
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
@@ -167,13 +167,13 @@ class _Keeper:
             return False
         kept = [
             wire.Kept(
-                runtime=sandbox.runtime,
-                facts=sandbox.facts,
-                note=sandbox.note,
-                spent_s=sandbox.spent_s,
+                runtime=hosted.runtime,
+                facts=hosted.facts,
+                note=hosted.note,
+                spent_s=hosted.spent_s,
             )
-            for sandbox in self.sandboxes.values()
-            if sandbox.note is not None
+            for hosted in self.sandboxes.values()
+            if hosted.note is not None
         ]
         hello = wire.Hello(version=wire.VERSION, kept=tuple(kept), checkpoints=tuple(self.checkpoints.values()))
         wire.write_message(writer, hello)
@@ -187,9 +187,9 @@ class _Keeper:
     async def _stop(self, sandboxes: Iterable[_Hosted]) -> None:
         """Stop sandboxes. The reaper removes any that cannot be stopped."""
         stopping = tuple(sandboxes)
-        for sandbox in stopping:
-            del self.sandboxes[sandbox.handle.runtime_id]
-        for error in await asyncio.gather(*(one.handle.stop() for one in stopping), return_exceptions=True):
+        for hosted in stopping:
+            del self.sandboxes[hosted.sandbox.runtime_id]
+        for error in await asyncio.gather(*(one.sandbox.stop() for one in stopping), return_exceptions=True):
             if error is not None:
                 log.error("keeper.not_stopped message=%s", error)
 
@@ -228,9 +228,9 @@ class _Service:
         if task is None or isinstance(request, _UNDISTURBED):
             return
         if isinstance(request, (wire.Exec, wire.Rejoin)):
-            sandbox = self._keeper.sandboxes.get(request.runtime_id)
-            if sandbox is not None and sandbox.run is not None and not _is_short(request):
-                sandbox.run.cancel()
+            hosted = self._keeper.sandboxes.get(request.runtime_id)
+            if hosted is not None and hosted.run is not None and not _is_short(request):
+                hosted.run.cancel()
                 return
         task.cancel()
 
@@ -240,8 +240,8 @@ class _Service:
             if not isinstance(request, _UNDISTURBED):
                 task.cancel()
         await asyncio.gather(*(task for _, task in tuple(self._tasks.values())), return_exceptions=True)
-        kept = [sandbox for sandbox in self._keeper.sandboxes.values() if sandbox.note is not None]
-        channels = [channel for sandbox in kept for channel in sandbox.channels.values()]
+        kept = [hosted for hosted in self._keeper.sandboxes.values() if hosted.note is not None]
+        channels = [channel for hosted in kept for channel in hosted.channels.values()]
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
 
     def _answer(self, number: int, done: asyncio.Task[Any]) -> None:
@@ -264,7 +264,7 @@ class _Service:
             case wire.Exec():
                 return await self._exec(number, request)
             case wire.Rejoin():
-                return await _ended(self._sandbox(request.runtime_id))
+                return await _ended(self._hosted(request.runtime_id))
             case wire.OpenChannel():
                 await self._open_channel(request)
             case wire.ChannelEnd():
@@ -272,62 +272,62 @@ class _Service:
             case wire.CloseChannel():
                 await self._close_channel(request)
             case wire.Annotate():
-                self._sandbox(request.runtime_id).note = request.note
+                self._hosted(request.runtime_id).note = request.note
             case wire.Upload():
-                handle = self._sandbox(request.runtime_id).handle
-                await handle.upload(request.path, request.data, mode=request.mode)
+                sandbox = self._hosted(request.runtime_id).sandbox
+                await sandbox.upload(request.path, request.data, mode=request.mode)
             case wire.Download():
-                handle = self._sandbox(request.runtime_id).handle
-                return await handle.download(request.path, max_bytes=request.max_bytes)
+                sandbox = self._hosted(request.runtime_id).sandbox
+                return await sandbox.download(request.path, max_bytes=request.max_bytes)
             case wire.Clear():
-                await self._sandbox(request.runtime_id).handle.clear(request.path)
+                await self._hosted(request.runtime_id).sandbox.clear(request.path)
             case wire.Kill():
-                await self._sandbox(request.runtime_id).handle.kill(grace_s=request.grace_s)
+                await self._hosted(request.runtime_id).sandbox.kill(grace_s=request.grace_s)
             case wire.TakeCheckpoint():
-                made = await self._sandbox(request.runtime_id).handle.checkpoint(request.name)
+                made = await self._hosted(request.runtime_id).sandbox.checkpoint(request.name)
                 self._keeper.checkpoints[made.checkpoint_id] = made
                 return made
             case wire.Reset():
-                await self._sandbox(request.runtime_id).handle.reset(request.checkpoint)
+                await self._hosted(request.runtime_id).sandbox.reset(request.checkpoint)
             case wire.Release():
                 await self._keeper.release(request.checkpoint)
             case wire.AskUsage():
-                return await self._sandbox(request.runtime_id).handle.usage()
+                return await self._hosted(request.runtime_id).sandbox.usage()
             case wire.Stop():
-                sandbox = self._keeper.sandboxes.get(request.runtime_id)
-                if sandbox is not None:
-                    await sandbox.handle.stop()
+                hosted = self._keeper.sandboxes.get(request.runtime_id)
+                if hosted is not None:
+                    await hosted.sandbox.stop()
                     self._keeper.sandboxes.pop(request.runtime_id, None)
         return None
 
-    def _sandbox(self, runtime_id: str) -> _Hosted:
+    def _hosted(self, runtime_id: str) -> _Hosted:
         """Raises: RuntimeFailed."""
-        sandbox = self._keeper.sandboxes.get(runtime_id)
-        if sandbox is None:
+        hosted = self._keeper.sandboxes.get(runtime_id)
+        if hosted is None:
             raise RuntimeFailed(f"sandbox {runtime_id} was stopped.")
-        return sandbox
+        return hosted
 
     async def _start(self, request: wire.Start) -> wire.Facts:
         if request.start.runtime_id in self._keeper.sandboxes:
             raise InvalidRequest(f"a sandbox {request.start.runtime_id} is running already.")
-        handle = await self._keeper.runtime(request.runtime).start(request.start)
-        sandbox = self._keeper.sandboxes[handle.runtime_id] = _Hosted(request.runtime, handle)
-        return sandbox.facts
+        sandbox = await self._keeper.runtime(request.runtime).start(request.start)
+        hosted = self._keeper.sandboxes[sandbox.runtime_id] = _Hosted(request.runtime, sandbox)
+        return hosted.facts
 
     async def _exec(self, number: int, request: wire.Exec) -> ExecResult:
-        sandbox = self._sandbox(request.runtime_id)
-        command = sandbox.handle.run(request.request, self._sink(number) if request.streams else None)
+        hosted = self._hosted(request.runtime_id)
+        command = hosted.sandbox.run(request.request, self._sink(number) if request.streams else None)
         if _is_short(request):
             return await command
-        sandbox.note = request.note
-        sandbox.run = asyncio.create_task(command)
-        sandbox.run.add_done_callback(_seen)
-        return await _ended(sandbox)
+        hosted.note = request.note
+        hosted.run = asyncio.create_task(command)
+        hosted.run.add_done_callback(_seen)
+        return await _ended(hosted)
 
     async def _open_channel(self, request: wire.OpenChannel) -> None:
-        sandbox = self._sandbox(request.runtime_id)
-        channel = await sandbox.handle.open_channel(request.request)
-        sandbox.channels[request.channel_id] = channel
+        hosted = self._hosted(request.runtime_id)
+        channel = await hosted.sandbox.open_channel(request.request)
+        hosted.channels[request.channel_id] = channel
         try:
             self._share(request.channel_id, channel)
         except RuntimeFailed:
@@ -343,14 +343,14 @@ class _Service:
 
     def _channel(self, request: wire.ChannelEnd) -> Channel:
         """Raises: RuntimeFailed."""
-        channel = self._sandbox(request.runtime_id).channels.get(request.channel_id)
+        channel = self._hosted(request.runtime_id).channels.get(request.channel_id)
         if channel is None:
             raise RuntimeFailed(f"sandbox {request.runtime_id} has no channel {request.channel_id}.")
         return channel
 
     async def _close_channel(self, request: wire.CloseChannel | wire.OpenChannel) -> None:
-        sandbox = self._keeper.sandboxes.get(request.runtime_id)
-        channel = None if sandbox is None else sandbox.channels.pop(request.channel_id, None)
+        hosted = self._keeper.sandboxes.get(request.runtime_id)
+        channel = None if hosted is None else hosted.channels.pop(request.channel_id, None)
         if channel is not None:
             await channel.close()
 
@@ -363,12 +363,12 @@ def _is_short(request: wire.Exec | wire.Rejoin) -> bool:
     return isinstance(request, wire.Exec) and request.note is None
 
 
-async def _ended(sandbox: _Hosted) -> ExecResult:
+async def _ended(hosted: _Hosted) -> ExecResult:
     """Wait for the command without owning it. Raises: RuntimeFailed."""
-    if sandbox.run is None:
-        raise RuntimeFailed(f"no command of sandbox {sandbox.handle.runtime_id} was to be waited for.")
-    await asyncio.wait({sandbox.run})
-    return sandbox.run.result()
+    if hosted.run is None:
+        raise RuntimeFailed(f"no command of sandbox {hosted.sandbox.runtime_id} was to be waited for.")
+    await asyncio.wait({hosted.run})
+    return hosted.run.result()
 
 
 def _seen(task: asyncio.Task[ExecResult]) -> None:

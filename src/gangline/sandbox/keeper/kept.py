@@ -77,7 +77,7 @@ class Keeper:
         self._grace_s = grace_s
         self._held: dict[object, str] = {}
         """Ids of sandboxes, each under a separate key, since an id may come again. An entry lasts from the request for
-        a sandbox until it is stopped or its handle is garbage."""
+        a sandbox until it is stopped or its `KeptSandbox` is garbage."""
         self._plugins: dict[str, Runtime] = {}
         """By name; created on first use."""
         self._agents: socket.socket | None = None
@@ -139,11 +139,11 @@ class Keeper:
             plugin = self._plugins[name] = plugins.make_runtime(name)
         return plugin
 
-    def hold(self, handle: KeptSandbox) -> Callable[[], object]:
-        """Keep the sandbox until the handle is garbage-collected, or the returned function is called."""
+    def hold(self, sandbox: KeptSandbox) -> Callable[[], object]:
+        """Keep it until the object is garbage-collected, or the returned function is called."""
         key = object()
-        self._held[key] = handle.runtime_id
-        let_go = weakref.finalize(handle, self._held.pop, key)
+        self._held[key] = sandbox.runtime_id
+        let_go = weakref.finalize(sandbox, self._held.pop, key)
         let_go.atexit = False
         return let_go
 

@@ -34,7 +34,7 @@ class Bench:
         self.isolated = isolated
         self.image = image
         self.owner = new_id("conformance")
-        self._handles: list[Sandbox] = []
+        self._sandboxes: list[Sandbox] = []
 
     async def start(
         self,
@@ -70,17 +70,17 @@ class Bench:
             hidden=hidden,
             base=base,
         )
-        handle = await self.runtime.start(start)
-        self._handles.append(handle)
-        return handle
+        sandbox = await self.runtime.start(start)
+        self._sandboxes.append(sandbox)
+        return sandbox
 
     async def release(self, *checkpoints: Checkpoint) -> None:
         for checkpoint in checkpoints:
             await self.runtime.release(checkpoint)
 
     async def stop_all(self) -> None:
-        for handle in self._handles:
-            await handle.stop()
+        for sandbox in self._sandboxes:
+            await sandbox.stop()
 
 
 Check = Callable[[Bench], Awaitable[None]]
@@ -189,51 +189,51 @@ def daemon(lock: str = "lock", prelude: str = "") -> str:
     return f"setsid sh -c '({inner}) &' > /dev/null 2>&1 < /dev/null"
 
 
-async def until_held(handle: Sandbox, lock: str = "lock") -> None:
-    await until_present(handle, f"{lock}.held")
+async def until_held(sandbox: Sandbox, lock: str = "lock") -> None:
+    await until_present(sandbox, f"{lock}.held")
 
 
-async def is_held(handle: Sandbox, lock: str = "lock") -> bool:
+async def is_held(sandbox: Sandbox, lock: str = "lock") -> bool:
     """Whether any process still holds the lock."""
-    result = await handle.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
+    result = await sandbox.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
     assert result.exit_code in (0, 9), f"flock itself failed: {result}"
     return result.exit_code == 9
 
 
-async def is_let_go(handle: Sandbox, lock: str = "lock", within_s: float = 10.0) -> bool:
+async def is_let_go(sandbox: Sandbox, lock: str = "lock", within_s: float = 10.0) -> bool:
     """Whether the last process that holds the lock ends within this time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while True:
-                if not await is_held(handle, lock):
+                if not await is_held(sandbox, lock):
                     return True
                 await asyncio.sleep(_PAUSE_S)
     return False
 
 
-async def until_present(handle: Sandbox, path: str) -> None:
+async def until_present(sandbox: Sandbox, path: str) -> None:
     while True:
         with contextlib.suppress(NotFound):
-            await handle.download(path)
+            await sandbox.download(path)
             return
         await asyncio.sleep(_PAUSE_S)
 
 
-async def timed_out_beside(handle: Sandbox, command: str, lock: str = "lock") -> ExecResult:
+async def timed_out_beside(sandbox: Sandbox, command: str, lock: str = "lock") -> ExecResult:
     """Run a command until it times out, with enough time for it to take the lock."""
     timeout_s = 1.0
     while True:
-        result = await handle.exec(command, timeout_s=timeout_s)
+        result = await sandbox.exec(command, timeout_s=timeout_s)
         assert result.timed_out, f"the command was to run into its timeout: {result}"
         with contextlib.suppress(NotFound):
-            await handle.download(f"{lock}.held")
+            await sandbox.download(f"{lock}.held")
             return result
         timeout_s *= 3
 
 
-def promised(handle: Sandbox, name: str) -> str:
+def promised(sandbox: Sandbox, name: str) -> str:
     """How the runtime enforces a limit, or the network. Raises: unittest.SkipTest if it reports that it does not."""
-    state = handle.limits().get(name, NOT_ENFORCED)
+    state = sandbox.limits().get(name, NOT_ENFORCED)
     if state in (NOT_ENFORCED, NOT_SUPPORTED):
         raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {state}")
     return state

@@ -33,8 +33,8 @@ async def _heard(channel: Channel, num_bytes: int) -> bytes:
 
 @CHECKS.add
 async def a_channel_carries_bytes_both_ways(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel(["python3", "-c", _ECHO])
+    sandbox = await bench.start()
+    channel = await sandbox.channel(["python3", "-c", _ECHO])
     for line in (b"one", b"two\n", bytes(range(256))):
         await channel.write(line)
         assert await _heard(channel, len(line)) == line.upper()
@@ -43,8 +43,8 @@ async def a_channel_carries_bytes_both_ways(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_channel_carries_much_at_once(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel(["python3", "-c", _ECHO])
+    sandbox = await bench.start()
+    channel = await sandbox.channel(["python3", "-c", _ECHO])
     data = os.urandom(3 << 20)
     written = asyncio.create_task(channel.write(data))
     assert await _heard(channel, len(data)) == data.upper()
@@ -54,8 +54,8 @@ async def a_channel_carries_much_at_once(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_channel_reads_no_more_than_is_asked_for(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel("printf 0123456789 >&3; sleep 100000")
+    sandbox = await bench.start()
+    channel = await sandbox.channel("printf 0123456789 >&3; sleep 100000")
     assert await channel.read(4) == b"0123"
     assert await channel.read(100) == b"456789"
     await channel.close()
@@ -63,26 +63,26 @@ async def a_channel_reads_no_more_than_is_asked_for(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_cancelled_read_loses_nothing(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel("while [ ! -e go ]; do sleep 0.02; done; printf later >&3; sleep 100000")
+    sandbox = await bench.start()
+    channel = await sandbox.channel("while [ ! -e go ]; do sleep 0.02; done; printf later >&3; sleep 100000")
     with raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await channel.read()
-    await handle.upload("go", b"")
+    await sandbox.upload("go", b"")
     assert await _heard(channel, 5) == b"later"
     await channel.close()
 
 
 @CHECKS.add
 async def a_channels_command_is_like_any_other(bench: Bench) -> None:
-    handle = await bench.start(env={"FROM_SPEC": "1"})
-    await handle.upload("sub/file", b"")
-    channel = await handle.channel(
+    sandbox = await bench.start(env={"FROM_SPEC": "1"})
+    await sandbox.upload("sub/file", b"")
+    channel = await sandbox.channel(
         'echo "$FROM_SPEC $FROM_CALL $PWD" >&3; ls /proc/self/fd; cat; echo err >&2; exit 7',
         cwd="sub",
         env={"FROM_CALL": "2"},
     )
-    expected = f"1 2 {handle.workdir}/sub\n".encode()
+    expected = f"1 2 {sandbox.workdir}/sub\n".encode()
     assert await _heard(channel, len(expected)) == expected
     result = await channel.ended()
     assert (result.exit_code, result.stderr, result.truncated) == (7, b"err\n", False)
@@ -93,22 +93,22 @@ async def a_channels_command_is_like_any_other(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_channels_missing_program_is_127(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel(["no-such-program-at-all"])
+    sandbox = await bench.start()
+    channel = await sandbox.channel(["no-such-program-at-all"])
     assert (await channel.ended()).exit_code == 127
     assert await channel.read() == b""
     await channel.close()
     with refused():
-        await handle.channel([])
+        await sandbox.channel([])
 
 
 @CHECKS.add
 async def closing_a_channel_kills_the_whole_tree(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel(daemon() + "; sleep 100000")
-    await until_held(handle)
+    sandbox = await bench.start()
+    channel = await sandbox.channel(daemon() + "; sleep 100000")
+    await until_held(sandbox)
     await channel.close()
-    assert not await is_held(handle), "a daemonised grandchild outlived its channel"
+    assert not await is_held(sandbox), "a daemonised grandchild outlived its channel"
     assert (await channel.ended()).signal == 9
     assert await channel.read() == b""
     with raises(RuntimeFault):
@@ -118,8 +118,8 @@ async def closing_a_channel_kills_the_whole_tree(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_pending_read_ends_with_its_channel(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel("sleep 100000")
+    sandbox = await bench.start()
+    channel = await sandbox.channel("sleep 100000")
     reading = asyncio.create_task(channel.read())
     await asyncio.sleep(0)
     await channel.close()
@@ -128,28 +128,28 @@ async def a_pending_read_ends_with_its_channel(bench: Bench) -> None:
 
 @CHECKS.add
 async def channels_end_with_their_sandbox(bench: Bench) -> None:
-    handle = await bench.start()
-    killed = await handle.channel("sleep 100000")
-    await handle.kill()
+    sandbox = await bench.start()
+    killed = await sandbox.channel("sleep 100000")
+    await sandbox.kill()
     assert (await killed.ended()).signal == 9
     assert await killed.read() == b""
     await killed.close()
-    stopped = await handle.channel("sleep 100000")
-    await handle.stop()
+    stopped = await sandbox.channel("sleep 100000")
+    await sandbox.stop()
     assert await stopped.read() == b""
     await stopped.close()
     with raises(RuntimeFault):
-        await handle.channel("true")
+        await sandbox.channel("true")
 
 
 @CHECKS.add
 async def channels_are_beside_each_other_and_commands(bench: Bench) -> None:
-    handle = await bench.start()
-    channels = await asyncio.gather(*(handle.channel(["python3", "-c", _ECHO]) for _ in range(4)))
-    flood = await handle.channel(["python3", "-c", _FLOOD])  # it is never read
+    sandbox = await bench.start()
+    channels = await asyncio.gather(*(sandbox.channel(["python3", "-c", _ECHO]) for _ in range(4)))
+    flood = await sandbox.channel(["python3", "-c", _FLOOD])  # it is never read
     for number, channel in enumerate(channels):
         await channel.write(f"line {number}".encode())
-    assert (await handle.exec("echo beside")).stdout == b"beside\n"
+    assert (await sandbox.exec("echo beside")).stdout == b"beside\n"
     for number, channel in enumerate(channels):
         assert await _heard(channel, 6) == f"LINE {number}".encode()
     await asyncio.gather(*(channel.close() for channel in (*channels, flood)))
@@ -157,11 +157,11 @@ async def channels_are_beside_each_other_and_commands(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_writer_waits_for_a_reader(bench: Bench) -> None:
-    handle = await bench.start()
-    channel = await handle.channel("while [ ! -e go ]; do sleep 0.02; done; head -c 4194304 <&3 | wc -c")
+    sandbox = await bench.start()
+    channel = await sandbox.channel("while [ ! -e go ]; do sleep 0.02; done; head -c 4194304 <&3 | wc -c")
     written = asyncio.create_task(channel.write(bytes(4 << 20)))
     assert not (await asyncio.wait({written}, timeout=0.2))[0], "4 MB were taken although nobody reads"
-    await handle.upload("go", b"")
+    await sandbox.upload("go", b"")
     await written
     assert (await channel.ended()).stdout.strip() == b"4194304"
     await channel.close()
@@ -170,10 +170,10 @@ async def a_writer_waits_for_a_reader(bench: Bench) -> None:
 @CHECKS.isolation
 async def nothing_else_reaches_a_channel(bench: Bench) -> None:
     """It has no name: neither in the file system nor in the network's abstract namespace."""
-    handle = await bench.start()
-    channel = await handle.channel("touch ready; sleep 100000")
-    await until_present(handle, "ready")
-    named = await handle.exec("grep -h '[/@]' /proc/net/unix; find / -xdev -type s 2>/dev/null")
+    sandbox = await bench.start()
+    channel = await sandbox.channel("touch ready; sleep 100000")
+    await until_present(sandbox, "ready")
+    named = await sandbox.exec("grep -h '[/@]' /proc/net/unix; find / -xdev -type s 2>/dev/null")
     assert named.stdout == b"", named.stdout
     await channel.close()
 
@@ -185,54 +185,54 @@ _FLUSHES = """trap 'echo flushed > flushed; exit 0' TERM; touch ready; while :; 
 
 @CHECKS.add
 async def a_grace_lets_programs_write_what_they_have(bench: Bench) -> None:
-    handle = await bench.start()
-    result = await handle.exec(f"({_FLUSHES}) & wait", timeout_s=3.0, grace_s=30.0)
+    sandbox = await bench.start()
+    result = await sandbox.exec(f"({_FLUSHES}) & wait", timeout_s=3.0, grace_s=30.0)
     assert (result.timed_out, result.exit_code, result.signal) == (True, None, None)
-    assert await handle.download("flushed") == b"flushed\n"
+    assert await sandbox.download("flushed") == b"flushed\n"
 
 
 @CHECKS.add
 async def a_cancelled_command_has_its_grace_too(bench: Bench) -> None:
-    handle = await bench.start()
-    running = asyncio.create_task(handle.exec(_FLUSHES, grace_s=30.0))
-    await until_present(handle, "ready")
+    sandbox = await bench.start()
+    running = asyncio.create_task(sandbox.exec(_FLUSHES, grace_s=30.0))
+    await until_present(sandbox, "ready")
     running.cancel()
     with raises(asyncio.CancelledError):
         await running
-    assert await handle.download("flushed") == b"flushed\n"
+    assert await sandbox.download("flushed") == b"flushed\n"
 
 
 @CHECKS.add
 async def a_grace_ends(bench: Bench) -> None:
     """For the whole process tree, including processes that ignore SIGTERM."""
-    handle = await bench.start()
+    sandbox = await bench.start()
     deaf = "trap '' TERM; "
-    result = await handle.exec(f"{deaf}{daemon(prelude=deaf)}; sleep 100000", timeout_s=3.0, grace_s=0.3)
+    result = await sandbox.exec(f"{deaf}{daemon(prelude=deaf)}; sleep 100000", timeout_s=3.0, grace_s=0.3)
     assert result.timed_out
-    assert not await is_held(handle), "a process that ignores signals outlived the grace"
+    assert not await is_held(sandbox), "a process that ignores signals outlived the grace"
 
 
 @CHECKS.add
 async def a_kill_with_a_grace_lets_all_commands_write_what_they_have(bench: Bench) -> None:
-    handle = await bench.start()
-    running = asyncio.create_task(handle.exec(_FLUSHES))
+    sandbox = await bench.start()
+    running = asyncio.create_task(sandbox.exec(_FLUSHES))
     other = "trap 'echo flushed > also; exit 0' TERM; echo ready >&3; while :; do sleep 0.02; done"
-    channel = await handle.channel(other)
+    channel = await sandbox.channel(other)
     assert await channel.read() == b"ready\n"
-    await until_present(handle, "ready")
-    await handle.kill(grace_s=30.0)
+    await until_present(sandbox, "ready")
+    await sandbox.kill(grace_s=30.0)
     assert (await running).exit_code is None
-    assert [await handle.download(name) for name in ("flushed", "also")] == [b"flushed\n"] * 2
+    assert [await sandbox.download(name) for name in ("flushed", "also")] == [b"flushed\n"] * 2
     await channel.close()
-    assert (await handle.exec("echo again")).stdout == b"again\n"
+    assert (await sandbox.exec("echo again")).stdout == b"again\n"
 
 
 @CHECKS.add
 async def kill_waits_for_no_grace(bench: Bench) -> None:
-    handle = await bench.start()
-    running = asyncio.create_task(handle.exec("trap '' TERM; touch ready; sleep 100000", grace_s=3600.0))
-    await until_present(handle, "ready")
+    sandbox = await bench.start()
+    running = asyncio.create_task(sandbox.exec("trap '' TERM; touch ready; sleep 100000", grace_s=3600.0))
+    await until_present(sandbox, "ready")
     running.cancel()
     await asyncio.sleep(0)
-    await handle.kill()
+    await sandbox.kill()
     await asyncio.wait({running})

@@ -50,68 +50,68 @@ async def _with_tree(bench: Bench) -> AsyncGenerator[tuple[Sandbox, Checkpoint, 
     """A sandbox, its checkpoint, and the checkpoint's listing. Raises: unittest.SkipTest if checkpoints are not
     supported.
     """
-    handle = await bench.start()
-    promised(handle, "checkpoints")
-    made = await handle.exec(_TREE)
+    sandbox = await bench.start()
+    promised(sandbox, "checkpoints")
+    made = await sandbox.exec(_TREE)
     assert made.ok, f"the tree was not made: {made}"
-    listing = await _listing(handle)
-    checkpoint = await handle.checkpoint("tree")
-    yield handle, checkpoint, listing
+    listing = await _listing(sandbox)
+    checkpoint = await sandbox.checkpoint("tree")
+    yield sandbox, checkpoint, listing
     await bench.release(checkpoint)
 
 
-async def _listing(handle: Sandbox) -> bytes:
-    result = await handle.exec(
+async def _listing(sandbox: Sandbox) -> bytes:
+    result = await sandbox.exec(
         "find . \"$HOME\" -printf '%y %m %s %P %l ' \\( -type f -printf '%T@\\n' -o -printf '\\n' \\) | sort; "
         'find . "$HOME" -type f -size -1000k | sort | xargs cat'
     )
     assert result.ok, f"the files were not listed: {result}"
-    return result.stdout.replace(handle.workdir.encode(), b"").replace(handle.home.encode(), b"")
+    return result.stdout.replace(sandbox.workdir.encode(), b"").replace(sandbox.home.encode(), b"")
 
 
 @CHECKS.add
 async def a_runtime_without_checkpoints_says_so_and_refuses_them(bench: Bench) -> None:
-    handle = await bench.start()
-    if handle.limits().get("checkpoints") == NOT_SUPPORTED:
+    sandbox = await bench.start()
+    if sandbox.limits().get("checkpoints") == NOT_SUPPORTED:
         with raises(RuntimeUnavailable):
-            await handle.checkpoint()
+            await sandbox.checkpoint()
         with raises(RuntimeUnavailable):
-            await handle.reset()
+            await sandbox.reset()
         return
-    checkpoint = await handle.checkpoint("first")
+    checkpoint = await sandbox.checkpoint("first")
     facts = (checkpoint.name, checkpoint.number, checkpoint.runtime_id, checkpoint.runtime, checkpoint.owner)
-    assert facts == ("first", 1, handle.runtime_id, bench.runtime.name, bench.owner), f"facts of a checkpoint: {facts}"
+    assert facts == ("first", 1, sandbox.runtime_id, bench.runtime.name, bench.owner), f"facts of a checkpoint: {facts}"
     await bench.release(checkpoint)
 
 
 @CHECKS.add
 async def a_checkpoint_changes_nothing_for_its_sandbox(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, _checkpoint, listing):
-        assert await _listing(handle) == listing
-        assert (await handle.exec("touch mine && cat tree/same")).stdout == b"one\n"
-        assert await handle.download("tree/deep/two") == b"two\n", "files are moved as before"
-        await handle.upload("tree/deep/new", b"new")
-        assert (await handle.exec("cat tree/deep/new; stat -c %U tree/deep/new .")).stdout.startswith(b"new")
+    async with _with_tree(bench) as (sandbox, _checkpoint, listing):
+        assert await _listing(sandbox) == listing
+        assert (await sandbox.exec("touch mine && cat tree/same")).stdout == b"one\n"
+        assert await sandbox.download("tree/deep/two") == b"two\n", "files are moved as before"
+        await sandbox.upload("tree/deep/new", b"new")
+        assert (await sandbox.exec("cat tree/deep/new; stat -c %U tree/deep/new .")).stdout.startswith(b"new")
 
 
 @CHECKS.add
 async def a_fork_has_the_files_of_its_checkpoint_and_no_later_ones(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, listing):
-        changed = await handle.exec(_CHANGES)
+    async with _with_tree(bench) as (sandbox, checkpoint, listing):
+        changed = await sandbox.exec(_CHANGES)
         assert changed.ok, f"files were not changed: {changed}"
         fork = await bench.start(base=checkpoint)
         assert await _listing(fork) == listing, "a fork has other files than its checkpoint"
         changed = await fork.exec(_CHANGES)
         assert changed.ok, f"a fork's user cannot change its files: {changed}"
-        assert await _listing(fork) == await _listing(handle), "the same changes give other files in a fork"
+        assert await _listing(fork) == await _listing(sandbox), "the same changes give other files in a fork"
         await fork.stop()
 
 
 @CHECKS.add
 async def forks_and_their_parent_see_nothing_of_each_other(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, listing):
+    async with _with_tree(bench) as (sandbox, checkpoint, listing):
         forks = await asyncio.gather(*(bench.start(base=checkpoint) for _number in range(3)))
-        everyone = (handle, *forks)
+        everyone = (sandbox, *forks)
         await asyncio.gather(
             *(one.exec(f"echo {number} > mine; echo {number} >> tree/same") for number, one in enumerate(everyone))
         )
@@ -125,61 +125,63 @@ async def forks_and_their_parent_see_nothing_of_each_other(bench: Bench) -> None
 
 @CHECKS.add
 async def a_reset_returns_to_a_checkpoint_or_to_the_beginning(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, listing):
-        assert (await handle.exec(_CHANGES)).ok
-        changed = await _listing(handle)
-        later = await handle.checkpoint()
-        await handle.reset(checkpoint)
-        assert await _listing(handle) == listing
-        await handle.reset(later)
-        assert await _listing(handle) == changed
-        await handle.reset()
-        assert (await handle.exec('ls -A . "$HOME"')).stdout.count(b"\n") <= 4, "a reset sandbox is not as at its start"
+    async with _with_tree(bench) as (sandbox, checkpoint, listing):
+        assert (await sandbox.exec(_CHANGES)).ok
+        changed = await _listing(sandbox)
+        later = await sandbox.checkpoint()
+        await sandbox.reset(checkpoint)
+        assert await _listing(sandbox) == listing
+        await sandbox.reset(later)
+        assert await _listing(sandbox) == changed
+        await sandbox.reset()
+        assert (await sandbox.exec('ls -A . "$HOME"')).stdout.count(b"\n") <= 4, (
+            "a reset sandbox is not as at its start"
+        )
         with raises(NotFound):
-            await handle.download("tree/same")
-        await handle.upload("again", b"again")
-        assert (await handle.exec("cat again")).stdout == b"again"
+            await sandbox.download("tree/same")
+        await sandbox.upload("again", b"again")
+        assert (await sandbox.exec("cat again")).stdout == b"again"
         await bench.release(later)
 
 
 @CHECKS.add
 async def a_reset_ends_every_process(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "checkpoints")
-    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
-    await until_present(handle, "ready")
-    await handle.reset()
+    sandbox = await bench.start()
+    promised(sandbox, "checkpoints")
+    running = asyncio.create_task(sandbox.exec("touch ready; sleep 100000"))
+    await until_present(sandbox, "ready")
+    await sandbox.reset()
     assert (await running).exit_code is None, "a command outlived a reset"
-    assert (await handle.exec("test ! -e ready")).ok
+    assert (await sandbox.exec("test ! -e ready")).ok
 
 
 @CHECKS.add
 async def processes_outlive_a_checkpoint_and_write_into_the_present_only(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "checkpoints")
-    await handle.exec("echo before > file")
-    first = await handle.checkpoint()
-    await handle.exec(daemon(prelude="exec 8>> file; "))
-    await until_held(handle)
+    sandbox = await bench.start()
+    promised(sandbox, "checkpoints")
+    await sandbox.exec("echo before > file")
+    first = await sandbox.checkpoint()
+    await sandbox.exec(daemon(prelude="exec 8>> file; "))
+    await until_held(sandbox)
     for _number in range(2):  # the next one must not lack files of a released one
-        await bench.release(await handle.checkpoint())
-    second = await handle.checkpoint()
-    assert await is_held(handle), "a checkpoint ended a process"
-    await handle.exec("echo after >> file")
+        await bench.release(await sandbox.checkpoint())
+    second = await sandbox.checkpoint()
+    assert await is_held(sandbox), "a checkpoint ended a process"
+    await sandbox.exec("echo after >> file")
     for checkpoint in (first, second):
         fork = await bench.start(base=checkpoint)
         assert await fork.download("file") == b"before\n", f"{checkpoint.method}: a later write is in a checkpoint"
         await fork.stop()
-    assert await handle.download("file") == b"before\nafter\n"
+    assert await sandbox.download("file") == b"before\nafter\n"
     await bench.release(first, second)
 
 
 @CHECKS.add
 async def checkpoints_outlive_kills_and_their_sandbox(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, listing):
-        await handle.kill()
-        assert await _listing(handle) == listing, "files are gone after a kill"
-        await handle.stop()
+    async with _with_tree(bench) as (sandbox, checkpoint, listing):
+        await sandbox.kill()
+        assert await _listing(sandbox) == listing, "files are gone after a kill"
+        await sandbox.stop()
         fork = await bench.start(base=checkpoint)
         assert await _listing(fork) == listing
         second = await fork.checkpoint()
@@ -195,23 +197,23 @@ async def checkpoints_outlive_kills_and_their_sandbox(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_released_checkpoint_is_gone(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, _listing_of_it):
+    async with _with_tree(bench) as (sandbox, checkpoint, _listing_of_it):
         await bench.release(checkpoint)
         await bench.release(checkpoint)
         with raises(NotFound):
             await bench.start(base=checkpoint)
         with raises(NotFound):
-            await handle.reset(checkpoint)
-        assert (await handle.exec("cat tree/same")).stdout == b"one\n", "its sandbox goes on"
-    await handle.stop()
+            await sandbox.reset(checkpoint)
+        assert (await sandbox.exec("cat tree/same")).stdout == b"one\n", "its sandbox goes on"
+    await sandbox.stop()
     assert os.listdir(bench.root) == [], "files of a released checkpoint are left"
 
 
 @CHECKS.add
 async def a_reaper_removes_checkpoints_that_it_does_not_keep(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, _listing_of_it):
-        kept = await handle.checkpoint()
-        await handle.stop()
+    async with _with_tree(bench) as (sandbox, checkpoint, _listing_of_it):
+        kept = await sandbox.checkpoint()
+        await sandbox.stop()
         assert await bench.runtime.reap("someone-else", bench.root) == 0
         assert await bench.runtime.reap(bench.owner, bench.root, frozenset({kept.checkpoint_id})) == 1
         with raises(NotFound):
@@ -221,12 +223,12 @@ async def a_reaper_removes_checkpoints_that_it_does_not_keep(bench: Bench) -> No
 
 @CHECKS.add
 async def a_fork_needs_the_owner_and_the_specification_of_its_checkpoint(bench: Bench) -> None:
-    async with _with_tree(bench) as (handle, checkpoint, _listing_of_it):
+    async with _with_tree(bench) as (sandbox, checkpoint, _listing_of_it):
         with refused():
             await bench.start(base=checkpoint, env={"OTHER": "1"})
         foreign = msgspec.structs.replace(checkpoint, checkpoint_id=f"../{checkpoint.checkpoint_id}")
         with refused():
-            await handle.reset(foreign)
+            await sandbox.reset(foreign)
         bench.owner, own = new_id("another"), bench.owner
         try:
             with refused():
@@ -238,11 +240,11 @@ async def a_fork_needs_the_owner_and_the_specification_of_its_checkpoint(bench: 
 @CHECKS.isolation
 async def nothing_of_layers_can_be_reached_from_inside(bench: Bench) -> None:
     spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image, workdir="/workspace")
-    handle = await bench.start_of(new_id("runtime"), spec, (bench.root,))
-    promised(handle, "checkpoints")
-    await handle.exec("echo secret-of-parent > file")
-    checkpoint = await handle.checkpoint()
-    await handle.exec("echo secret-of-later > file")
+    sandbox = await bench.start_of(new_id("runtime"), spec, (bench.root,))
+    promised(sandbox, "checkpoints")
+    await sandbox.exec("echo secret-of-parent > file")
+    checkpoint = await sandbox.checkpoint()
+    await sandbox.exec("echo secret-of-later > file")
     fork = await bench.start_of(new_id("runtime"), spec, (bench.root,), checkpoint)
     assert (await fork.exec("grep -rl secret-of-later /workspace /tmp /var /home 2>/dev/null")).stdout == b""
     seen = (await fork.exec(f"ls -A {bench.root} 2>/dev/null; grep -c overlay.*upper /proc/self/mountinfo")).stdout
@@ -251,15 +253,15 @@ async def nothing_of_layers_can_be_reached_from_inside(bench: Bench) -> None:
     for path in (checkpoint.folder, *(f"{bench.root}/{name}" for name in os.listdir(bench.root))):
         assert not (await fork.exec(["ls", path])).ok, f"a fork can list {path}"
     await fork.stop()
-    await handle.stop()
+    await sandbox.stop()
     await bench.release(checkpoint)
 
 
 @CHECKS.add
 async def planted_links_devices_and_marks_do_not_mislead_a_checkpoint(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "checkpoints")
-    first = await handle.checkpoint()
+    sandbox = await bench.start()
+    promised(sandbox, "checkpoints")
+    first = await sandbox.checkpoint()
     planting = """
 import os
 os.symlink("/etc/shadow", "shadow"); os.symlink("/", "root"); os.symlink("..", "up")
@@ -274,14 +276,14 @@ except OSError: pass
 import socket; s = socket.socket(socket.AF_UNIX); s.bind("socket")
 os.mkdir("closed"); open("closed/file", "w").write("kept"); os.chmod("closed", 0)
 """
-    planted = await handle.exec(["python3", "-c", planting])
+    planted = await sandbox.exec(["python3", "-c", planting])
     assert planted.ok, f"nothing was planted: {planted}"
-    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
-    await until_present(handle, "ready")
-    second = await handle.checkpoint()
-    await handle.kill()
+    running = asyncio.create_task(sandbox.exec("touch ready; sleep 100000"))
+    await until_present(sandbox, "ready")
+    second = await sandbox.checkpoint()
+    await sandbox.kill()
     await running
-    third = await handle.checkpoint()
+    third = await sandbox.checkpoint()
     for checkpoint in (second, third):
         fork = await bench.start(base=checkpoint)
         links = (await fork.exec("readlink shadow root up")).stdout

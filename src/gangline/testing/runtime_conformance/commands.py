@@ -20,92 +20,92 @@ def _told_once(result: ExecResult) -> bool:
 
 @CHECKS.add
 async def tells_exit_codes(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     for code in (0, 1, 7, 255):
-        result = await handle.exec(f"exit {code}")
+        result = await sandbox.exec(f"exit {code}")
         assert result.exit_code == code
         assert _told_once(result)
 
 
 @CHECKS.add
 async def tells_signals_apart_from_exit_codes(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     for name, number in (("TERM", 15), ("KILL", 9), ("INT", 2), ("SEGV", 11), ("USR1", 10)):
-        result = await handle.exec(f"kill -{name} $$")
+        result = await sandbox.exec(f"kill -{name} $$")
         assert (result.exit_code, result.signal, result.timed_out) == (None, number, False), name
-    assert (await handle.exec("exit 143")).exit_code == 143
+    assert (await sandbox.exec("exit 143")).exit_code == 143
 
 
 @CHECKS.add
 async def a_missing_program_is_127(bench: Bench) -> None:
-    handle = await bench.start()
-    result = await handle.exec(["no-such-program-at-all"])
+    sandbox = await bench.start()
+    result = await sandbox.exec(["no-such-program-at-all"])
     assert result.exit_code == 127
     assert b"no-such-program-at-all" in result.stderr
 
 
 @CHECKS.add
 async def what_cannot_be_run_is_126(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.upload("plain.txt", b"#!/bin/sh\necho ran\n", mode=0o644)
-    result = await handle.exec(["./plain.txt"])
+    sandbox = await bench.start()
+    await sandbox.upload("plain.txt", b"#!/bin/sh\necho ran\n", mode=0o644)
+    result = await sandbox.exec(["./plain.txt"])
     assert result.exit_code == 126
     assert b"plain.txt" in result.stderr
 
 
 @CHECKS.add
 async def an_empty_command_is_refused(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     with refused():
-        await handle.exec([])
+        await sandbox.exec([])
 
 
 @CHECKS.add
 async def an_argument_list_meets_no_shell(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec(["printf", "%s|", "a b", "$HOME", "'", "", "-n", "a\nb"])).stdout == (
+    sandbox = await bench.start()
+    assert (await sandbox.exec(["printf", "%s|", "a b", "$HOME", "'", "", "-n", "a\nb"])).stdout == (
         b"a b|$HOME|'||-n|a\nb|"
     )
 
 
 @CHECKS.add
 async def words_may_be_long_and_of_any_script(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     word = "né 漢字 🛷\n"
-    assert (await handle.exec(["printf", "%s", word])).stdout.decode() == word
-    assert (await handle.exec('printf "%s" "$WORD"', env={"WORD": word})).stdout.decode() == word
-    assert (await handle.exec(["printf", "%s", "x" * 100_000])).stdout == b"x" * 100_000
+    assert (await sandbox.exec(["printf", "%s", word])).stdout.decode() == word
+    assert (await sandbox.exec('printf "%s" "$WORD"', env={"WORD": word})).stdout.decode() == word
+    assert (await sandbox.exec(["printf", "%s", "x" * 100_000])).stdout == b"x" * 100_000
 
 
 @CHECKS.add
 async def the_environment_is_clean(bench: Bench) -> None:
     os.environ["GANGLINE_CONFORMANCE_SECRET"] = "leaked"
     try:
-        handle = await bench.start(env={"FROM_SPEC": "1", "BOTH": "spec"})
-        lines = (await handle.exec("env", env={"FROM_CALL": "2", "BOTH": "call"})).stdout.decode().splitlines()
+        sandbox = await bench.start(env={"FROM_SPEC": "1", "BOTH": "spec"})
+        lines = (await sandbox.exec("env", env={"FROM_CALL": "2", "BOTH": "call"})).stdout.decode().splitlines()
     finally:
         del os.environ["GANGLINE_CONFORMANCE_SECRET"]
     seen = dict(line.split("=", 1) for line in lines)
     assert "GANGLINE_CONFORMANCE_SECRET" not in seen
-    assert (seen["FROM_SPEC"], seen["FROM_CALL"], seen["HOME"]) == ("1", "2", handle.home)
+    assert (seen["FROM_SPEC"], seen["FROM_CALL"], seen["HOME"]) == ("1", "2", sandbox.home)
     assert seen["BOTH"] == "call", "what a call says is nearer than what the specification says"
     assert seen["LANG"] == "C.UTF-8"
-    assert "FROM_CALL" not in (await handle.exec("env")).stdout.decode(), "a command's environment outlived it"
+    assert "FROM_CALL" not in (await sandbox.exec("env")).stdout.decode(), "a command's environment outlived it"
 
 
 @CHECKS.add
 async def starts_in_the_workdir_and_honours_cwd(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec("pwd")).stdout.decode().strip() == handle.workdir
-    await handle.upload("sub/file", b"x")
-    assert (await handle.exec("pwd", cwd="sub")).stdout.decode().strip() == f"{handle.workdir}/sub"
-    assert (await handle.exec("pwd", cwd=handle.home)).stdout.decode().strip() == handle.home
+    sandbox = await bench.start()
+    assert (await sandbox.exec("pwd")).stdout.decode().strip() == sandbox.workdir
+    await sandbox.upload("sub/file", b"x")
+    assert (await sandbox.exec("pwd", cwd="sub")).stdout.decode().strip() == f"{sandbox.workdir}/sub"
+    assert (await sandbox.exec("pwd", cwd=sandbox.home)).stdout.decode().strip() == sandbox.home
 
 
 @CHECKS.add
 async def a_missing_cwd_is_told(bench: Bench) -> None:
-    handle = await bench.start()
-    result = await handle.exec("echo ran", cwd="no-such-folder")
+    sandbox = await bench.start()
+    result = await sandbox.exec("echo ran", cwd="no-such-folder")
     assert (result.exit_code in (126, 127), result.stdout) == (True, b""), result
     assert b"no-such-folder" in result.stderr
 
@@ -115,8 +115,8 @@ async def signals_are_at_their_defaults(bench: Bench) -> None:
     """Also if the node ignores some, as `nohup` and a shell's `&` make it do."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        handle = await bench.start()
-        seen = await handle.exec(["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])
+        sandbox = await bench.start()
+        seen = await sandbox.exec(["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])
     finally:
         signal.signal(signal.SIGHUP, before)
     blocked, ignored = (int(line.split()[1], 16) for line in seen.stdout.splitlines())
@@ -125,12 +125,12 @@ async def signals_are_at_their_defaults(bench: Bench) -> None:
 
 @CHECKS.add
 async def no_descriptor_but_the_streams_is_inherited(bench: Bench) -> None:
-    handle = await bench.start()
-    seen = await handle.exec(["ls", "/proc/self/fd"])
+    sandbox = await bench.start()
+    seen = await sandbox.exec(["ls", "/proc/self/fd"])
     assert seen.stdout.split() == [b"0", b"1", b"2", b"3"], "3 is the folder that ls reads"
 
 
 @CHECKS.add
 async def a_command_has_no_terminal(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec("test -t 0 || test -t 1 || test -t 2 || : < /dev/tty")).exit_code != 0
+    sandbox = await bench.start()
+    assert (await sandbox.exec("test -t 0 || test -t 1 || test -t 2 || : < /dev/tty")).exit_code != 0

@@ -29,10 +29,10 @@ _FLIP = (
 
 @CHECKS.add
 async def home_and_workdir_are_writable_and_last(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec("echo a > ~/kept && echo b > kept && mkdir -p d/e")).ok
-    assert (await handle.exec("cat ~/kept kept")).stdout == b"a\nb\n"
-    assert await handle.download(f"{handle.home}/kept") == b"a\n"
+    sandbox = await bench.start()
+    assert (await sandbox.exec("echo a > ~/kept && echo b > kept && mkdir -p d/e")).ok
+    assert (await sandbox.exec("cat ~/kept kept")).stdout == b"a\nb\n"
+    assert await sandbox.download(f"{sandbox.home}/kept") == b"a\n"
 
 
 @CHECKS.isolation
@@ -56,9 +56,9 @@ async def folders_of_the_task_are_empty_writable_and_the_sessions_own(bench: Ben
 @CHECKS.add
 async def files_move_between_the_folders_that_an_agent_may_write(bench: Bench) -> None:
     """With `mv`, which copies between file systems. Hard links need all folders to be on one file system."""
-    handle = await bench.start()
+    sandbox = await bench.start()
     moved = "echo 1 > /tmp/$$ && mv /tmp/$$ ~/one && mv ~/one two && mkdir ~/d && mv two ~/d && mv ~/d . && cat d/two"
-    result = await handle.exec(moved)
+    result = await sandbox.exec(moved)
     assert result.stdout == b"1\n", result
 
 
@@ -71,72 +71,72 @@ async def files_in_one_sandbox_are_not_in_another(bench: Bench) -> None:
 
 @CHECKS.add
 async def uploads_make_parents_and_set_the_mode(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.upload("a/b/run.sh", b"#!/bin/sh\necho ran\n", mode=0o755)
-    assert (await handle.exec(["./a/b/run.sh"])).stdout == b"ran\n"
-    await handle.upload("a/b/run.sh", b"new")
-    assert await handle.download(f"{handle.workdir}/a/b/run.sh") == b"new"
-    assert (await handle.exec("echo more >> a/b/run.sh && touch a/b/other")).ok, "the agent owns what is uploaded"
-    await handle.upload("secret", b"", mode=0o600)
-    assert (await handle.exec("stat -c %a secret a/b/run.sh")).stdout == b"600\n644\n"
+    sandbox = await bench.start()
+    await sandbox.upload("a/b/run.sh", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await sandbox.exec(["./a/b/run.sh"])).stdout == b"ran\n"
+    await sandbox.upload("a/b/run.sh", b"new")
+    assert await sandbox.download(f"{sandbox.workdir}/a/b/run.sh") == b"new"
+    assert (await sandbox.exec("echo more >> a/b/run.sh && touch a/b/other")).ok, "the agent owns what is uploaded"
+    await sandbox.upload("secret", b"", mode=0o600)
+    assert (await sandbox.exec("stat -c %a secret a/b/run.sh")).stdout == b"600\n644\n"
 
 
 @CHECKS.add
 async def empty_and_large_files_travel(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.upload("empty", b"")
-    assert await handle.download("empty") == b""
+    sandbox = await bench.start()
+    await sandbox.upload("empty", b"")
+    assert await sandbox.download("empty") == b""
     data = bytes(range(253)) * 40_000
-    await handle.upload("large", data)
-    assert (await handle.exec(["sha256sum", "large"])).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
-    assert await handle.download("large") == data
+    await sandbox.upload("large", data)
+    assert (await sandbox.exec(["sha256sum", "large"])).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert await sandbox.download("large") == data
 
 
 @CHECKS.add
 async def names_may_be_odd(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     for name in ("a b", "-rf", "'quoted' \"twice\"", "new\nline", "$(touch planted)", "漢字", "*", "x" * 200):
-        await handle.upload(f"odd/{name}", name.encode())
-        assert await handle.download(f"odd/{name}") == name.encode()
-        assert (await handle.exec(["cat", f"odd/{name}"])).stdout == name.encode()
-    assert (await handle.exec("test -e planted || test -e odd/planted")).exit_code == 1
+        await sandbox.upload(f"odd/{name}", name.encode())
+        assert await sandbox.download(f"odd/{name}") == name.encode()
+        assert (await sandbox.exec(["cat", f"odd/{name}"])).stdout == name.encode()
+    assert (await sandbox.exec("test -e planted || test -e odd/planted")).exit_code == 1
     for name in ("x" * 300, "nul\0inside"):
         with refused():
-            await handle.upload(name, b"")
+            await sandbox.upload(name, b"")
         with refused():
-            await handle.download(name)
+            await sandbox.download(name)
 
 
 @CHECKS.add
 async def uploads_to_one_name_leave_one_of_them_whole(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     versions = [bytes([65 + number]) * 200_000 for number in range(8)]
-    await asyncio.gather(*(handle.upload("same", data) for data in versions))
-    assert await handle.download("same") in versions
+    await asyncio.gather(*(sandbox.upload("same", data) for data in versions))
+    assert await sandbox.download("same") in versions
 
 
 @CHECKS.add
 async def download_follows_no_link(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec(
+    sandbox = await bench.start()
+    await sandbox.exec(
         "ln -s /etc/passwd link; ln -s /etc folder; mkdir real; ln -s ../real real/loop; ln -s real/x dangling"
     )
     for path in ("link", "folder/passwd", "dangling"):
         with refused():
-            await handle.download(path)
+            await sandbox.download(path)
 
 
 @CHECKS.add
 async def upload_follows_no_link(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     outside = bench.root / "outside"
     outside.mkdir()
     try:
-        await handle.exec(f"ln -s {outside} folder; ln -s {outside}/file link")
+        await sandbox.exec(f"ln -s {outside} folder; ln -s {outside}/file link")
         with refused():
-            await handle.upload("folder/planted", b"x")
+            await sandbox.upload("folder/planted", b"x")
         with contextlib.suppress(InvalidRequest):
-            await handle.upload("link", b"x")
+            await sandbox.upload("link", b"x")
         assert not os.listdir(outside)
     finally:
         outside.rmdir()
@@ -145,18 +145,18 @@ async def upload_follows_no_link(bench: Bench) -> None:
 @CHECKS.add
 async def a_link_put_there_meanwhile_leads_nowhere(bench: Bench) -> None:
     """The agent may change a path between our check and our use of it."""
-    handle = await bench.start()
+    sandbox = await bench.start()
     outside = bench.root / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(b"secret")
     try:
-        running = asyncio.create_task(handle.exec(["python3", "-c", _FLIP, str(outside)]))
-        await until_present(handle, "ready")
+        running = asyncio.create_task(sandbox.exec(["python3", "-c", _FLIP, str(outside)]))
+        await until_present(sandbox, "ready")
         for number in range(60):
             with contextlib.suppress(CallerError):
-                assert await handle.download("flip/file") != b"secret", "a file outside came out through a link"
+                assert await sandbox.download("flip/file") != b"secret", "a file outside came out through a link"
             with contextlib.suppress(CallerError):
-                await handle.upload(f"flip/{number}", b"planted")
+                await sandbox.upload(f"flip/{number}", b"planted")
         assert not running.done(), f"the links were not put there: {running.result()}"
         running.cancel()
         await asyncio.wait({running})
@@ -168,56 +168,56 @@ async def a_link_put_there_meanwhile_leads_nowhere(bench: Bench) -> None:
 
 @CHECKS.add
 async def paths_do_not_escape(bench: Bench) -> None:
-    handle = await bench.start()
-    for path in ("../x", "a/../../x", f"{handle.workdir}/../x", "", ".", "/"):
+    sandbox = await bench.start()
+    for path in ("../x", "a/../../x", f"{sandbox.workdir}/../x", "", ".", "/"):
         with refused():
-            await handle.download(path)
+            await sandbox.download(path)
         with refused():
-            await handle.upload(path, b"x")
+            await sandbox.upload(path, b"x")
 
 
 @CHECKS.add
 async def only_regular_files_come_out(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     listen = "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
-    await handle.exec(["sh", "-c", 'mkfifo pipe; mkdir folder; python3 -c "$1"', "sh", listen])
+    await sandbox.exec(["sh", "-c", 'mkfifo pipe; mkdir folder; python3 -c "$1"', "sh", listen])
     for path in ("pipe", "folder", "socket", "/dev/zero"):
         with refused():
-            await handle.download(path)
+            await sandbox.download(path)
     with raises(NotFound):
-        await handle.download("absent")
+        await sandbox.download("absent")
     with raises(NotFound):
-        await handle.download("folder/absent")
+        await sandbox.download("folder/absent")
 
 
 @CHECKS.add
 async def an_upload_takes_the_place_of_what_has_its_name(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec("mkfifo pipe; mkdir folder")
-    await _answered_either_way(handle, "pipe")
+    sandbox = await bench.start()
+    await sandbox.exec("mkfifo pipe; mkdir folder")
+    await _answered_either_way(sandbox, "pipe")
     with refused():
-        await handle.upload("folder", b"x")
-    await handle.upload("file", b"x")
+        await sandbox.upload("folder", b"x")
+    await sandbox.upload("file", b"x")
     with refused():
-        await handle.upload("file/below", b"x")
+        await sandbox.upload("file/below", b"x")
 
 
-async def _answered_either_way(handle: Sandbox, path: str) -> None:
+async def _answered_either_way(sandbox: Sandbox, path: str) -> None:
     """The agent's pipe is replaced or refused; the call does not wait for its reader."""
     with contextlib.suppress(CallerError):
-        await handle.upload(path, b"new")
-        assert await handle.download(path) == b"new"
+        await sandbox.upload(path, b"new")
+        assert await sandbox.download(path) == b"new"
 
 
 @CHECKS.add
 async def downloads_are_bounded(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec("truncate -s 1T huge || truncate -s 4G huge; printf 12345 > five")
+    sandbox = await bench.start()
+    await sandbox.exec("truncate -s 1T huge || truncate -s 4G huge; printf 12345 > five")
     with raises(LimitExceeded):
-        await handle.download("huge", max_bytes=1 << 20)
+        await sandbox.download("huge", max_bytes=1 << 20)
     with raises(LimitExceeded):
-        await handle.download("five", max_bytes=4)
-    assert await handle.download("five", max_bytes=5) == b"12345"
+        await sandbox.download("five", max_bytes=4)
+    assert await sandbox.download("five", max_bytes=5) == b"12345"
 
 
 _LOCK = (
@@ -235,28 +235,28 @@ _LOCK = (
 
 @CHECKS.add
 async def what_an_agent_locked_is_cleared_from_outside(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     outside = bench.root / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(b"keep")
     try:
-        locked = await handle.exec(["python3", "-c", _LOCK, str(outside)], env={"WORKDIR": handle.workdir})
+        locked = await sandbox.exec(["python3", "-c", _LOCK, str(outside)], env={"WORKDIR": sandbox.workdir})
         assert locked.ok, locked
-        await handle.kill()
-        for path in ("closed", "kept/link/below", "link", "file/below", "pipe", "deep", "absent/below", handle.home):
-            await handle.clear(path)
+        await sandbox.kill()
+        for path in ("closed", "kept/link/below", "link", "file/below", "pipe", "deep", "absent/below", sandbox.home):
+            await sandbox.clear(path)
         assert os.listdir(outside) == ["file"], "a link was followed"
-        for path in ("closed/new", "kept/link/below", "link", "file/below", "pipe", f"{handle.home}/new"):
-            await handle.upload(path, b"new")
-            assert await handle.download(path) == b"new"
-        left = await handle.exec(f"touch written kept/written ~/written && ls -A ~ && ls -d deep {outside}/file")
+        for path in ("closed/new", "kept/link/below", "link", "file/below", "pipe", f"{sandbox.home}/new"):
+            await sandbox.upload(path, b"new")
+            assert await sandbox.download(path) == b"new"
+        left = await sandbox.exec(f"touch written kept/written ~/written && ls -A ~ && ls -d deep {outside}/file")
         assert left.stdout.split()[:2] == [b"new", b"written"], left
         assert b"deep" not in left.stdout
-        await handle.clear(".")
-        assert (await handle.exec("ls -A && touch written")).stdout == b""
-        for path in ("../x", f"{handle.workdir}/../x", ""):
+        await sandbox.clear(".")
+        assert (await sandbox.exec("ls -A && touch written")).stdout == b""
+        for path in ("../x", f"{sandbox.workdir}/../x", ""):
             with refused():
-                await handle.clear(path)
+                await sandbox.clear(path)
     finally:
         (outside / "file").unlink()
         outside.rmdir()

@@ -23,17 +23,17 @@ CHECKS = Checks()
 
 @CHECKS.isolation
 async def the_agent_is_not_root_and_not_process_one(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec("id -u")).stdout.strip() != b"0"
-    assert (await handle.exec("echo $$")).stdout.strip() != b"1"
-    assert not (await handle.exec("cat /etc/shadow")).ok
+    sandbox = await bench.start()
+    assert (await sandbox.exec("id -u")).stdout.strip() != b"0"
+    assert (await sandbox.exec("echo $$")).stdout.strip() != b"1"
+    assert not (await sandbox.exec("cat /etc/shadow")).ok
 
 
 @CHECKS.isolation
 async def the_agent_has_no_privileges_and_gets_none(bench: Bench) -> None:
     """Neither capabilities nor a way to get them through a set-user-id program."""
-    handle = await bench.start()
-    seen = await handle.exec(["grep", "-E", "^(CapPrm|CapEff|CapAmb|NoNewPrivs)", "/proc/self/status"])
+    sandbox = await bench.start()
+    seen = await sandbox.exec(["grep", "-E", "^(CapPrm|CapEff|CapAmb|NoNewPrivs)", "/proc/self/status"])
     none = "0" * 16
     assert seen.stdout.decode().split() == [
         "CapPrm:", none, "CapEff:", none, "CapAmb:", none, "NoNewPrivs:", "1",
@@ -42,23 +42,23 @@ async def the_agent_has_no_privileges_and_gets_none(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def the_host_is_read_only_and_its_processes_invisible(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     for path in ("/usr/x", "/etc/x"):
-        assert not (await handle.exec(["touch", path])).ok
+        assert not (await sandbox.exec(["touch", path])).ok
     name = new_id("x")
-    await handle.exec(["touch", f"/{name}"])  # the root folder may be the sandbox's own
+    await sandbox.exec(["touch", f"/{name}"])  # the root folder may be the sandbox's own
     assert name not in os.listdir("/")
     environ = f"/proc/{os.getpid()}/environ"
-    assert (await handle.exec(f"test -e {environ} && tr '\\0' '\\n' < {environ} | grep -q ^PATH=")).exit_code != 0
-    assert not (await handle.exec(["test", "-e", str(bench.root)])).ok
+    assert (await sandbox.exec(f"test -e {environ} && tr '\\0' '\\n' < {environ} | grep -q ^PATH=")).exit_code != 0
+    assert not (await sandbox.exec(["test", "-e", str(bench.root)])).ok
 
 
 @CHECKS.isolation
 async def the_kernels_settings_and_disks_are_out_of_reach(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/mem", "/dev/kmsg"):
-        assert not (await handle.exec(["test", "-w", path])).ok, f"{path} can be written"
-    assert (await handle.exec("find /dev -type b -readable 2>/dev/null")).stdout == b"", "disks can be read"
+        assert not (await sandbox.exec(["test", "-w", path])).ok, f"{path} can be written"
+    assert (await sandbox.exec("find /dev -type b -readable 2>/dev/null")).stdout == b"", "disks can be read"
 
 
 @CHECKS.isolation
@@ -78,8 +78,8 @@ async def no_two_sandboxes_have_one_user(bench: Bench) -> None:
     if os.geteuid() != 0:
         raise unittest.SkipTest("does not apply: an ordinary user's agents are that user")
     spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image)
-    handles = [await bench.start_of(runtime_id, spec) for runtime_id in _alike(3)]
-    users = [(await handle.exec(["id", "-u"])).stdout for handle in handles]
+    sandboxes = [await bench.start_of(runtime_id, spec) for runtime_id in _alike(3)]
+    users = [(await sandbox.exec(["id", "-u"])).stdout for sandbox in sandboxes]
     assert len(set(users)) == len(users), f"sandboxes that live at once share a user: {users}"
 
 
@@ -108,10 +108,10 @@ async def hidden_folders_are_empty_wherever_they_lie(bench: Bench) -> None:
             if (await open_to_all.exec(read)).stdout != b"secret":
                 continue  # a runtime that shows no such folder hides all of it
             tried += 1
-            handle = await bench.start_of(new_id("runtime"), spec, hidden=(folder,))
-            seen = await handle.exec(f"{read}; ls -A {folder}; find {place} -path '*{folder.name}/*' 2>/dev/null")
+            sandbox = await bench.start_of(new_id("runtime"), spec, hidden=(folder,))
+            seen = await sandbox.exec(f"{read}; ls -A {folder}; find {place} -path '*{folder.name}/*' 2>/dev/null")
             assert seen.stdout == b"", f"{folder} was to be hidden: {seen}"
-            assert not (await handle.exec(["touch", f"{folder}/planted"])).ok
+            assert not (await sandbox.exec(["touch", f"{folder}/planted"])).ok
     if not tried:
         raise unittest.SkipTest("does not apply: the runtime shows no folder of the host that can be written here")
 

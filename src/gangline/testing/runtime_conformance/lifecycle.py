@@ -29,12 +29,12 @@ _NUM_MOMENTS = 8
 
 @CHECKS.add
 async def sandboxes_start_and_stop_at_the_same_time(bench: Bench) -> None:
-    handles = await asyncio.gather(*(bench.start() for _number in range(6)))
+    sandboxes = await asyncio.gather(*(bench.start() for _number in range(6)))
     results = await asyncio.gather(
-        *(handle.exec(f"echo {number} > mine; cat mine") for number, handle in enumerate(handles))
+        *(sandbox.exec(f"echo {number} > mine; cat mine") for number, sandbox in enumerate(sandboxes))
     )
     assert [result.stdout for result in results] == [b"%d\n" % number for number in range(6)]
-    await asyncio.gather(*(handle.stop() for handle in handles))
+    await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
 
 
 @CHECKS.add
@@ -46,45 +46,45 @@ async def odd_names_of_a_sandbox_are_refused(bench: Bench) -> None:
 
 @CHECKS.add
 async def stop_is_idempotent_and_final(bench: Bench) -> None:
-    handle = await bench.start()
-    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
-    await until_present(handle, "ready")
-    await asyncio.gather(handle.stop(), handle.stop())
-    await handle.stop()
+    sandbox = await bench.start()
+    running = asyncio.create_task(sandbox.exec("touch ready; sleep 100000"))
+    await until_present(sandbox, "ready")
+    await asyncio.gather(sandbox.stop(), sandbox.stop())
+    await sandbox.stop()
     assert (await running).exit_code is None
     with raises(RuntimeFailed):
-        await handle.exec("true")
+        await sandbox.exec("true")
     with raises(RuntimeFailed):
-        await handle.download("ready")
+        await sandbox.download("ready")
     with raises(RuntimeFailed):
-        await handle.upload("late", b"")
+        await sandbox.upload("late", b"")
 
 
 @CHECKS.add
 async def stop_ends_every_process(bench: Bench) -> None:
-    handle = await bench.start()
-    await _hold(bench, handle, "held")
-    await handle.stop()
+    sandbox = await bench.start()
+    await _hold(bench, sandbox, "held")
+    await sandbox.stop()
     await bench.proxy.ended("held")
 
 
-async def _hold(bench: Bench, handle: Sandbox, name: str) -> None:
+async def _hold(bench: Bench, sandbox: Sandbox, name: str) -> None:
     """Leave a daemon in the sandbox whose connection to the proxy ends with it."""
-    assert handle.proxy_url is not None
-    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    assert sandbox.proxy_url is not None
+    host, _, port = sandbox.proxy_url.removeprefix("http://").rpartition(":")
     hold = f"import socket; s = socket.create_connection(({host!r}, {port})); s.sendall(b'hold {name}\\n')"
-    await handle.upload("hold.py", f"{hold}; s.recv(64); s.recv(64)".encode())
-    await handle.exec("setsid python3 hold.py > /dev/null 2>&1 < /dev/null &")
+    await sandbox.upload("hold.py", f"{hold}; s.recv(64); s.recv(64)".encode())
+    await sandbox.exec("setsid python3 hold.py > /dev/null 2>&1 < /dev/null &")
     await bench.proxy.held(name)
 
 
 @CHECKS.add
 async def stop_removes_what_the_agent_made_hard_to_remove(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec("mkdir -p shut/inner && touch shut/inner/f && chmod 000 shut/inner shut; ln -s / root")
+    sandbox = await bench.start()
+    await sandbox.exec("mkdir -p shut/inner && touch shut/inner/f && chmod 000 shut/inner shut; ln -s / root")
     deep = "import os\nfor _ in range(1500): os.mkdir('deep'); os.chdir('deep')"
-    await handle.exec(["python3", "-c", deep])
-    await handle.stop()
+    await sandbox.exec(["python3", "-c", deep])
+    await sandbox.stop()
 
 
 @CHECKS.add
@@ -106,18 +106,18 @@ async def a_start_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_command_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     loop = asyncio.get_running_loop()
     begun_at = loop.time()
-    running = asyncio.create_task(handle.exec(daemon() + "; sleep 100000"))
-    await until_held(handle)
+    running = asyncio.create_task(sandbox.exec(daemon() + "; sleep 100000"))
+    await until_held(sandbox)
     usual_s = loop.time() - begun_at
     running.cancel()
     for moment in range(_NUM_MOMENTS):
         await asyncio.wait({running})
         assert running.cancelled()
-        assert not await is_held(handle), "a command that was cancelled left a process"
-        running = asyncio.create_task(handle.exec(daemon() + "; sleep 100000"))
+        assert not await is_held(sandbox), "a command that was cancelled left a process"
+        running = asyncio.create_task(sandbox.exec(daemon() + "; sleep 100000"))
         await asyncio.wait({running}, timeout=usual_s * moment / _NUM_MOMENTS)
         running.cancel()
     await asyncio.wait({running})
@@ -125,13 +125,13 @@ async def a_command_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_stop_that_is_cancelled_can_be_done_again(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec(daemon())
-    stopping = asyncio.create_task(handle.stop())
+    sandbox = await bench.start()
+    await sandbox.exec(daemon())
+    stopping = asyncio.create_task(sandbox.stop())
     await asyncio.sleep(0)
     stopping.cancel()
     await asyncio.wait({stopping})
-    await handle.stop()
+    await sandbox.stop()
     assert os.listdir(bench.root) == []
 
 
@@ -147,14 +147,14 @@ async def descriptors_are_given_back(bench: Bench) -> None:
 
 
 async def _one_life(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec("cat; sleep 100000 &", stdin=b"x")
-    await handle.exec("sleep 100000", timeout_s=0.05)
-    await handle.upload("file", b"x")
-    await handle.download("file")
-    await handle.kill()
-    await handle.exec("true")
-    await handle.stop()
+    sandbox = await bench.start()
+    await sandbox.exec("cat; sleep 100000 &", stdin=b"x")
+    await sandbox.exec("sleep 100000", timeout_s=0.05)
+    await sandbox.upload("file", b"x")
+    await sandbox.download("file")
+    await sandbox.kill()
+    await sandbox.exec("true")
+    await sandbox.stop()
 
 
 @CHECKS.add
@@ -173,9 +173,9 @@ async def reap_removes_a_lost_sandbox_and_keeps_the_others(bench: Bench) -> None
 
 @CHECKS.add
 async def reap_finds_nothing_of_what_was_stopped(bench: Bench) -> None:
-    handle = await bench.start()
-    await handle.exec(daemon())
-    await handle.stop()
+    sandbox = await bench.start()
+    await sandbox.exec(daemon())
+    await sandbox.stop()
     assert await bench.runtime.reap(bench.owner, bench.root) == 0
     assert await bench.runtime.reap(new_id("nobody"), bench.root / "absent") == 0
 
@@ -183,10 +183,10 @@ async def reap_finds_nothing_of_what_was_stopped(bench: Bench) -> None:
 @CHECKS.add
 async def what_is_asked_of_a_reaped_sandbox_is_answered(bench: Bench) -> None:
     """Its node believes that it lives: an error, or an end without an exit code, but never an endless wait."""
-    handle = await bench.start()
-    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
-    await until_present(handle, "ready")
+    sandbox = await bench.start()
+    running = asyncio.create_task(sandbox.exec("touch ready; sleep 100000"))
+    await until_present(sandbox, "ready")
     assert await bench.runtime.reap(bench.owner, bench.root) == 1
     with contextlib.suppress(RuntimeFailed):
         assert (await running).exit_code is None
-    await handle.stop()
+    await sandbox.stop()

@@ -48,13 +48,13 @@ async def a_task_that_names_no_limits_has_some(bench: Bench) -> None:
 
 @CHECKS.add
 async def memory_is_limited(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
-    promised(handle, "memory_bytes")
-    assert (await handle.exec(_take(_MEMORY_BYTES // 4))).ok
-    greedy = await handle.exec(_take(_MEMORY_BYTES * 2))
+    sandbox = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    promised(sandbox, "memory_bytes")
+    assert (await sandbox.exec(_take(_MEMORY_BYTES // 4))).ok
+    greedy = await sandbox.exec(_take(_MEMORY_BYTES * 2))
     assert not greedy.ok
     assert greedy.stdout == b"", "memory was said to be limited"
-    assert (await handle.exec("echo alive")).stdout == b"alive\n"
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
 @CHECKS.add
@@ -62,33 +62,33 @@ async def a_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) ->
     """Its own process was killed, or the process whose exit a shell passes on. A shell that survives its child was not
     killed.
     """
-    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
-    if "per process" in (how := promised(handle, "memory_bytes")):
-        refused = await handle.exec(_take(_MEMORY_BYTES * 2))
+    sandbox = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(sandbox, "memory_bytes")):
+        refused = await sandbox.exec(_take(_MEMORY_BYTES * 2))
         assert (refused.exit_code, refused.memory_kill) == (1, ""), "the program was refused memory, and ended itself"
         raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
-    greedy = await handle.exec(_take(_MEMORY_BYTES * 2))
+    greedy = await sandbox.exec(_take(_MEMORY_BYTES * 2))
     assert (greedy.memory_limit_bytes, greedy.memory_kill) == (_MEMORY_BYTES, "killed: more than 256 MiB of memory")
     line = shlex.join(_take(_MEMORY_BYTES * 2))
-    passed_on = await handle.exec(f"{line}; exit $?")
+    passed_on = await sandbox.exec(f"{line}; exit $?")
     assert (passed_on.exit_code, passed_on.memory_limit_bytes) == (137, _MEMORY_BYTES)
-    survivor = await handle.exec(f"{line}; echo lives")
+    survivor = await sandbox.exec(f"{line}; echo lives")
     assert (survivor.exit_code, survivor.stdout, survivor.memory_kill) == (0, b"lives\n", "")
-    assert (await handle.exec(f"{line}; exit 3")).memory_kill == ""
-    assert (await handle.exec("kill -9 $$")).memory_kill == "", "another's kill, after kills for memory"
-    assert (await handle.exec("exit 137")).memory_kill == ""
+    assert (await sandbox.exec(f"{line}; exit 3")).memory_kill == ""
+    assert (await sandbox.exec("kill -9 $$")).memory_kill == "", "another's kill, after kills for memory"
+    assert (await sandbox.exec("exit 137")).memory_kill == ""
 
 
 @CHECKS.add
 async def a_channels_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
-    if "per process" in (how := promised(handle, "memory_bytes")):
+    sandbox = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(sandbox, "memory_bytes")):
         raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
-    greedy = await handle.channel(_take(_MEMORY_BYTES * 2))
+    greedy = await sandbox.channel(_take(_MEMORY_BYTES * 2))
     end = await greedy.ended()
     assert (end.signal, end.memory_limit_bytes) == (9, _MEMORY_BYTES)
     await greedy.close()
-    survivor = await handle.channel(f"{shlex.join(_take(_MEMORY_BYTES * 2))}; echo lives >&3; exec sleep 100000")
+    survivor = await sandbox.channel(f"{shlex.join(_take(_MEMORY_BYTES * 2))}; echo lives >&3; exec sleep 100000")
     assert await survivor.read() == b"lives\n"
     await survivor.close()
     assert (await survivor.ended()).memory_kill == "", "closed, after its child was killed for memory"
@@ -96,27 +96,27 @@ async def a_channels_command_killed_for_memory_says_so_and_only_that_one(bench: 
 
 @CHECKS.add
 async def memory_is_limited_for_all_processes_together(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
-    if "per process" in (how := promised(handle, "memory_bytes")):
+    sandbox = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(sandbox, "memory_bytes")):
         raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
-    first = asyncio.create_task(handle.exec(["flock", "lock", *_take(_MEMORY_BYTES * 2 // 3, then=_HOLD)]))
-    await until_held(handle)
-    second = await handle.exec(_take(_MEMORY_BYTES * 2 // 3))
+    first = asyncio.create_task(sandbox.exec(["flock", "lock", *_take(_MEMORY_BYTES * 2 // 3, then=_HOLD)]))
+    await until_held(sandbox)
+    second = await sandbox.exec(_take(_MEMORY_BYTES * 2 // 3))
     # If the second has its memory, the first was killed, and `flock` releases the lock once it has noticed that.
-    assert not second.ok or await is_let_go(handle), "memory was said to be limited for the whole sandbox"
-    await handle.kill()
+    assert not second.ok or await is_let_go(sandbox), "memory was said to be limited for the whole sandbox"
+    await sandbox.kill()
     await first
 
 
 @CHECKS.add
 async def the_number_of_processes_is_limited(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(max_pids=40))
-    promised(handle, "max_pids")
-    many = await handle.exec(["python3", "-c", _FORKS], timeout_s=60)
+    sandbox = await bench.start(limits=LimitsSpec(max_pids=40))
+    promised(sandbox, "max_pids")
+    many = await sandbox.exec(["python3", "-c", _FORKS], timeout_s=60)
     assert many.exit_code == 1, f"the number of processes was said to be limited: {many}"
     assert b"BlockingIOError" in many.stderr
-    await handle.kill()
-    assert (await handle.exec("echo alive")).stdout == b"alive\n"
+    await sandbox.kill()
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
 @CHECKS.add
@@ -130,61 +130,61 @@ async def the_number_of_processes_is_each_sandboxes_own(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_files_size_is_limited(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(max_file_bytes=1 << 20))
-    promised(handle, "max_file_bytes")
-    result = await handle.exec("head -c 1000000 /dev/zero > small && head -c 3000000 /dev/zero > big")
+    sandbox = await bench.start(limits=LimitsSpec(max_file_bytes=1 << 20))
+    promised(sandbox, "max_file_bytes")
+    result = await sandbox.exec("head -c 1000000 /dev/zero > small && head -c 3000000 /dev/zero > big")
     assert not result.ok
-    assert await _size(handle, "small") == 1_000_000
-    assert await _size(handle, "big") <= 1 << 20, "the size of files was said to be limited"
+    assert await _size(sandbox, "small") == 1_000_000
+    assert await _size(sandbox, "big") <= 1 << 20, "the size of files was said to be limited"
 
 
 @CHECKS.add
 async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
     """Its processes end, and their files are kept. Files in a folder that is closed to everyone also count."""
-    handle = await bench.start(limits=LimitsSpec(disk_bytes=24 << 20))
-    promised(handle, "disk_bytes")
+    sandbox = await bench.start(limits=LimitsSpec(disk_bytes=24 << 20))
+    promised(sandbox, "disk_bytes")
     write = "for n in $(seq 16); do head -c 1M /dev/urandom > $n || exit 3; done"
-    assert (await handle.exec(f"mkdir shut; cd shut; {write}; chmod 0 .")).ok
-    result = await handle.exec(f"{write}; sleep 100000")
+    assert (await sandbox.exec(f"mkdir shut; cd shut; {write}; chmod 0 .")).ok
+    result = await sandbox.exec(f"{write}; sleep 100000")
     assert result.exit_code is None, f"the disk was said to be limited: {result}"
-    assert (await handle.usage()).exceeded == "disk_bytes"
-    assert (await handle.exec("ls 1 && chmod 700 shut && ls shut/16")).ok, "what was written is gone"
-    assert (await handle.exec("sleep 5; echo graded")).ok, "what was there already ended a later command"
+    assert (await sandbox.usage()).exceeded == "disk_bytes"
+    assert (await sandbox.exec("ls 1 && chmod 700 shut && ls shut/16")).ok, "what was written is gone"
+    assert (await sandbox.exec("sleep 5; echo graded")).ok, "what was there already ended a later command"
 
 
 @CHECKS.add
 async def the_number_of_files_is_limited(bench: Bench) -> None:
     """Including empty files, which take no space: its processes end, and the files are kept."""
-    handle = await bench.start(limits=LimitsSpec(max_files=500))
-    promised(handle, "max_files")
-    assert (await handle.exec("seq 300 | xargs touch; sleep 5; echo alive")).stdout == b"alive\n"
-    result = await handle.exec("seq 301 600 | xargs touch; sleep 100000")
+    sandbox = await bench.start(limits=LimitsSpec(max_files=500))
+    promised(sandbox, "max_files")
+    assert (await sandbox.exec("seq 300 | xargs touch; sleep 5; echo alive")).stdout == b"alive\n"
+    result = await sandbox.exec("seq 301 600 | xargs touch; sleep 100000")
     assert result.exit_code is None, f"the number of files was said to be limited: {result}"
-    assert (await handle.usage()).exceeded == "max_files"
-    assert (await handle.exec("ls 1 600; sleep 5; echo graded")).ok, "what was there already ended a later command"
+    assert (await sandbox.usage()).exceeded == "max_files"
+    assert (await sandbox.exec("ls 1 600; sleep 5; echo graded")).ok, "what was there already ended a later command"
 
 
 @CHECKS.add
 async def no_file_outgrows_the_disks_limit_before_it_is_measured(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(disk_bytes=8 << 20))
-    promised(handle, "disk_bytes")
-    result = await handle.exec("head -c 64M /dev/zero > big")
+    sandbox = await bench.start(limits=LimitsSpec(disk_bytes=8 << 20))
+    promised(sandbox, "disk_bytes")
+    result = await sandbox.exec("head -c 64M /dev/zero > big")
     assert not result.ok
-    assert await _size(handle, "big") <= 8 << 20, "the disk was said to be limited"
+    assert await _size(sandbox, "big") <= 8 << 20, "the disk was said to be limited"
 
 
 @CHECKS.add
 async def a_sandbox_within_its_limits_is_left_alone(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(disk_bytes=64 << 20))
-    assert (await handle.exec("head -c 4M /dev/urandom > small; sleep 5; echo alive")).stdout == b"alive\n"
-    assert (await handle.usage()).exceeded is None
+    sandbox = await bench.start(limits=LimitsSpec(disk_bytes=64 << 20))
+    assert (await sandbox.exec("head -c 4M /dev/urandom > small; sleep 5; echo alive")).stdout == b"alive\n"
+    assert (await sandbox.usage()).exceeded is None
 
 
 @CHECKS.isolation
 async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
     """All of them that an agent can write to; their content counts as memory, if memory is limited."""
-    handle = await bench.start()
-    seen = await handle.exec(
+    sandbox = await bench.start()
+    seen = await sandbox.exec(
         "awk '$3 == \"tmpfs\" {print $2}' /proc/mounts | while read -r at; do"
         ' if touch "$at/probe" 2>/dev/null; then rm "$at/probe"; stat -f -c \'%n %b %S\' "$at"; fi; done'
     )
@@ -192,24 +192,24 @@ async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
     assert all(0 < size <= 1 << 30 for size in sizes.values()), f"file systems in memory without a small size: {sizes}"
 
 
-async def _size(handle: Sandbox, path: str) -> int:
-    return int((await handle.exec(["stat", "-c", "%s", path])).stdout)
+async def _size(sandbox: Sandbox, path: str) -> int:
+    return int((await sandbox.exec(["stat", "-c", "%s", path])).stdout)
 
 
 @CHECKS.add
 async def processor_time_is_limited(bench: Bench) -> None:
     """Other work on the machine can only reduce the share, so this bound does not depend on its speed."""
-    handle = await bench.start(limits=LimitsSpec(cpus=0.2))
-    promised(handle, "cpus")
-    share = float((await handle.exec(["python3", "-c", _SPINS])).stdout)
+    sandbox = await bench.start(limits=LimitsSpec(cpus=0.2))
+    promised(sandbox, "cpus")
+    share = float((await sandbox.exec(["python3", "-c", _SPINS])).stdout)
     assert share < 0.5, f"of a processor, 0.2 was said to be the limit: {share}"
 
 
 @CHECKS.isolation
 async def an_agent_cannot_lift_its_limits(bench: Bench) -> None:
-    handle = await bench.start(limits=LimitsSpec(max_pids=40, memory_bytes=_MEMORY_BYTES))
-    found = await handle.exec("find /sys/fs/cgroup -writable ! -type l 2>/dev/null | head -n 3")
+    sandbox = await bench.start(limits=LimitsSpec(max_pids=40, memory_bytes=_MEMORY_BYTES))
+    found = await sandbox.exec("find /sys/fs/cgroup -writable ! -type l 2>/dev/null | head -n 3")
     assert found.stdout == b"", "control groups can be written"
-    if handle.limits()["max_pids"] != NOT_ENFORCED:
-        await handle.exec("ulimit -u unlimited; ulimit -u 100000")
-        assert (await handle.exec(["python3", "-c", _FORKS], timeout_s=60)).exit_code == 1
+    if sandbox.limits()["max_pids"] != NOT_ENFORCED:
+        await sandbox.exec("ulimit -u unlimited; ulimit -u 100000")
+        assert (await sandbox.exec(["python3", "-c", _FORKS], timeout_s=60)).exit_code == 1

@@ -24,56 +24,56 @@ async def a_sandbox_resolves_its_own_host_name(bench: Bench) -> None:
     """Java, Spark, MPI and Erlang do this on start."""
     program = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.gethostbyname('localhost'))"
     for network in ("none", "proxy"):
-        handle = await bench.start(network=network)
-        result = await handle.exec(["python3", "-c", program])
+        sandbox = await bench.start(network=network)
+        result = await sandbox.exec(["python3", "-c", program])
         assert result.stdout == b"127.0.0.1 127.0.0.1\n", result
 
 
 @CHECKS.add
 async def the_proxy_is_reached_and_streams(bench: Bench) -> None:
-    handle = await bench.start()
-    assert (await handle.exec(dial(handle.proxy_url))).stdout == b"proxy:hello\n"
-    assert handle.proxy_url is not None
-    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    sandbox = await bench.start()
+    assert (await sandbox.exec(dial(sandbox.proxy_url))).stdout == b"proxy:hello\n"
+    assert sandbox.proxy_url is not None
+    host, _, port = sandbox.proxy_url.removeprefix("http://").rpartition(":")
     program = (
         f"import socket; s = socket.create_connection(({host!r}, {port})); f = s.makefile('rwb')\n"
         "for n in range(200):\n  f.write(b'%d ' % n + b'x' * 20000 + b'\\n'); f.flush()\n"
         "  assert f.readline().startswith(b'proxy:%d ' % n)\n"
         "s.shutdown(socket.SHUT_WR); assert f.read() == b''; print('streamed')"
     )
-    result = await handle.exec(["python3", "-c", program])
+    result = await sandbox.exec(["python3", "-c", program])
     assert result.stdout == b"streamed\n", result
 
 
 @CHECKS.add
 async def the_proxy_is_reached_many_times_at_once(bench: Bench) -> None:
-    handle = await bench.start()
-    assert handle.proxy_url is not None
-    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    sandbox = await bench.start()
+    assert sandbox.proxy_url is not None
+    host, _, port = sandbox.proxy_url.removeprefix("http://").rpartition(":")
     program = (
         f"import socket; all = [socket.create_connection(({host!r}, {port})) for n in range(40)]\n"
         "for n, s in enumerate(all): s.sendall(b'%d\\n' % n)\n"
         "assert [s.makefile().readline() for s in all] == [f'proxy:{n}\\n' for n in range(40)]; print('all')"
     )
-    result = await handle.exec(["python3", "-c", program])
+    result = await sandbox.exec(["python3", "-c", program])
     assert result.stdout == b"all\n", result
 
 
 @CHECKS.add
 async def the_proxy_is_reached_under_full(bench: Bench) -> None:
-    handle = await bench.start(network="full")
-    assert (await handle.exec(dial(handle.proxy_url))).stdout == b"proxy:hello\n"
+    sandbox = await bench.start(network="full")
+    assert (await sandbox.exec(dial(sandbox.proxy_url))).stdout == b"proxy:hello\n"
 
 
 @CHECKS.add
 async def commands_meet_on_the_sandboxes_own_loopback(bench: Bench) -> None:
     """An agent starts a server and tests it."""
-    handle = await bench.start()
-    await handle.upload("serve.py", _SERVE.encode())
-    await handle.exec("setsid python3 serve.py > /dev/null 2>&1 < /dev/null &")
-    await until_present(handle, "port")
-    port = int(await handle.download("port"))
-    assert (await handle.exec(dial(port))).stdout == b"served:hello\n"
+    sandbox = await bench.start()
+    await sandbox.upload("serve.py", _SERVE.encode())
+    await sandbox.exec("setsid python3 serve.py > /dev/null 2>&1 < /dev/null &")
+    await until_present(sandbox, "port")
+    port = int(await sandbox.download("port"))
+    assert (await sandbox.exec(dial(port))).stdout == b"served:hello\n"
 
 
 @CHECKS.isolation
@@ -89,11 +89,11 @@ async def one_sandbox_does_not_reach_another(bench: Bench) -> None:
 @CHECKS.isolation
 async def under_proxy_nothing_else_is_reachable(bench: Bench) -> None:
     async with proxies() as other:
-        handle = await bench.start()
-        promised(handle, "network")
-        assert not (await handle.exec(dial(other.port))).ok, "a service on the host's loopback was reached"
+        sandbox = await bench.start()
+        promised(sandbox, "network")
+        assert not (await sandbox.exec(dial(other.port))).ok, "a service on the host's loopback was reached"
     for host in ("1.1.1.1", "10.0.0.1"):
-        result = await handle.exec(dial(80, host=host))
+        result = await sandbox.exec(dial(80, host=host))
         assert b"unreachable" in result.stderr, f"the outside must be unreachable at once: {result}"
 
 
@@ -104,16 +104,16 @@ async def abstract_sockets_of_the_host_are_not_reached(bench: Bench) -> None:
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(f"\0{name}")
         service.listen()
-        handle = await bench.start()
-        promised(handle, "network")
+        sandbox = await bench.start()
+        promised(sandbox, "network")
         program = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
-        result = await handle.exec(["python3", "-c", program])
+        result = await sandbox.exec(["python3", "-c", program])
         assert b"ConnectionRefusedError" in result.stderr, result
 
 
 @CHECKS.isolation
 async def under_none_there_is_no_proxy(bench: Bench) -> None:
-    handle = await bench.start(network="none")
-    promised(handle, "network")
-    assert handle.proxy_url is None
-    assert not (await handle.exec(dial(bench.proxy.port))).ok
+    sandbox = await bench.start(network="none")
+    promised(sandbox, "network")
+    assert sandbox.proxy_url is None
+    assert not (await sandbox.exec(dial(bench.proxy.port))).ok

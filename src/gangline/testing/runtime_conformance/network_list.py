@@ -33,11 +33,11 @@ _TUNNEL = (
 async def _listed(bench: Bench, *allow: str) -> Sandbox:
     """Raises: unittest.SkipTest."""
     try:
-        handle = await bench.start(network="list", allow=allow)
+        sandbox = await bench.start(network="list", allow=allow)
     except InvalidRequest as error:
         raise unittest.SkipTest(f"does not apply: {error.message}") from error
-    promised(handle, "network")
-    return handle
+    promised(sandbox, "network")
+    return sandbox
 
 
 @contextlib.asynccontextmanager
@@ -58,18 +58,18 @@ async def _host(name: str) -> AsyncGenerator[int]:
         server.close()
 
 
-async def _fetch(handle: Sandbox, url: str, **env: str) -> ExecResult:
+async def _fetch(sandbox: Sandbox, url: str, **env: str) -> ExecResult:
     """Fetch like a program that uses the proxy variables even for local-looking hosts."""
-    return await handle.exec(["python3", "-c", _FETCH, url], env={"NO_PROXY": "", "no_proxy": "", **env})
+    return await sandbox.exec(["python3", "-c", _FETCH, url], env={"NO_PROXY": "", "no_proxy": "", **env})
 
 
 @CHECKS.isolation
 async def what_is_listed_is_reached_and_nothing_else(bench: Bench) -> None:
     async with _host("open") as port, _host("shut") as other:
-        handle = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
-        result = await _fetch(handle, f"http://localhost:{port}/")
+        sandbox = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
+        result = await _fetch(sandbox, f"http://localhost:{port}/")
         assert result.stdout == b"open\n", result
-        result = await _fetch(handle, f"http://localhost:{other}/")
+        result = await _fetch(sandbox, f"http://localhost:{other}/")
         assert result.exit_code == 3, result
         assert b"403" in result.stdout, result
         assert b"runtime.network_allow" in result.stdout, "a refusal says what to write"
@@ -78,41 +78,41 @@ async def what_is_listed_is_reached_and_nothing_else(bench: Bench) -> None:
 @CHECKS.isolation
 async def a_tunnel_is_opened_to_what_is_listed(bench: Bench) -> None:
     async with _host("open") as port:
-        handle = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
-        result = await handle.exec(["python3", "-c", _TUNNEL, str(port)])
+        sandbox = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
+        result = await sandbox.exec(["python3", "-c", _TUNNEL, str(port)])
         assert result.stdout == b"open\n", result
 
 
 @CHECKS.isolation
 async def nothing_is_reached_past_the_forward_proxy(bench: Bench) -> None:
     async with _host("open") as port:
-        handle = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
+        sandbox = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
         dial = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
-        assert not (await handle.exec(["python3", "-c", dial, "127.0.0.1", str(port)])).ok
-        assert not (await handle.exec(["python3", "-c", dial, "1.1.1.1", "443"])).ok
+        assert not (await sandbox.exec(["python3", "-c", dial, "127.0.0.1", str(port)])).ok
+        assert not (await sandbox.exec(["python3", "-c", dial, "1.1.1.1", "443"])).ok
 
 
 @CHECKS.isolation
 async def a_name_that_means_this_machine_is_not_enough(bench: Bench) -> None:
     async with _host("inside") as port:
-        handle = await _listed(bench, f"localhost:{port}")
-        result = await _fetch(handle, f"http://localhost:{port}/")
+        sandbox = await _listed(bench, f"localhost:{port}")
+        result = await _fetch(sandbox, f"http://localhost:{port}/")
         assert result.exit_code == 3, result
         assert b"not public" in result.stdout, result
 
 
 @CHECKS.isolation
 async def the_model_proxy_is_reached_directly_under_list(bench: Bench) -> None:
-    handle = await _listed(bench, "example.org")
-    assert (await handle.exec(dial(handle.proxy_url))).stdout == b"proxy:hello\n"
-    env = (await handle.exec("env")).stdout.decode()
+    sandbox = await _listed(bench, "example.org")
+    assert (await sandbox.exec(dial(sandbox.proxy_url))).stdout == b"proxy:hello\n"
+    env = (await sandbox.exec("env")).stdout.decode()
     assert "NO_PROXY=127.0.0.1" in env, "SDKs must not ask the forward proxy for the model"
 
 
 @CHECKS.isolation
 async def a_list_still_holds_after_kill(bench: Bench) -> None:
     async with _host("open") as port:
-        handle = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
-        await handle.kill()
-        assert (await _fetch(handle, f"http://localhost:{port}/")).stdout == b"open\n"
-        assert (await _fetch(handle, "http://127.0.0.2:80/")).exit_code == 3
+        sandbox = await _listed(bench, f"localhost:{port}", f"127.0.0.1:{port}")
+        await sandbox.kill()
+        assert (await _fetch(sandbox, f"http://localhost:{port}/")).stdout == b"open\n"
+        assert (await _fetch(sandbox, "http://127.0.0.2:80/")).exit_code == 3

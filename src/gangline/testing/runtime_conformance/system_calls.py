@@ -91,17 +91,17 @@ for place in (-3, -4, -5):
 """
 
 
-async def _printed(handle: Sandbox, program: str, *arguments: str) -> list[str]:
-    result = await handle.exec(["python3", "-c", textwrap.dedent(_PRELUDE + program), *arguments])
+async def _printed(sandbox: Sandbox, program: str, *arguments: str) -> list[str]:
+    result = await sandbox.exec(["python3", "-c", textwrap.dedent(_PRELUDE + program), *arguments])
     assert result.exit_code == 0, f"the program that tries it failed: {result}"
     return result.stdout.decode().splitlines()
 
 
 @CHECKS.add
 async def interfaces_to_the_kernel_that_no_task_asked_for_are_closed(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "system_calls")
-    lines = await _printed(handle, _TRIES)
+    sandbox = await bench.start()
+    promised(sandbox, "system_calls")
+    lines = await _printed(sandbox, _TRIES)
     assert {line.split()[0] for line in lines} == set(get_args(SystemCall)), lines
     assert all(line.split()[1] in _REFUSED for line in lines), f"said to be filtered: {lines}"
     assert "vsock EAFNOSUPPORT" in lines, f"said to be filtered: {lines}"
@@ -109,20 +109,20 @@ async def interfaces_to_the_kernel_that_no_task_asked_for_are_closed(bench: Benc
 
 @CHECKS.add
 async def another_abi_is_no_way_around(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "system_calls")
-    lines = await _printed(handle, _FOREIGN)
+    sandbox = await bench.start()
+    promised(sandbox, "system_calls")
+    lines = await _printed(sandbox, _FOREIGN)
     assert lines
     assert {line.split()[1] for line in lines} <= _REFUSED, f"said to be filtered: {lines}"
 
 
 @CHECKS.add
 async def what_a_task_asks_for_is_open_and_the_rest_closed(bench: Bench) -> None:
-    handle = await bench.start(system_calls=("user_namespaces",))
-    if "engine" in (promise := promised(handle, "system_calls")):
+    sandbox = await bench.start(system_calls=("user_namespaces",))
+    if "engine" in (promise := promised(sandbox, "system_calls")):
         raise unittest.SkipTest(f"does not apply: {promise}, which refuses user namespaces itself")
     assert "user_namespaces" in promise, "limits() says what is open"
-    lines = await _printed(handle, _TRIES)
+    lines = await _printed(sandbox, _TRIES)
     assert "user_namespaces done" in lines, lines
     others = [line for line in lines if not line.startswith("user_namespaces")]
     assert all(line.split()[1] in _REFUSED for line in others), others
@@ -131,17 +131,17 @@ async def what_a_task_asks_for_is_open_and_the_rest_closed(bench: Bench) -> None
 @CHECKS.add
 async def threads_and_children_can_be_started_all_the_same(bench: Bench) -> None:
     """`clone3` is reported as missing, and C libraries fall back."""
-    handle = await bench.start()
+    sandbox = await bench.start()
     program = "import threading; t = threading.Thread(target=print, args=('thread',)); t.start(); t.join()"
-    result = await handle.exec(["python3", "-c", f"{program}; import subprocess; print(subprocess.call('true'))"])
+    result = await sandbox.exec(["python3", "-c", f"{program}; import subprocess; print(subprocess.call('true'))"])
     assert result.stdout.split() == [b"thread", b"0"], result
 
 
 @CHECKS.isolation
 async def nothing_unfiltered_in_a_sandbox_can_be_taken_over(bench: Bench) -> None:
-    handle = await bench.start()
-    promised(handle, "system_calls")
-    lines = await _printed(handle, _TAKE_OVER)
+    sandbox = await bench.start()
+    promised(sandbox, "system_calls")
+    lines = await _printed(sandbox, _TAKE_OVER)
     assert not [line for line in lines if line.endswith("open")], f"memory of unfiltered processes is open: {lines}"
 
 
@@ -163,6 +163,6 @@ async def the_keyring_of_who_started_the_node_is_not_the_agents(bench: Bench) ->
     add_key = {"x86_64": 248, "aarch64": 217}[os.uname().machine]
     name = f"operator-{bench.owner}".encode()
     assert libc.syscall(add_key, b"user", name, b"operators-secret", 16, _SESSION_KEYRING) >= 0
-    handle = await bench.start(system_calls=("keyring",))
-    lines = await _printed(handle, _FIND, name.decode())
+    sandbox = await bench.start(system_calls=("keyring",))
+    lines = await _printed(sandbox, _FIND, name.decode())
     assert not [line for line in lines if "found" in line], lines

@@ -36,14 +36,14 @@ async def _said(server: ActionServer, command: str) -> str:
 
 @CHECKS.add
 async def a_shell_keeps_its_folder_variables_and_jobs(bench: Bench) -> None:
-    handle = await bench.start(env={"FROM_SPEC": "1"})
-    async with await ActionServer.start(handle, env={"FROM_CALL": "2"}) as server:
-        assert await _said(server, "pwd; echo $FROM_SPEC$FROM_CALL $HOME") == f"{handle.workdir}\n12 {handle.home}\n"
+    sandbox = await bench.start(env={"FROM_SPEC": "1"})
+    async with await ActionServer.start(sandbox, env={"FROM_CALL": "2"}) as server:
+        assert await _said(server, "pwd; echo $FROM_SPEC$FROM_CALL $HOME") == f"{sandbox.workdir}\n12 {sandbox.home}\n"
         await _said(server, "mkdir sub; cd sub; X=5; sleep 100000 &")
-        assert (await _said(server, "pwd; echo $X; jobs")).startswith(f"{handle.workdir}/sub\n5\n[1]")
+        assert (await _said(server, "pwd; echo $X; jobs")).startswith(f"{sandbox.workdir}/sub\n5\n[1]")
         failed = await server.shell.run("echo out; echo err >&2; exit 3", timeout_s=_PATIENCE_S)
         assert (failed.output.text, failed.exit_code, failed.is_new) == ("out\nerr\n", 3, True)
-        assert await _said(server, "echo $X; pwd") == f"\n{handle.workdir}\n"
+        assert await _said(server, "echo $X; pwd") == f"\n{sandbox.workdir}\n"
 
 
 @CHECKS.add
@@ -82,42 +82,42 @@ async def an_interpreter_keeps_its_names(bench: Bench) -> None:
 
 @CHECKS.add
 async def files_are_the_agents_own(bench: Bench) -> None:
-    handle = await bench.start()
-    async with await ActionServer.start(handle) as server:
+    sandbox = await bench.start()
+    async with await ActionServer.start(sandbox) as server:
         await server.files.write("sub/a.txt", "one\ntwo\n")
-        assert await handle.download("sub/a.txt") == b"one\ntwo\n"
-        await handle.upload("b.txt", b"three\n")
+        assert await sandbox.download("sub/a.txt") == b"one\ntwo\n"
+        await sandbox.upload("b.txt", b"three\n")
         await server.files.replace("b.txt", old="three", new="3")
         assert (await server.files.view("b.txt")).lines == ["3"]
         assert [match.path for match in (await server.files.search("tw")).matches] == ["./sub/a.txt"]
         with raises(ActionRefused):
             await server.files.view("missing")
-        assert await _said(server, "stat -c %u sub/a.txt") == (await handle.exec("id -u")).stdout.decode()
+        assert await _said(server, "stat -c %u sub/a.txt") == (await sandbox.exec("id -u")).stdout.decode()
 
 
 @CHECKS.add
 async def nothing_of_an_action_server_lies_on_the_disk(bench: Bench) -> None:
-    handle = await bench.start()
-    before = (await handle.exec(["find", handle.workdir, handle.home])).stdout
-    async with await ActionServer.start(handle) as server:
+    sandbox = await bench.start()
+    before = (await sandbox.exec(["find", sandbox.workdir, sandbox.home])).stdout
+    async with await ActionServer.start(sandbox) as server:
         await _said(server, "true")
         await server.files.tree()
-        during = await handle.exec(["find", handle.workdir, handle.home])
+        during = await sandbox.exec(["find", sandbox.workdir, sandbox.home])
     assert during.stdout == before
-    assert (await handle.exec(["find", handle.workdir, handle.home])).stdout == before
+    assert (await sandbox.exec(["find", sandbox.workdir, sandbox.home])).stdout == before
 
 
 @CHECKS.add
 async def an_action_server_ends_with_its_channel_and_with_kill(bench: Bench) -> None:
-    handle = await bench.start()
+    sandbox = await bench.start()
     command = "exec 9> lock; flock 9; touch lock.held; sleep 100000"
-    server = await ActionServer.start(handle)
+    server = await ActionServer.start(sandbox)
     await server.shell.run(f"({command}) &", timeout_s=_PATIENCE_S)
-    await until_held(handle)
+    await until_held(sandbox)
     await server.close()
-    assert not await is_held(handle), "a process of a closed action server is alive"
-    server = await ActionServer.start(handle)
-    await handle.kill()
+    assert not await is_held(sandbox), "a process of a closed action server is alive"
+    server = await ActionServer.start(sandbox)
+    await sandbox.kill()
     with raises(ActionServerFailed):
         await server.shell.run("true", timeout_s=_PATIENCE_S)
     await server.close()
@@ -125,8 +125,8 @@ async def an_action_server_ends_with_its_channel_and_with_kill(bench: Bench) -> 
 
 @CHECKS.add
 async def two_action_servers_of_a_sandbox_are_apart(bench: Bench) -> None:
-    handle = await bench.start()
-    async with await ActionServer.start(handle) as one, await ActionServer.start(handle) as other:
+    sandbox = await bench.start()
+    async with await ActionServer.start(sandbox) as one, await ActionServer.start(sandbox) as other:
         await asyncio.gather(_said(one, "X=1"), _said(other, "X=2"))
         assert [await _said(one, "echo $X"), await _said(other, "echo $X")] == ["1\n", "2\n"]
         with raises(ActionServerFailed):
@@ -136,8 +136,8 @@ async def two_action_servers_of_a_sandbox_are_apart(bench: Bench) -> None:
 
 @CHECKS.add
 async def a_thousand_actions_leave_no_growth(bench: Bench) -> None:
-    handle = await bench.start()
-    async with await ActionServer.start(handle) as server:
+    sandbox = await bench.start()
+    async with await ActionServer.start(sandbox) as server:
         await _act(server, 100)
         before = await _footprint(server)
         await _act(server, _NUM_ACTIONS)

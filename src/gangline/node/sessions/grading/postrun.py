@@ -190,10 +190,10 @@ class Postrun:
             child_work=self._parts.child_work,
         )
 
-    def _services_of(self, handle: Sandbox) -> SideServices | None:
+    def _services_of(self, sandbox: Sandbox) -> SideServices | None:
         spec = self._task.runtime
         runtime = plugins.make_runtime(spec.backend) if spec.services else None
-        return None if runtime is None else runtime.services_of(handle.runtime_id, spec)
+        return None if runtime is None else runtime.services_of(sandbox.runtime_id, spec)
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""

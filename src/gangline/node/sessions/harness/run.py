@@ -82,30 +82,30 @@ def _why_no_tools(template: TemplateFacts) -> str | None:
     return "writes tool calls in a format that is not known here" if template.reads_tools is False else None
 
 
-async def collect_logs(handle: Sandbox, patterns: Sequence[str]) -> dict[str, bytes]:
+async def collect_logs(sandbox: Sandbox, patterns: Sequence[str]) -> dict[str, bytes]:
     """Returns artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: a
     missing log is no reason to lose a session."""
     found: dict[str, bytes] = {}
     try:
-        for name in await _names(handle, patterns):
-            result = await handle.exec(
+        for name in await _names(sandbox, patterns):
+            result = await sandbox.exec(
                 ["tail", "-c", str(MAX_FILE_BYTES), "--", name],
-                cwd=handle.home,
+                cwd=sandbox.home,
                 timeout_s=_TIMEOUT_S,
                 max_output_bytes=MAX_FILE_BYTES,
             )
             if result.ok:
                 found[f"harness.logs/{name}"] = result.stdout
     except GanglineError as error:
-        log.warning("harness.logs_failed runtime=%s message=%s", handle.runtime_id, error)
+        log.warning("harness.logs_failed runtime=%s message=%s", sandbox.runtime_id, error)
     return found
 
 
-async def _names(handle: Sandbox, patterns: Sequence[str]) -> list[str]:
+async def _names(sandbox: Sandbox, patterns: Sequence[str]) -> list[str]:
     if not patterns:
         return []
     listing = _LIST.format(patterns=" ".join(patterns))
-    result = await handle.exec(listing, timeout_s=_TIMEOUT_S, max_output_bytes=_MAX_NAMES_BYTES)
+    result = await sandbox.exec(listing, timeout_s=_TIMEOUT_S, max_output_bytes=_MAX_NAMES_BYTES)
     names = [name.decode() for name in result.stdout.split(b"\0")[:-1] if _is_text(name)]
     return names[:MAX_FILES]
 
@@ -120,7 +120,7 @@ def _is_text(name: bytes) -> bool:
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that is ready for RUN."""
 
-    handle: Sandbox
+    sandbox: Sandbox
     """The agent's sandbox."""
     session: ModelSession
     harness: Harness
@@ -157,11 +157,11 @@ class HarnessRun:
 
     async def ended(self) -> RunEnd:
         """Run the harness to its end. Raises: RuntimeFailed, and errors of an agent in the node's process."""
-        handle, harness = self._prepared.handle, self._prepared.harness
+        sandbox, harness = self._prepared.sandbox, self._prepared.harness
         result = await self._executed()
-        usage = await usage_of(handle)
+        usage = await usage_of(sandbox)
         self._note_excess(usage)
-        logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
+        logs = await collect_logs(sandbox, harness.logs) if isinstance(harness, Logged) else {}
         replay = self._prepared.session.replay
         lineage = {} if replay is None else replay.record()
         verdict = self._verdict(result, await self._prepared.session.failures.found())
@@ -174,7 +174,7 @@ class HarnessRun:
             usage=usage,
         )
         try:
-            await annotate(handle, self._note(end))
+            await annotate(sandbox, self._note(end))
         except GanglineError as error:
             return msgspec.structs.replace(end, outcome="infra_error", failure=error.failure())
         return end
@@ -188,16 +188,16 @@ class HarnessRun:
             return False
         self._evicted = _disk_limit(why)
         with suppress(RuntimeFailed):  # already gone
-            await self._prepared.handle.kill()
+            await self._prepared.sandbox.kill()
         return True
 
     def tell_spent(self) -> None:
         """Report how much of RUN's budget is used, for a restart of the node."""
-        tell_spent(self._prepared.handle, self._clock.spent_s)
+        tell_spent(self._prepared.sandbox, self._clock.spent_s)
 
     async def _executed(self) -> ExecResult:
         """Returns the command's result, or its output so far if something else ended it."""
-        handle, session = self._prepared.handle, self._prepared.session
+        sandbox, session = self._prepared.sandbox, self._prepared.session
         execution = session_task(session.session_id, "command", self._execute())
         limit = asyncio.create_task(session.limit_reached.wait())
         budget = asyncio.create_task(session.meter.elapse(self._task.timeout_seconds - self._prepared.spent_s))
@@ -214,8 +214,8 @@ class HarnessRun:
                 execution.cancel()
             await session.fence("the session has ended")
             if not execution.done():  # the result of the kill must not pass for its own end
-                await annotate(handle, None)
-            await handle.kill(grace_s=grace_s if not execution.done() else 0.0)
+                await annotate(sandbox, None)
+            await sandbox.kill(grace_s=grace_s if not execution.done() else 0.0)
             # Its output is kept if its budget or a limit ended it. The kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
@@ -229,8 +229,8 @@ class HarnessRun:
 
     async def _execute(self) -> ExecResult:
         if self._prepared.launch is None:
-            return await rejoin(self._prepared.handle)
-        return await run_harness(self._prepared.handle, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
+            return await rejoin(self._prepared.sandbox)
+        return await run_harness(self._prepared.sandbox, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
 
     def _note_excess(self, usage: Usage) -> None:
         """Note that the runtime itself ended the harness for its disk use, if it did."""

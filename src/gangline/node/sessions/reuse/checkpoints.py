@@ -60,21 +60,21 @@ class Checkpoints:
         kept = sum(one.num_bytes for each in self._kept.values() for one in each)
         return kept + sum(num for session_id, num in self._bases.items() if self._kept.get(session_id))
 
-    async def begin(self, session_id: str, handle: Sandbox) -> None:
+    async def begin(self, session_id: str, sandbox: Sandbox) -> None:
         """Freeze the prepared files, so that later checkpoints copy little. Call before the agent starts.
 
         Raises: RuntimeUnavailable when the runtime has no checkpoints; RuntimeFailed.
         """
         if self._release_one is None:
             raise RuntimeUnavailable("capture.checkpoints needs a node that keeps checkpoints; this one does not.")
-        base = await handle.checkpoint(session_id)
+        base = await sandbox.checkpoint(session_id)
         self._bases[session_id] = base.num_bytes
         await self._release(base)  # kept as long as a checkpoint is based on it
 
-    async def take(self, session_id: str, handle: Sandbox) -> str | None:
+    async def take(self, session_id: str, sandbox: Sandbox) -> str | None:
         """Returns the id of this turn's checkpoint; None if it could not be made, after which the session continues."""
         try:
-            made = await handle.checkpoint(session_id)
+            made = await sandbox.checkpoint(session_id)
             self._kept[session_id].append(made)
             await self._make_room()
         except GanglineError as error:

@@ -54,7 +54,7 @@ class WarmKey(NamedTuple):
 
 class _Spare(NamedTuple):
     key: WarmKey
-    handle: Sandbox
+    sandbox: Sandbox
     memory_bytes: int
     started_at: float
     """On the loop's clock."""
@@ -94,8 +94,8 @@ class WarmPool:
         while taken is None and (spare := next((one for one in self._spares if one.key == key), None)) is not None:
             self._spares.remove(spare)
             with suppress(GanglineError):  # already gone, for instance with the keeper
-                await spare.handle.usage()
-                taken = spare.handle
+                await spare.sandbox.usage()
+                taken = spare.sandbox
             if taken is None:
                 self._drop(spare)
         self._wanted.append((key, spec))
@@ -127,11 +127,11 @@ class WarmPool:
 
     async def _add(self, key: WarmKey, spec: RuntimeSpec, memory_bytes: int) -> None:
         try:
-            handle = await self._start(spec, new_id("warm"))
+            sandbox = await self._start(spec, new_id("warm"))
         except GanglineError as error:  # its session will get the same error and report it
             log.warning("warm.failed backend=%s message=%s", spec.backend, error)
             return
-        self._spares.append(_Spare(key, handle, memory_bytes, asyncio.get_running_loop().time()))
+        self._spares.append(_Spare(key, sandbox, memory_bytes, asyncio.get_running_loop().time()))
         self._trim()
 
     def _trim(self) -> None:
@@ -150,13 +150,13 @@ class WarmPool:
             self._timer = loop.call_at(self._spares[0].started_at + sizes.age_s, self._trim)
 
     def _drop(self, spare: _Spare) -> None:
-        task = asyncio.create_task(_stopped(spare.handle))
+        task = asyncio.create_task(_stopped(spare.sandbox))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
 
-async def _stopped(handle: Sandbox) -> None:
+async def _stopped(sandbox: Sandbox) -> None:
     try:
-        await handle.stop()
+        await sandbox.stop()
     except GanglineError as error:
-        log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+        log.error("runtime.stop_failed runtime=%s message=%s", sandbox.runtime_id, error)
