@@ -187,7 +187,7 @@ async def test_a_node_that_restarts_goes_on_from_the_repeated_calls(tmp_path: Pa
     result = await lived(tmp_path, "fork", parent=parent, critic=TinyTokenizer(), fork=fork_of(parent, 2))
     for num_left in (2, 3):
         left = result.completions[:num_left]
-        ledger = Ledger("fork", 1, MemoryJournal(), left, behind="critic")
+        ledger = Ledger("fork", 1, MemoryJournal(), left, role_after_fork="critic")
         tree, last = ledger.tree, left[-1]
         said = (*tree.messages(last), last.response, Message("user", (Text("go on"),)))
         model = last.metadata.get("requested_model", last.model)

@@ -26,7 +26,7 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.domain.template_findings import lacks, told
+from gangline.domain.template_findings import features, lacks
 from gangline.domain.tokens import token_ids
 from gangline.models.engine_server.app import serving
 from gangline.models.engines.contract import EngineRequest, ReplyAccumulator
@@ -88,7 +88,7 @@ async def test_a_probe_sees_whether_ids_have_the_end_of_turn(text: str, ended: b
         await engine.close()
     assert facts.reports_ends is (ends if ended else None)
     is_told = ended and not ends
-    assert ("the engine leaves ends of turns out of its ids" in told(facts)) is is_told
+    assert ("the engine leaves ends of turns out of its ids" in features(facts)) is is_told
     assert any("leaves the end of turn out" in one for one in lacks(facts)) is is_told
 
 

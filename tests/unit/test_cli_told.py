@@ -58,7 +58,7 @@ def test_a_session_that_had_ended_is_not_called_cancelled(
     state: Any, outcome: Any, ended_at: float | None, told: str
 ) -> None:
     one = msgspec.structs.replace(SESSION, state=state, outcome=outcome, ended_at=ended_at)
-    assert status._told(one) == told  # pyright: ignore[reportPrivateUsage]
+    assert status._cancelled_text(one) == told  # pyright: ignore[reportPrivateUsage]
 
 
 def test_doctor_names_each_runtime_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gangline.cli.terminal.views import node_state, slow_updates
 from gangline.domain.errors import Conflict
 from gangline.domain.views import NodeView
-from gangline.domain.weight_updates import slowest_phase, told_phases
+from gangline.domain.weight_updates import advice_on_phases, slowest_phase
 from gangline.node.backends.gate import Gate
 from gangline.node.backends.gate_updates import GateUpdates
 from gangline.node.health.metrics import NodeMetrics, NodeNow
@@ -58,14 +58,14 @@ async def test_227_of_231_seconds_in_one_phase_are_found_whether_the_trainer_rep
     (seen,) = gate.updates.last
     assert (seen.mode, seen.version, seen.has_expired) == ("drain", None, False)
     assert seen.phases == {"drain": 0.5, "held": 230.5}
-    assert told_phases(seen.phases) == (
+    assert advice_on_phases(seen.phases) == (
         "230.5 of the 231.0 seconds of a weight update were the phase held: the trainer held the gate closed; it can "
         "report its own phases to POST /v1/gate/phases"
     )
     gate.updates.report(PROFILED)
     (seen,) = gate.updates.last
     assert seen.phases == pytest.approx({"drain": 0.5, **PROFILED, "unreported": 0.0})
-    assert told_phases(seen.phases) == (
+    assert advice_on_phases(seen.phases) == (
         "227.3 of the 231.0 seconds of a weight update were the phase offload_before_refit: by the trainer's own report"
     )
     node = heard_of(gate)
@@ -117,7 +117,7 @@ async def test_a_long_drain_and_a_lease_that_ran_out_are_seen() -> None:
         clock.now += 60
         gate.resume()
     assert gate.updates.last[-1].phases == {"drain": 60.0, "held": 0.0}
-    assert "mode keep does not wait" in (told_phases(gate.updates.last[-1].phases) or "")
+    assert "mode keep does not wait" in (advice_on_phases(gate.updates.last[-1].phases) or "")
 
 
 def test_a_report_without_an_update_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_a_command_must_name_a_program() -> None:
 def test_limits_fall_back_one_by_one_and_say_so() -> None:
     limits = LimitsSpec(memory_bytes=1 << 30, cpus=2, max_pids=10)
     chosen = enforcement(limits, {"max_pids": "cgroup v2"}, own_user=True)
-    assert chosen.told == {
+    assert chosen.enforced == {
         "memory_bytes": "rlimit, per process",
         "cpus": "not enforced",
         "max_pids": "cgroup v2",
@@ -133,7 +133,7 @@ def test_limits_fall_back_one_by_one_and_say_so() -> None:
         "max_files": "not enforced",
     }
     assert chosen.rlimits == {resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: 1 << 30}
-    assert enforcement(limits, {}, own_user=False).told["max_pids"] == "not enforced"
+    assert enforcement(limits, {}, own_user=False).enforced["max_pids"] == "not enforced"
 
 
 def test_no_file_may_be_larger_than_all_of_them_together() -> None:
@@ -175,7 +175,7 @@ def test_version_2_limits_what_it_can_where_a_controller_is_missing(tmp_path: Pa
     assert groups.enforced == {"memory_bytes": "cgroup v2", "max_pids": "cgroup v2"}
     assert sorted(path.name for path in (tmp_path / "user" / "gangline@o@1").iterdir()) == ["memory.max", "pids.max"]
     chosen = enforcement(limits, groups.enforced, own_user=True)
-    assert chosen.told["cpus"] == "not enforced"
+    assert chosen.enforced["cpus"] == "not enforced"
 
 
 def _container(root: Path, **files: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.task import TaskRequest
-from gangline.domain.template_findings import lacks, lacks_of_tasks, told
+from gangline.domain.template_findings import features, lacks, lacks_of_tasks
 
 SAID_ELSEWHERE = {"tokenizer_digest", "template_digest", "thinking_off", "keeps_thinking_with", "refuses_tools"}
 VALUES: dict[str, list[Any]] = {
@@ -22,8 +22,8 @@ VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", [name for name in TemplateFacts.__struct_fields__ if name not in SAID_ELSEWHERE])
 def test_every_fact_is_said(name: str) -> None:
-    plain = told(TemplateFacts())
-    assert any(told(TemplateFacts(**{name: value})) != plain for value in VALUES.get(name, [True, False]))
+    plain = features(TemplateFacts())
+    assert any(features(TemplateFacts(**{name: value})) != plain for value in VALUES.get(name, [True, False]))
 
 
 LACKS: list[tuple[dict[str, Any], str]] = [

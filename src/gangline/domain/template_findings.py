@@ -1,4 +1,4 @@
-"""Plain-text findings about a chat template, for every place that shows them: `told` describes its features, `lacks`
+"""Plain-text findings about a chat template, for every place that shows them: `features` describes it, `lacks`
 its limitations with a remedy, `lacks_of_tasks` the settings of tasks without effect. Pure."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gangline.domain.node_views import TemplateFacts
 from gangline.domain.task import TaskRequest
 
 TEMPLATES_GUIDE = "docs/guides/templates.md"
-_SAID: dict[str, tuple[str, str]] = {
+_PHRASES: dict[str, tuple[str, str]] = {
     "keeps_thinking": ("keeps thinking", "drops thinking"),
     "renders_current_thinking": ("", "does not render thinking before a call"),
     "renders_tools": ("renders tools", "does not render tools"),
@@ -38,11 +38,11 @@ _SAID: dict[str, tuple[str, str]] = {
 """Field -> text if true, text if false; empty: no text."""
 
 
-def told(facts: TemplateFacts) -> list[str]:
+def features(facts: TemplateFacts) -> list[str]:
     """Returns a short phrase for each known fact worth showing."""
     appended = [name for name in ("tool", "user") if getattr(facts, f"appends_{name}_turns")]
     found = [f"appends {' and '.join(appended)} turns" if appended else ""]
-    for name, (is_true, is_false) in _SAID.items():
+    for name, (is_true, is_false) in _PHRASES.items():
         value = getattr(facts, name)
         found.append("" if value is None else is_true if value else is_false)
     if facts.call_ids == "nine":

@@ -55,7 +55,7 @@ def slowest_phase(phases: Mapping[str, float]) -> str | None:
     return slowest if total_s >= _LONG_S and phases[slowest] >= _MOST * total_s else None
 
 
-def told_phases(phases: Mapping[str, float]) -> str | None:
+def advice_on_phases(phases: Mapping[str, float]) -> str | None:
     """Returns a sentence if one phase took most of a weight update, with the reason or the remedy."""
     if (slowest := slowest_phase(phases)) is None:
         return None

@@ -215,7 +215,7 @@ class SupervisedSandbox(Sandbox):
 
     def limits(self) -> dict[str, str]:
         return {
-            **self._limits.told,
+            **self._limits.enforced,
             **grader_enforcement(self.grader_home),
             "network": self._network(),
             "system_calls": self._system_calls(),

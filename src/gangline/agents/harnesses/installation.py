@@ -59,7 +59,7 @@ case $code in 3) exit 127;; 127) exit 126;; *) exit $code;; esac
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 ProgramVersion = Annotated[
-    str | None, BeforeValidator(lambda told: (told.strip() or None) if isinstance(told, str) else told)
+    str | None, BeforeValidator(lambda text: (text.strip() or None) if isinstance(text, str) else text)
 ]
 """A setting: the required version. None, or an empty text from a rendered template: any."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gangline.cli.machine.checks import Check, Examination
 from gangline.domain.errors import GanglineError
-from gangline.domain.template_findings import lacks, told
+from gangline.domain.template_findings import features, lacks
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.settings import plugins
 from gangline.settings.installation import extra_command
@@ -97,7 +97,9 @@ async def _probed(url: str) -> tuple[str, list[str]]:
             can = await engine.capabilities()
         finally:
             await engine.close()
-    what = f"{can.engine} {can.version} serves {can.model}; tier {can.tier}; template: {', '.join(told(can.template))}"
+    what = (
+        f"{can.engine} {can.version} serves {can.model}; tier {can.tier}; template: {', '.join(features(can.template))}"
+    )
     return what, lacks(can.template)
 
 

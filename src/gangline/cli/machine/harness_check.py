@@ -35,7 +35,7 @@ _FILE = "/workspace/hello.txt"
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
-def _told(words: str, **rule: Any) -> dict[str, Any]:
+def _when(words: str, **rule: Any) -> dict[str, Any]:
     """A rule for programs whose prompt contains these words (a pattern)."""
     return {"pattern": words, "where": "any", **rule}
 
@@ -44,14 +44,14 @@ def _typed(turn: int, keys: str, *, is_done: bool = False) -> dict[str, Any]:
     """terminus-2 types keys. It asks to confirm the end."""
     commands = [{"keystrokes": keys, "duration": 0.3}] if keys else []
     answer = {"analysis": "as asked", "plan": "go on", "commands": commands, "task_complete": is_done}
-    return _told('"keystrokes"', turn=turn, text=json.dumps(answer))
+    return _when('"keystrokes"', turn=turn, text=json.dumps(answer))
 
 
 _BY_THEIR_WORDS: list[dict[str, Any]] = [
-    _told(_SUBMIT, turn=3, tool_calls=[{"run": f"echo {_SUBMIT}"}]),  # how mini-swe-agent ends
+    _when(_SUBMIT, turn=3, tool_calls=[{"run": f"echo {_SUBMIT}"}]),  # how mini-swe-agent ends
     # OpenHands accepts no relative paths.
-    _told("You are OpenHands", turn=1, tool_calls=[{"run": f"echo '{CONTENT}' > hello.txt"}]),
-    _told("You are OpenHands", turn=2, tool_calls=[{"run": "cat hello.txt"}]),
+    _when("You are OpenHands", turn=1, tool_calls=[{"run": f"echo '{CONTENT}' > hello.txt"}]),
+    _when("You are OpenHands", turn=2, tool_calls=[{"run": "cat hello.txt"}]),
     _typed(0, "ls\n"),
     _typed(1, f"echo '{CONTENT}' > hello.txt\n"),
     _typed(2, "cat hello.txt\n"),

@@ -13,7 +13,7 @@ from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json, run
 from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.node_views import GateMode, GateState
-from gangline.domain.weight_updates import GateUpdate, told_phases
+from gangline.domain.weight_updates import GateUpdate, advice_on_phases
 
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
@@ -93,7 +93,7 @@ def updates(data: DataOption = None, node: NodesOption = None, as_json: JsonOpti
             table.add_row(url, *_update_cells(one))
     console().print(table)
     for url, found in answers.items():
-        if found and (summary := told_phases(found[-1].phases)) is not None:
+        if found and (summary := advice_on_phases(found[-1].phases)) is not None:
             notes().print(f"{url}: {summary}.", markup=False, soft_wrap=True)
 
 

@@ -69,10 +69,10 @@ def cancel(
     if as_json:
         print_json(cancelled)
     else:
-        console().print(f"{name}: {_told(cancelled)}", markup=False)
+        console().print(f"{name}: {_cancelled_text(cancelled)}", markup=False)
 
 
-def _told(one: TaskView | SessionView) -> str:
+def _cancelled_text(one: TaskView | SessionView) -> str:
     """A task or session that had already ended is unchanged."""
     if "cancelled" in (getattr(one, "status", None), getattr(one, "outcome", None)) or one.ended_at is None:
         return "cancelled"

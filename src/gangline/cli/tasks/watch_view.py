@@ -98,7 +98,7 @@ def _table(section: _Section, num_lines: int, width: int) -> Table:
 def _top(watched: Watched, status: ServiceStatus, title: str) -> list[Text]:
     lines = [_heading(status, title), stages_line(status), _throughput(watched, status), _exactness(watched)]
     if (outage := watched.outage()) is not None:
-        lines.insert(1, _told(*outage, status))
+        lines.insert(1, _outage_line(*outage, status))
     return [line for line in lines if line]
 
 
@@ -108,7 +108,7 @@ def _heading(status: ServiceStatus, title: str) -> Text:
     return text
 
 
-def _told(why: str, lasted_s: float, is_over: bool, status: ServiceStatus) -> Text:
+def _outage_line(why: str, lasted_s: float, is_over: bool, status: ServiceStatus) -> Text:
     if is_over:
         return Text(f"The server answers again; it was away for {lasted_s:.0f} s.", style="yellow")
     since = clock_time(status.at)
@@ -265,18 +265,18 @@ def _engines(nodes: Sequence[NodeView]) -> _Section:
 def _engine_row(node: NodeView, backend: dict[str, Any]) -> tuple[Text, ...]:
     state = str(backend.get("state", ""))
 
-    def told(name: str) -> Text:
+    def cell(name: str) -> Text:
         value = backend.get(name)
         return Text("" if value is None else printable(str(value)))
 
     return (
-        told("url") + (f" ({printable(str(backend['role']))})" if backend.get("role") else ""),
+        cell("url") + (f" ({printable(str(backend['role']))})" if backend.get("role") else ""),
         Text(printable(node.node_id)),
-        told("engine"),
+        cell("engine"),
         Text(printable(state), style="green" if state == "healthy" else "bold red"),
-        told("num_calls"),
-        told("num_sessions"),
-        told("error"),
+        cell("num_calls"),
+        cell("num_sessions"),
+        cell("error"),
     )
 
 

@@ -78,8 +78,8 @@ class FactTable:
         for row in self._rows:
             yield from self._lines(row, wide)
         if gone := [column.title for at, column in enumerate(self._columns) if at not in wide]:
-            told = f"No room for {', '.join(gone)}: a wider terminal, a pipe or --json has them."
-            yield from _wrapped(Text(told, "dim"), width)
+            notice = f"No room for {', '.join(gone)}: a wider terminal, a pipe or --json has them."
+            yield from _wrapped(Text(notice, "dim"), width)
 
     def _least(self, at: int) -> int:
         """Minimum width of a prose column: its longest word."""

@@ -44,7 +44,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     given: dict[str, _Given] = {}
     """By node id."""
 
-    def behind(self, node_id: str) -> bool:
+    def is_outdated(self, node_id: str) -> bool:
         """Whether the node lacks changes. A node that has never joined before has nothing to clear."""
         given = self.given.get(node_id, _Given(self.num_clears))
         return given.num_clears < self.num_clears or bool(set(self.urls) - set(given.urls))
@@ -119,9 +119,9 @@ class NodeEngines:
             wanted = await self._change(lambda wanted: wanted)
             if not (wanted.urls or wanted.num_clears):
                 return
-            behind = [node for node in await live_nodes(self._service) if wanted.behind(node.node_id)]
+            outdated = [node for node in await live_nodes(self._service) if wanted.is_outdated(node.node_id)]
             now = self._monotonic()
-            await self._tell([node for node in behind if self._rests.get(node.node_id, (0.0, 0.0))[0] <= now])
+            await self._tell([node for node in outdated if self._rests.get(node.node_id, (0.0, 0.0))[0] <= now])
 
     async def _tell(self, nodes: Sequence[NodeView]) -> tuple[list[str], list[GanglineError]]:
         """Bring nodes to the desired state. Returns the ids of the nodes that have it, and the errors of the others."""

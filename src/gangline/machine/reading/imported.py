@@ -119,11 +119,11 @@ def _why_not(instance: Any, error: Exception) -> str:
         try:
             _plain({column: value})
         except _NOT_JSON as found:
-            return f"{ascii(column)[1:-1]}: {_told(found)}"
-    return _told(error)
+            return f"{ascii(column)[1:-1]}: {_reason(found)}"
+    return _reason(error)
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     if not isinstance(error, UnicodeEncodeError):

@@ -111,7 +111,7 @@ class SourcePath(msgspec.Struct, frozen=True):
     @contextmanager
     def opened(self, max_bytes: int) -> Generator[BinaryIO]:
         """The file. Raises: InvalidRequest unless it is a regular file of at most that size."""
-        with _told(self), self.parent._opened() as folder:
+        with _naming_errors(self), self.parent._opened() as folder:
             kind = stat.S_IFMT(os.stat(self.name, dir_fd=folder, follow_symlinks=False).st_mode)
             if kind != stat.S_IFREG:  # opening a device may already do something
                 raise _refusal(self, kind)
@@ -155,7 +155,7 @@ class SourcePath(msgspec.Struct, frozen=True):
         a link or a special file.
         """
         entries: list[tuple[SourcePath, int, int]] = []
-        with _told(self), self._opened() as fd, os.scandir(fd) as listed:
+        with _naming_errors(self), self._opened() as fd, os.scandir(fd) as listed:
             for entry in listed:
                 mode = entry.stat(follow_symlinks=False)
                 kind = stat.S_IFMT(mode.st_mode)
@@ -177,7 +177,7 @@ class SourcePath(msgspec.Struct, frozen=True):
         """None if it does not exist. Raises: InvalidRequest if it is neither a file nor a folder."""
         if not self.parts:
             return stat.S_IFDIR
-        with _told(self):
+        with _naming_errors(self):
             try:
                 with self.parent._opened() as folder:
                     kind = stat.S_IFMT(os.stat(self.name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -226,7 +226,7 @@ def opened_source(path: Path, wall: Path, max_bytes: int) -> Generator[BinaryIO]
 
 
 @contextmanager
-def _told(path: SourcePath) -> Generator[None]:
+def _naming_errors(path: SourcePath) -> Generator[None]:
     """Raises: InvalidRequest, naming the path, for a system error that is not specific to this process."""
     try:
         yield

@@ -14,7 +14,7 @@ import msgspec
 from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
 from gangline.domain.node_views import BackendState, BackendView
-from gangline.domain.template_findings import lacks, told
+from gangline.domain.template_findings import features, lacks
 from gangline.domain.tokens import TokenIds
 from gangline.models.engines.contract import (
     Engine,
@@ -125,7 +125,7 @@ class Backend:
             version=self.capabilities.version,
             tier=self.capabilities.tier,
             template=self.capabilities.template,
-            template_told=tuple(told(self.capabilities.template)),
+            template_told=tuple(features(self.capabilities.template)),
             template_lacks=tuple(lacks(self.capabilities.template)),
             sees_images=self.capabilities.sees_images,
             num_sessions=self.num_sessions,

@@ -216,9 +216,9 @@ class ModelSession:
         self.environments: Mapping[str, SessionEnvironment] = {}
         """Environments whose tools the agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
-        behind = None if replay is None else replay.engine
+        role_after_fork = None if replay is None else replay.engine
         volatile = VolatileText(capture.volatile_system_text)
-        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, behind)
+        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, role_after_fork)
         tier_of = partial(_tier, capture, ledger, renderings or Renderings())
         parts = CallParts(
             engine=engine,
@@ -232,7 +232,7 @@ class ModelSession:
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )
-        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of, behind=behind)
+        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of, role_after_fork=role_after_fork)
         seed = capture.session_seed(spec.sample_index)
         policies = [policy for policy in (capture.sampling, sampling) if policy is not None]
         self._sampling = SamplingRules(seed, policies) if policies or seed is not None else None

@@ -34,17 +34,17 @@ class Ledger:
         journal: CompletionJournal,
         completions: Iterable[Completion] = (),
         volatile: VolatileText | None = None,
-        behind: str | None = None,
+        role_after_fork: str | None = None,
     ) -> None:
         """completions: the journal's records of this attempt, in commit order.
         volatile: the rules for placing calls; None: the default ones.
-        behind: the role whose engines continue after a fork's repeated records; None: the policy's do.
+        role_after_fork: the role whose engines continue after a fork's repeated records; None: the policy's do.
         """
         self.session_id = session_id
         self.attempt = attempt
         self.tree = CompletionTree()
         self.volatile = VolatileText() if volatile is None else volatile
-        self._behind = behind
+        self._role_after_fork = role_after_fork
         self._indexes: dict[str | None, PlaceIndex] = {}
         """By the role whose engines answer. Ids of one model never continue another's, except after a fork's repeated
         records: the engines behind the fork share their tokenizer and template."""
@@ -99,7 +99,7 @@ class Ledger:
         return self._indexes[engine_role]
 
     def _index_for(self, completion: Completion) -> PlaceIndex:
-        role = self._behind if REPLAYED in completion.metadata else completion.certificate.engine_role
+        role = self._role_after_fork if REPLAYED in completion.metadata else completion.certificate.engine_role
         return self.index_of(role)
 
     async def beyond(self, num_completions: int) -> None:

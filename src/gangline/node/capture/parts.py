@@ -99,24 +99,26 @@ class PartsByRole:
         *,
         engine_of: Callable[[str], Engine | None],
         tier_of: Callable[[Engine], PromptTier],
-        behind: str | None = None,
+        role_after_fork: str | None = None,
     ) -> None:
         """engine_of: a role's own engine; None: the policy's engines answer it.
-        behind: the role whose engines answer a fork's calls in place of the policy's.
+        role_after_fork: the role whose engines answer a fork's calls in place of the policy's.
         """
         self.policy = policy
         self._engine_of = engine_of
         self._tier_of = tier_of
-        self._behind = behind
+        self._role_after_fork = role_after_fork
         self._of_role: dict[str, CallParts] = {}
 
     def of(self, role: str | None) -> CallParts:
         """Returns the parts for a role's calls; None: for calls without a role. Raises: EngineUnavailable."""
         own = None if role is None else self._own(role)
-        if own is None and self._behind is not None:
-            own = self._own(self._behind)
+        if own is None and self._role_after_fork is not None:
+            own = self._own(self._role_after_fork)
             if own is None:
-                raise EngineUnavailable(f"no engine answers for role {self._behind!r}, which goes on behind the fork.")
+                raise EngineUnavailable(
+                    f"no engine answers for role {self._role_after_fork!r}, which goes on behind the fork."
+                )
         return own or self.policy
 
     def of_call(self, call: ModelCall) -> CallParts:

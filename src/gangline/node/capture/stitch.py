@@ -59,7 +59,7 @@ class Stitcher:
         # The client may have renamed the calls, and its results use those names.
         *history, echo = call.messages[: place.num_shared]
         if behind_history:
-            tails = tails.behind(tuple(history))
+            tails = tails.after_history(tuple(history))
         tail, begins_in_call = await tails.after(echo, place.new_messages)
         overlap = _overlap(parent.sampled_ids, tail)
         if not overlap and (begins_in_call or ended_itself(parent)):

@@ -70,7 +70,7 @@ class SessionEnvironments:
         """start_beside: starts a sandbox for a role; the caller stops it."""
         self._task = task
         self._start_beside = start_beside
-        self._worlds: dict[str, World] = {}
+        self._environments: dict[str, World] = {}
 
     async def start(self, agent: Sandbox, session_id: str, key: str | None) -> None:
         """Start all environments.
@@ -84,25 +84,27 @@ class SessionEnvironments:
             kind = plugins.make_environment(spec.kind, spec.config)
             beside = spec.runtime or _like(self._task.runtime)
             runtime = agent if spec.place == "inside" else await self._start_beside(f"world.{name}", beside)
-            world = self._worlds[name] = World(name, spec, kind, runtime, _model_access(runtime, session_id, key))
-            await world.start()
+            environment = self._environments[name] = World(
+                name, spec, kind, runtime, _model_access(runtime, session_id, key)
+            )
+            await environment.start()
 
     @property
     def offered(self) -> Mapping[str, World]:
         """Environments with tools for the agent."""
-        return {name: world for name, world in self._worlds.items() if world.tools}
+        return {name: environment for name, environment in self._environments.items() if environment.tools}
 
     @property
     def all(self) -> Mapping[str, World]:
-        return self._worlds
+        return self._environments
 
     @property
     def instruction(self) -> str:
         """The task's instruction, followed by the environments' instructions."""
         shown = [
-            world.instructions
-            for name, world in self._worlds.items()
-            if self._task.environments[name].show_instructions and world.instructions
+            environment.instructions
+            for name, environment in self._environments.items()
+            if self._task.environments[name].show_instructions and environment.instructions
         ]
         return "\n\n".join([text for text in (self._task.instruction, *shown) if text])
 
@@ -119,12 +121,14 @@ class SessionEnvironments:
 
     async def fence(self) -> None:
         """Refuse further calls from the agent."""
-        for world in self._worlds.values():
-            await world.fence()
+        for environment in self._environments.values():
+            await environment.fence()
 
     def record(self, completions: Sequence[Completion]) -> dict[str, bytes]:
         """Returns the artifact with all calls. Beyond 4 MiB, texts of results are left out."""
-        calls = sorted((call for world in self._worlds.values() for call in world.calls), key=_ended_at)
+        calls = sorted(
+            (call for environment in self._environments.values() for call in environment.calls), key=_ended_at
+        )
         lines: list[bytes] = []
         num_bytes = 0
         for call in with_turns(calls, completions):
@@ -136,8 +140,8 @@ class SessionEnvironments:
         return {RECORD: b"".join(lines)}
 
     async def close(self) -> None:
-        for world in self._worlds.values():
-            await world.close()
+        for environment in self._environments.values():
+            await environment.close()
 
 
 def recorded_calls(artifacts: Mapping[str, bytes]) -> tuple[EnvironmentCall, ...]:

@@ -141,12 +141,12 @@ class _Live:
         self.state = state
         self.session = session
         """None once the session has ended."""
-        self.told = asyncio.Event()
+        self.done = asyncio.Event()
         """Set when the agent has reported that it is done, or the session has ended."""
         self.order = asyncio.Lock()
         self.task_id = self.request.task_id or state.session_id
         if state.status != "open":
-            self.told.set()
+            self.done.set()
 
     @property
     def request(self) -> SessionRequest:
@@ -342,7 +342,7 @@ class ExternalSessions:
         live = self._live(session_id)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await live.told.wait()
+                await live.done.wait()
         return self.view(session_id)
 
     async def finalize(self, session_id: str) -> SessionResult:
@@ -378,7 +378,7 @@ class ExternalSessions:
         await self._store.save(state)
         live.state, live.session = state, None
         self._host.close_session(state.session_id)
-        live.told.set()
+        live.done.set()
         await self._journal.close_attempt(AttemptKey(state.session_id, _ATTEMPT))
         self._one_ended.set()
         log.info("external.%s session=%s", status, state.session_id)
@@ -408,7 +408,7 @@ class ExternalSessions:
             state = msgspec.structs.replace(live.state, status="completed", claim=made)
             await self._store.save(state)
             live.state = state
-            live.told.set()
+            live.done.set()
 
     def _live(self, session_id: str) -> _Live:
         """Raises: NotFound."""
@@ -441,7 +441,7 @@ async def _result(node_id: str, live: _Live, session: ModelSession, completions:
         outcome=outcome,
         failure=failure,
         reward=reward if trajectory is not None else None,
-        reward_details={} if claim is None else _told(claim),
+        reward_details={} if claim is None else _claimed(claim),
         trajectory=trajectory,
         completions=tuple(completions),
     )
@@ -467,13 +467,13 @@ def _build(session_id: str, task_id: str, spec: BuilderSpec, completions: list[C
     return built(builder, completions, session_id=session_id, task_id=task_id)
 
 
-def _told(claim: Claim) -> dict[str, Any]:
+def _claimed(claim: Claim) -> dict[str, Any]:
     return {"claimed_reward": claim.reward, "reward_info": claim.reward_info}
 
 
 def _with_claim(trajectory: Trajectory, claim: Claim) -> Trajectory:
     """Add the claim to each trace: the agent's own report, not a reward."""
     traces = tuple(
-        msgspec.structs.replace(trace, metadata=trace.metadata | _told(claim)) for trace in trajectory.traces
+        msgspec.structs.replace(trace, metadata=trace.metadata | _claimed(claim)) for trace in trajectory.traces
     )
     return msgspec.structs.replace(trajectory, traces=traces)

@@ -80,7 +80,7 @@ class Attempt:
         """The current step's, in a task with steps."""
         self._adopted = adopted
         self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
-        self._worlds = self._new_worlds()
+        self._environments = self._new_environments()
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
         self.has_run = adopted is not None
@@ -235,10 +235,10 @@ class Attempt:
             except Exception:
                 self.has_run = bool(prepared.session.tree)  # else its command may not have started
                 raise
-        if self._worlds is None:
+        if self._environments is None:
             return end
-        await self._worlds.fence()
-        record = self._worlds.record(list(prepared.session.tree))
+        await self._environments.fence()
+        record = self._environments.record(list(prepared.session.tree))
         return msgspec.structs.replace(end, artifacts=end.artifacts | record)
 
     @asynccontextmanager
@@ -257,7 +257,7 @@ class Attempt:
         """Returns the state for a restart of the node; None if it cannot continue: environments and steps end with the
         node."""
         assert self._session is not None
-        if self._worlds is not None or self._steps is not None:
+        if self._environments is not None or self._steps is not None:
             return None
         return AttemptNote(
             lease=self.lease,
@@ -276,11 +276,11 @@ class Attempt:
         check_tools_are_shown(harness, task, parts.backends.policy.views())
         instruction, servers = task.instruction, task.agent.mcp_servers
         base_url = f"{sandbox.proxy_url or ''}/s/{self.lease.session_id}"
-        if (worlds := self._worlds) is not None:
-            await worlds.start(sandbox, session.session_id, session.spec.environment_key)
-            session.environments = worlds.offered
-            instruction = worlds.instruction
-            servers = servers | worlds.servers(sandbox.proxy_url and base_url, session.key)
+        if (environments := self._environments) is not None:
+            await environments.start(sandbox, session.session_id, session.spec.environment_key)
+            session.environments = environments.offered
+            instruction = environments.instruction
+            servers = servers | environments.servers(sandbox.proxy_url and base_url, session.key)
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,
@@ -304,7 +304,7 @@ class Attempt:
     async def _prepared_sandbox(self) -> Sandbox:
         if self._steps is not None and self._steps.number > 1:
             await self._sandboxes.next_step(self._steps.number, self._task)
-            self._worlds = self._new_worlds()
+            self._environments = self._new_environments()
         else:
             await self._sandboxes.start("agent")
             await self._sandboxes.begin_checkpoints()
@@ -313,7 +313,7 @@ class Attempt:
         assert self._sandboxes.agent is not None
         return self._sandboxes.agent
 
-    def _new_worlds(self) -> SessionEnvironments | None:
+    def _new_environments(self) -> SessionEnvironments | None:
         """None without environments."""
         return SessionEnvironments(self._task, self._sandboxes.start_beside) if self._task.environments else None
 
@@ -352,7 +352,7 @@ class Attempt:
             self._sandboxes,
             self.stages,
             task_id=self.lease.task_id,
-            worlds=None if self._worlds is None else self._worlds.all,
+            environments=None if self._environments is None else self._environments.all,
         )
         return await postrun.graded(end)
 
@@ -395,8 +395,8 @@ class Attempt:
         self._run = None  # it refers to this attempt: the cycle would keep the whole session in memory
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self._sandboxes.stop)
-            if self._worlds is not None:
-                parts.push_async_callback(self._worlds.close)
+            if self._environments is not None:
+                parts.push_async_callback(self._environments.close)
             if self._parts.turns is not None and self._task.is_durable:
                 parts.callback(self._parts.turns.leave, self.key)
             if self._session is not None:

@@ -38,7 +38,7 @@ class Enforcement:
     def __init__(self, rlimits: Mapping[int, int], enforced: Mapping[str, str]) -> None:
         self.rlimits = dict(rlimits)
         """RLIMIT number -> value."""
-        self.told = dict(enforced)
+        self.enforced = dict(enforced)
         """Limit name -> how it is enforced."""
 
 

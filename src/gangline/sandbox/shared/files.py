@@ -52,7 +52,7 @@ class SharedFolders:
     def read(self, path: str, max_bytes: int) -> bytes:
         """Raises: NotFound, LimitExceeded, InvalidRequest."""
         root, names = self._file(path)
-        with _told(path), _parent(root, names, None) as parent:
+        with _naming_errors(path), _parent(root, names, None) as parent:
             fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
             with os.fdopen(fd, "rb") as file:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -66,7 +66,7 @@ class SharedFolders:
         """Raises: InvalidRequest when a component is a link or not a folder, or the path is a folder."""
         root, names = self._file(path)
         own = partial(_own, self._owner(path))
-        with _told(path), _parent(root, names, own) as parent:
+        with _naming_errors(path), _parent(root, names, own) as parent:
             temporary = f".gangline-{secrets.token_hex(8)}"
             try:
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -84,7 +84,7 @@ class SharedFolders:
     def clear(self, path: str) -> None:
         """See `Sandbox.clear`. Raises: InvalidRequest when something cannot be removed."""
         root, names = self._located(path)
-        with _told(path):
+        with _naming_errors(path):
             fd = _opened_by_its_owner(os.open(root, (_FOLDER | os.O_PATH) & ~os.O_NOFOLLOW))
             try:
                 for name in names[:-1]:
@@ -196,7 +196,7 @@ def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | Non
 
 
 @contextmanager
-def _told(path: str) -> Generator[None]:
+def _naming_errors(path: str) -> Generator[None]:
     """Translates system errors. A full disk is not the caller's fault, so its error is passed on unchanged."""
     try:
         yield

@@ -36,9 +36,9 @@ _SAME_NODE = sa.or_(
     nodes.c.last_seen_at <= sa.bindparam("gone_since"),
 )
 _HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE).returning(nodes.c.offer)
-_HEARD_AS_BEFORE = _HEARD.where(nodes.c.offer.is_not_distinct_from(sa.bindparam("told")))
+_HEARD_AS_BEFORE = _HEARD.where(nodes.c.offer.is_not_distinct_from(sa.bindparam("reported")))
 _OFFERED = sa.update(nodes).where(
-    nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("told"))
+    nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("reported"))
 )
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
@@ -46,7 +46,7 @@ _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id
 def touch_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **fields: Any) -> str | None:
     """Record contact with a node. A node of another data folder may take over an id that was silent for `lease_s`.
 
-    told: columns of its row. Returns its offer as JSON, if it has reported one. Raises: NodeIdTaken.
+    fields: columns of its row. Returns its offer as JSON, if it has reported one. Raises: NodeIdTaken.
     """
     fields |= {"identity": identity, "last_seen_at": unit.now}
     which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
@@ -134,11 +134,13 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
 
 def _meet(unit: Unit, beat: Heartbeat, fields: dict[str, Any], lease_s: float) -> None:
     """Record contact with the node, and its offer. Takes one statement if the offer is unchanged."""
-    which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "told": fields["offer"]}
+    which = {"id": beat.node_id, "same": beat.identity, "gone_since": unit.now - lease_s, "reported": fields["offer"]}
     as_before = {**fields, "identity": beat.identity, "last_seen_at": unit.now}
     if unit.conn.execute(_HEARD_AS_BEFORE, {**as_before, **which}).first() is not None:
         return
-    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": fields["offer"], "offer": fields["offer"]}).rowcount:
+    if unit.conn.execute(
+        _OFFERED, {"id": beat.node_id, "reported": fields["offer"], "offer": fields["offer"]}
+    ).rowcount:
         unit.emit("node.offer", node=beat.node_id)
     touch_node(unit, beat.node_id, identity=beat.identity, lease_s=lease_s, **fields)
 

@@ -11,7 +11,7 @@ import typer
 
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
 from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
-from gangline.domain.weight_updates import told_phases
+from gangline.domain.weight_updates import advice_on_phases
 from gangline.settings.machine import Settings
 from gangline.train.commands.view import draw_curves, reward_chart
 
@@ -134,7 +134,7 @@ def _facts(run: Run, ancestry: Ancestry) -> list[tuple[str, str]]:
         phases = {name: fmean(update.phases[name] for update in updates) for name in updates[0].phases}
         times = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
         facts.append(("weights", f"{len(updates)} pushed, {sum(phases.values()):.1f} s each: {times}"))
-        facts += [("", summary)] if (summary := told_phases(phases)) is not None else []
+        facts += [("", summary)] if (summary := advice_on_phases(phases)) is not None else []
     for number, life in list(enumerate(run.lives, 1))[-_LIVES_SHOWN:]:
         commit = "" if life.commit is None else f", commit {life.commit[:12]}"
         facts.append((f"start {number}", f"{life.started_at} at step {life.first_step}, {life.gangline}{commit}"))

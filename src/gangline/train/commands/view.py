@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gangline.cli.terminal.tables import FactTable, numbers
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.weight_updates import told_phases
+from gangline.domain.weight_updates import advice_on_phases
 from gangline.settings.installation import extra_command
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def notes_on(record: StepRecord) -> list[str]:
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:
         notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn")
-    if record.update is not None and (summary := told_phases(record.update.phases)) is not None:
+    if record.update is not None and (summary := advice_on_phases(record.update.phases)) is not None:
         notes.append(summary)
     if record.update is None:
         notes.append(f"no weights were pushed, the policy stays at version {record.version}")
@@ -203,8 +203,8 @@ class LearningView:
         else:
             doing = f"{self._num_steps} steps done"
         self._progress.update(self._bar, completed=num_done, description=doing, left=self._left())
-        told = [f"step {record.step}: {note}" for record in self._records[-1:] for note in notes_on(record)]
-        notes = [Text(line, no_wrap=False, overflow="fold") for line in told]
+        lines = [f"step {record.step}: {note}" for record in self._records[-1:] for note in notes_on(record)]
+        notes = [Text(line, no_wrap=False, overflow="fold") for line in lines]
         return Group(reward_chart(self._records, self._evaluations), *notes, self._progress)
 
 

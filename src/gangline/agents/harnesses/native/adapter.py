@@ -74,11 +74,11 @@ class NativeHarness:
             mcp_sources=context.mcp_sources,
         )
         try:
-            worlds = context.environments
-            servers = {name: server for name, server in context.mcp_servers.items() if name not in worlds}
+            environments = context.environments
+            servers = {name: server for name, server in context.mcp_servers.items() if name not in environments}
             async with (
                 mcp_tools(servers, tool_context) as more,
-                Toolbox([*self._tools, *more, *environment_tools(worlds)], tool_context) as toolbox,
+                Toolbox([*self._tools, *more, *environment_tools(environments)], tool_context) as toolbox,
             ):
                 yield toolbox
         finally:

@@ -146,7 +146,7 @@ class Python:
         self._answer("died", {"exit_code": code})
 
     def _answer(self, state: str, report: dict[str, Any]) -> None:
-        """told: `result`, `traceback`, `images`, `exit_code`; all optional."""
+        """report: `result`, `traceback`, `images`, `exit_code`; all optional."""
         reply, self._reply = self._reply, None
         duration_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
         if state != "running":

@@ -360,5 +360,5 @@ def _enforced(limits: LimitsSpec, promised: Mapping[str, bool], environment: str
     held = {"cpus": by} if promised["limits_cpus"] else {}
     found = enforcement(limits, held, own_user=True)
     if promised["limits_memory"] and limits.memory_bytes is not None:
-        found.told["memory_bytes"] += f"; together, {by}"
+        found.enforced["memory_bytes"] += f"; together, {by}"
     return found

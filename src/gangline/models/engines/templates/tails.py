@@ -49,7 +49,7 @@ class Tails:
         self._needs_calls: bool | None = None
         """Whether the template writes tool results differently after calls than after text."""
 
-    def behind(self, history: tuple[Message, ...]) -> Tails:
+    def after_history(self, history: tuple[Message, ...]) -> Tails:
         """Tails rendered after a whole history, for templates that count or look back. The cost grows with the
         history."""
         tails = Tails(self._engine, self._tools, self._template_kwargs)

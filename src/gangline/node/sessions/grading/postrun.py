@@ -80,11 +80,11 @@ class Postrun:
         stages: StageClock,
         *,
         task_id: str,
-        worlds: Mapping[str, GradedEnvironment] | None = None,
+        environments: Mapping[str, GradedEnvironment] | None = None,
     ) -> None:
-        """worlds: the session's environments; None if they have ended."""
+        """environments: the session's environments; None if they have ended."""
         self._key = key
-        self._worlds = worlds or {}
+        self._environments = environments or {}
         self._task_id = task_id
         self._task = task
         self._parts = parts
@@ -183,7 +183,7 @@ class Postrun:
             services_of=self._services_of,
             functions=self._parts.reward_functions,
             environment_calls=recorded_calls(end.artifacts) if RECORD in end.artifacts else (),
-            environments=self._worlds,
+            environments=self._environments,
             verdicts=self._parts.verdicts,
             task_digest=vetted_digest(self._task),
             graded_before=self._parts.graded_before,

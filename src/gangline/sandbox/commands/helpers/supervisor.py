@@ -116,7 +116,7 @@ def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int
                 continue
             wakes.look()
             if wakes.is_taken:
-                return _told(ended[1])
+                return _end_text(ended[1])
             command = 0
         if events & _GONE:
             return kill_tree() if wakes.is_taken else _dismissed(command)
@@ -150,7 +150,7 @@ def _difference(before: resource.struct_rusage, now: resource.struct_rusage) -> 
     return f"{cpu_s:.6f} {now.ru_maxrss * 1024} {(now.ru_oublock - before.ru_oublock) * 512}"
 
 
-def _told(status: int) -> str:
+def _end_text(status: int) -> str:
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
 
 

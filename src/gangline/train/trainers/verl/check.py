@@ -28,7 +28,7 @@ def check(arguments: Sequence[str]) -> dict[str, Any]:
         config = _composed(list(arguments))
         resolved: Any = omegaconf.OmegaConf.to_container(config, resolve=True)
     except Exception as error:  # errors of Hydra, OmegaConf and verl's own classes
-        return {"errors": [_told(error)], "config": None}
+        return {"errors": [_message(error)], "config": None}
     return {"errors": list(_problems(config)), "config": resolved}
 
 
@@ -43,7 +43,7 @@ def _problems(config: Any) -> Iterator[str]:
         try:
             look(config)
         except Exception as error:  # as above
-            yield _told(error)
+            yield _message(error)
 
 
 def _by_verls_rules(config: Any) -> None:
@@ -71,7 +71,7 @@ def _with_verls_trainer(config: Any) -> None:
     load(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager")
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     lines = str(error).strip() or type(error).__name__
     return lines if isinstance(error, GanglineError) else f"{type(error).__name__}: {lines}"
 
