@@ -57,6 +57,12 @@ def test_the_front_page_of_the_docs_leads_to_each_page() -> None:
     assert [page.name for page in PAGES if f"(guides/papers/{page.name})" not in front] == []
 
 
+def test_papers_are_named_by_their_titles_and_not_by_our_numbers() -> None:
+    number = re.compile(r"([Pp]aper|Sources?:|as in) 00[0-4]\b|\b00[0-4], section")
+    places = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    assert [str(path.relative_to(ROOT)) for path in places if number.search(path.read_text())] == []
+
+
 def tables(page: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
     """(head, rows) of each table, as cells."""
     lines: list[list[str]] = []
