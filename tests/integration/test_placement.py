@@ -11,6 +11,7 @@ from gangline.domain.errors import RuntimeFailed
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Offer
 from gangline.domain.task import TaskRequest
+from gangline.domain.views import PULLING
 from gangline.node.health.offers import Offers
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.containers.runtime import DockerRuntime
@@ -112,6 +113,40 @@ def test_a_session_goes_to_a_node_that_has_its_images(store: TaskStore) -> None:
     images["sandbox"]["/images"] = packed(["b", "c"])
     offers(store, msgspec.structs.replace(BOTH, images=images), "n2")
     assert sorted(leased(store, "n2")) == ["away", "graded", "graded"]
+
+
+def of_image(name: str, image: str, **changes: object) -> TaskRequest:
+    return request(name, runtime={"backend": "docker", "image": image}, **{"num_samples": 1, **changes})
+
+
+def test_a_node_that_pulls_is_given_sessions_whose_images_it_lacks_unless_their_pull_failed(store: TaskStore) -> None:
+    pulls = msgspec.structs.replace(BOTH, images={"docker": {"": ""}}, pulls=("docker",))
+    offers(store, pulls)
+    (first, second) = store.submit([of_image("a", "debian:12"), of_image("b", "nobody/has:this")])
+    assert (first.unplaced, second.unplaced) == (None, None)
+    failed = {"docker": {"docker.io/nobody/has:this": "could not be pulled: manifest unknown"}}
+    for images in ({"docker": {"": ""}}, {}):  # also where the node does not know what it has
+        offers(store, msgspec.structs.replace(pulls, images=images, not_pulled=failed))
+        assert store.session("b.0").unplaced == (
+            "no node can run it; node n1 lacks image `nobody/has:this` for runtime `docker`: could not be pulled: "
+            "manifest unknown"
+        )
+    assert leased(store, "n1") == ["a"]
+    offers(store, pulls, "n2")
+    assert leased(store, "n2") == ["b"]
+
+
+def test_a_session_says_which_image_it_waits_for(store: TaskStore) -> None:
+    offers(store, msgspec.structs.replace(BOTH, pulls=("docker",)))
+    store.submit([of_image("a", "debian:12", num_samples=2), of_image("b", "alpine:3")])
+    leases = store.lease("n1", NODE_URL, 9)
+    told = msgspec.structs.replace(beat(leases, stage="init"), metrics={f"{PULLING}docker.io/library/debian:12": 2.0})
+    store.heartbeat(told)
+    waits = "waiting for image debian:12, pulled by n1 for 2 sessions"
+    assert [session.waits_for for session in store.task("a").sessions] == [waits] * 2
+    assert (store.session("a.1").waits_for, store.session("b.0").waits_for) == (waits, None)
+    store.heartbeat(msgspec.structs.replace(told, sessions=beat(leases, stage="run").sessions))
+    assert store.session("a.0").waits_for is None, "its sandbox has started"
 
 
 def test_a_node_that_lacks_the_runtime_is_not_said_to_lack_its_image(store: TaskStore) -> None:

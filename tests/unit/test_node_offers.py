@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
+from gangline.domain.errors import PullFailed, PullPostponed, RuntimeUnavailable, UnknownPlugin
 from gangline.domain.placement import Allowed, nearest, needs_of
 from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import TaskRequest
 from gangline.node.health.offers import Offers
+from gangline.sandbox.images.supply import ImageSupply
 from gangline.settings.node import NodeSettings
+from support.image_store import ScriptedStore
+from support.node.attempt import lease_of
 
 
 class Machine:
@@ -183,3 +186,17 @@ async def test_gpus_are_offered_by_a_runtime_that_became_usable() -> None:
     assert found.offer.gpus == {}
     await found.look_again()
     assert found.offer.gpus == {"odd": 2}
+
+
+async def test_sessions_go_back_unharmed_while_an_image_cannot_be_pulled_now() -> None:
+    found = offers(Machine())
+    for error, goes_back in ((PullPostponed("connection refused"), True), (PullFailed("manifest unknown"), False)):
+        assert await found.are_why(error.failure(), lease_of()) is goes_back
+
+
+@pytest.mark.parametrize(("policy", "pulls"), [("if_missing", ("odd",)), ("always", ("odd",)), ("never", ())])
+def test_a_node_says_which_runtimes_it_pulls_images_for(policy: Any, pulls: tuple[str, ...]) -> None:
+    odd = a_runtime(image_store=ScriptedStore())
+    known = {"odd": odd, "sound": Machine().make("sound")}
+    found = Offers(["sound", "odd"], known.__getitem__, images=ImageSupply(policy=policy))
+    assert found.offer.pulls == pulls

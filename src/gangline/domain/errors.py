@@ -4,6 +4,7 @@
     ├── CallerError            a request that cannot be answered
     │   ├── InvalidRequest     400
     │   │   ├── ReplyNotFound  continues a reply that the session does not have
+    │   │   ├── ImageMissing   the machine lacks the image, and it is not pulled
     │   │   └── ForkDiverged   a fork's agent sent another request than its parent's
     │   │       └── ResumeDiverged  retryable: the same, in a session that continues after a lost node
     │   ├── Unauthorized       401
@@ -34,6 +35,8 @@
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; names the missing package
     │   ├── RuntimeFailed      retryable: did not start, or died
+    │   ├── PullFailed         retryable: an image cannot be pulled, in the registry's words
+    │   │   └── PullPostponed  not now: its registry is down or busy, or the disk is full; costs no attempt
     │   ├── EnvironmentFailed  retryable: an environment's server did not start, ended, or does not answer
     │   ├── FilesNotKept       a recorded session's files are needed to grade it again
     │   └── PrepareFailed      retryable: a prepare command of the task failed
@@ -114,6 +117,12 @@ class ReplyNotFound(InvalidRequest):
     """A model call continues from a reply that this session does not have."""
 
     code = "previous_response_not_found"
+
+
+class ImageMissing(InvalidRequest):
+    """The machine lacks the image of a sandbox, and its runtime pulls none."""
+
+    code = "image_missing"
 
 
 class ForkDiverged(InvalidRequest):
@@ -302,6 +311,20 @@ class RuntimeUnavailable(RuntimeFault):
 class RuntimeFailed(RuntimeFault):
     code = "runtime_failed"
     retryable = True
+
+
+class PullFailed(RuntimeFault):
+    """An image cannot be pulled here: there is none, or none for this machine, or it needs credentials."""
+
+    code = "pull_failed"
+    retryable = True
+
+
+class PullPostponed(PullFailed):
+    """An image cannot be pulled here now: its registry is down, too slow or busy, or this machine's disk is full."""
+
+    code = "pull_postponed"
+    status = 503
 
 
 class PrepareFailed(RuntimeFault):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 MAX_IMAGES = 2000
@@ -32,12 +32,39 @@ def _canonical(image: str) -> str:
     """Returns a name in engines' form: with its tag, without the default registry and folder; or a short id."""
     if (found := _ID.fullmatch(image)) is not None:
         return found[1]
-    whole, at, digest = _IMPLIED.sub("", image).partition("@")
+    return _tagged(_IMPLIED.sub("", image))
+
+
+def _tagged(image: str) -> str:
+    """A digest replaces the tag."""
+    whole, at, digest = image.partition("@")
     repository, colon, tag = whole.rpartition(":")
     has_tag = bool(colon) and "/" not in tag
     if at:
         return f"{repository if has_tag else whole}@{digest}"
     return whole if has_tag else f"{whole}:latest"
+
+
+def full_name(image: str) -> str:
+    """Returns a name with registry and tag, as every engine reads it: `docker.io/library/debian:12` for `debian:12`. A
+    digest replaces the tag."""
+    image = re.sub("^(index\\.)?docker\\.io/", "", image)
+    first, slash, _ = image.partition("/")
+    if slash and (set(".:") & set(first) or first == "localhost"):
+        return _tagged(image)
+    return _tagged(f"docker.io/{image}" if slash else f"docker.io/library/{image}")
+
+
+def mirrored(name: str, mirrors: Mapping[str, str]) -> str:
+    """Returns the name under which a mirror has an image; unchanged without one.
+
+    name: a full one. mirrors: registry, or registry and folder -> what replaces it; the longest fits best.
+    """
+    fitting = [prefix for prefix in mirrors if name.startswith(f"{prefix.rstrip('/')}/")]
+    if not fitting:
+        return name
+    prefix = max(fitting, key=len)
+    return f"{mirrors[prefix].rstrip('/')}/{name[len(prefix.rstrip('/')) + 1 :]}"
 
 
 def engine_names(listed: Iterable[tuple[str, str, str, str]], *, short: bool = False) -> set[str]:

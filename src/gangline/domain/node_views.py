@@ -258,5 +258,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     stuck: list[Stuck]
     """Sessions beyond their budget."""
     disk: DiskState
+    pulling: dict[str, int] = {}
+    """Image that is being pulled -> sessions that wait for it."""
     num_external_sessions: int
     """Open sessions of agents that run elsewhere."""

@@ -8,8 +8,8 @@ from typing import get_args
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.image_names import has_image, located
-from gangline.domain.task import NetworkPolicy, TaskRequest
+from gangline.domain.image_names import full_name, has_image, located
+from gangline.domain.task import NetworkPolicy, RuntimeSpec, TaskRequest
 from gangline.domain.task_values import HARMLESS
 
 _NETWORKS: tuple[str, ...] = get_args(NetworkPolicy)
@@ -89,7 +89,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its architecture, and its operator's labels."""
     images: dict[str, dict[str, str]] = {}
     """Name of a runtime plug-in -> folder -> the images there (see `image_names`). An image in another folder may
-    exist, or be pulled."""
+    exist."""
+    pulls: tuple[str, ...] = ()
+    """Names of runtime plug-ins whose images of folder `""` are pulled when they are missing."""
+    not_pulled: dict[str, dict[str, str]] = {}
+    """Name of a runtime plug-in -> image, by its full name -> why it could not be pulled lately."""
     gpus: dict[str, int] = {}
     """Name of a runtime plug-in -> GPUs that it can give to sandboxes, including taken ones. A node's runtimes share
     them."""
@@ -105,7 +109,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def lacks(self, needs: Needs) -> list[str]:
         """Returns what is missing, one sentence each; empty: the node can run it."""
         runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
-        images = [f"image `{image}` for runtime `{name}`" for name, image in needs.images if self._misses(name, image)]
+        images = [why for name, image in needs.images if (why := self._lack_of_image(name, image)) is not None]
         gpus = [self._lack_of_gpus(name, num) for name, num in needs.gpus if num > self.gpus.get(name, 0)]
         networks = [
             f"network `{name}`, which its operator refuses" for name in needs.networks if name not in self.networks
@@ -118,11 +122,18 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ]
         return runtimes + images + gpus + networks + labels + arguments
 
-    def _misses(self, runtime: str, image: str) -> bool:
-        """Whether the image is certainly missing. Unknown for a runtime that the node does not offer."""
+    def holds(self, runtime: str, image: str) -> bool | None:
+        """Returns None if it is unknown, as for a runtime that the node does not offer."""
         folder, name = located(image)
         digests = self.images.get(runtime, {}).get(folder)
-        return digests is not None and not has_image(digests, name)
+        return None if digests is None else has_image(digests, name)
+
+    def _lack_of_image(self, runtime: str, image: str) -> str | None:
+        lack, is_here = f"image `{image}` for runtime `{runtime}`", self.holds(runtime, image)
+        if runtime not in self.pulls or image.startswith("/"):
+            return lack if is_here is False else None
+        why = self.not_pulled.get(runtime, {}).get(full_name(image))
+        return None if is_here or why is None else f"{lack}: {why}"
 
     def _lack_of_gpus(self, runtime: str, wanted: int) -> str:
         had = self.gpus.get(runtime)
@@ -135,10 +146,15 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"runtime `{runtime}`: {self.missing.get(runtime, 'the node does not have this plug-in')}"
 
 
-def needs_of(task: TaskRequest) -> Needs:
+def specs_of(task: TaskRequest) -> list[RuntimeSpec]:
+    """Returns what its sandboxes are like: the agent's first, then those of graders and environments."""
     graders = (task.evaluator, *(step.evaluator for step in task.steps))
     others = (*(grader.runtime for grader in graders), *(spec.runtime for spec in task.environments.values()))
-    specs = [task.runtime, *(other for other in others if other is not None)]
+    return [task.runtime, *(other for other in others if other is not None)]
+
+
+def needs_of(task: TaskRequest) -> Needs:
+    specs = specs_of(task)
     images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
     gpus = {(name, max(spec.gpus for spec in specs if spec.backend == name)) for name in {one.backend for one in specs}}
     return Needs(

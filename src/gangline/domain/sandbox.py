@@ -17,6 +17,7 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import validated_id
+from gangline.domain.image_store import ImageStore
 from gangline.domain.task import RuntimeSpec
 from gangline.domain.usage import Usage, unmeasured
 
@@ -412,9 +413,14 @@ class Runtime(ABC):
         their names (see `image_names`). Only includes folders that are known completely. Raises: RuntimeFailed,
         RuntimeUnavailable.
 
-        Nodes skip sessions that need another image of such a folder, since nodes pull no images.
+        Nodes skip sessions that need another image of such a folder, unless they pull it into `image_store`.
         """
         return {}
+
+    @property
+    def image_store(self) -> ImageStore | None:
+        """Where nodes pull the images of folder `""` to; None: they pull none for this runtime."""
+        return None
 
     @property
     def num_gpus(self) -> int | None:

@@ -73,6 +73,9 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Small files by name: logs of the harness and of the evaluator, limited in size."""
     limits: dict[str, str] = {}
     """Limits that the runtime actually enforced, and how."""
+    images: dict[str, str] = {}
+    """Image, as the task names it -> digest of the one that its sandboxes had; without images that are paths, or that
+    its node does not pull."""
     usage: SessionUsage | None = None
     """Resource use of the attempt's sandboxes; None without any."""
     held_out: bool = False

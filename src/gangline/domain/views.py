@@ -19,6 +19,9 @@ Verdict = Literal["good", "bad", "unsure"]
 HEARTBEAT_REFUSED = "heartbeat_refused_"
 """Prefix of a metric, followed by an error's code: the server could not store the node's newest heartbeat."""
 
+PULLING = "pulling_"
+"""Prefix of a metric, followed by an image's full name: how many of the node's sessions wait for its pull."""
+
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The response to a submit."""
@@ -66,6 +69,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with every session; the cursor of a page."""
     unplaced: str | None = None
     """While queued, why no current node can run it. None: one can, or there are no nodes."""
+    waits_for: str | None = None
+    """While leased, what its start waits for on its node: an image. None: nothing that is known."""
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):

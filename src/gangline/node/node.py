@@ -58,6 +58,8 @@ from gangline.node.sessions.reuse.turns import TurnSender
 from gangline.node.sessions.reuse.warm import WarmPool, WarmSizes
 from gangline.node.sessions.sandboxes import start_prepared
 from gangline.node.sessions.stages import Pools, PoolSizes
+from gangline.sandbox.images.pulling import Pulls
+from gangline.sandbox.images.supply import ImageSupply
 from gangline.sandbox.keeper.kept import Keeper, reap_keeper
 from gangline.settings import plugins
 from gangline.settings.addresses import local_url, reachable_url
@@ -168,6 +170,8 @@ async def serve(
             found=keeper.checkpoints,
         )
         stack.push_async_callback(checkpoints.close)
+        images = ImageSupply(Pulls(at_once=settings.pulls_at_once), settings.pull)
+        stack.push_async_callback(images.pulls.close)
         spares = _warm(settings, lambda spec, runtime_id: start_prepared(parts, spec, runtime_id))
         if spares is not None:
             stack.push_async_callback(spares.close)
@@ -196,6 +200,7 @@ async def serve(
             recorded=client.session_result,
             turns=turns,
             checkpoints=checkpoints,
+            images=images,
             warm=spares,
             keeper=keeper,
         )
@@ -204,7 +209,8 @@ async def serve(
         adopted = await _adopted(keeper, delivery, parts)
         checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
-        offers = await asyncio.to_thread(partial(Offers, labels=settings.labels, allowed=parts.allowed))
+        made_offers = partial(Offers, labels=settings.labels, allowed=parts.allowed, images=images)
+        offers = await asyncio.to_thread(made_offers)
         pipeline = Pipeline(
             parts,
             client,

@@ -13,7 +13,7 @@ from gangline.cli.terminal.output import printable
 from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.sandbox import in_binary_units
-from gangline.domain.views import HEARTBEAT_REFUSED, NodeView, ServiceStatus, SessionView, TaskSummary
+from gangline.domain.views import HEARTBEAT_REFUSED, PULLING, NodeView, ServiceStatus, SessionView, TaskSummary
 
 _SILENT_AFTER_S = 30.0
 _MOST_CAUSE_CHARS = 400
@@ -57,6 +57,8 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
             causes[session.session_id] = f"{session.failure.boundary}: {session.failure.message}"
         if session.unplaced:
             causes[session.session_id] = f"unplaced: {session.unplaced}"
+        if session.waits_for:
+            causes[session.session_id] = session.waits_for
         attempt, outcome = f"{session.attempt}/{session.max_attempts}", coloured(session.outcome)
         table.add_row(
             session.session_id,
@@ -107,6 +109,11 @@ def node_state(node: NodeView) -> str:
     troubles += [low] if (low := low_disk(node.metrics)) else []
     troubles += [f"resting: {broken[0]} fails"] if broken else []
     troubles += _silent_engines(node)
+    troubles += [
+        f"pulls {printable(name.removeprefix(PULLING))} for {waiting:.0f} sessions"
+        for name, waiting in node.metrics.items()
+        if name.startswith(PULLING)
+    ]
     state = "draining" if node.draining else "; ".join(troubles) or "up"
     stuck = int(node.metrics.get("num_stuck", 0))
     state = f"{state}, {stuck} stuck" if stuck else state

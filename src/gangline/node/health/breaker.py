@@ -9,8 +9,8 @@
                                                                  └──────────────────────────────────────▶ open
 
 Only faults of engine, runtime, store and node count, which another node may not have. Faults caused by the task (a
-failing prepare action, a broken grader) do not count against the node. The server's rules decide whether a failed
-session is retried; the breaker only keeps this node from using up the queue.
+failing prepare action, an image that cannot be pulled, a broken grader) do not count against the node. The server's
+rules decide whether a failed session is retried; the breaker only keeps this node from using up the queue.
 
 A node that is out of file descriptors opens the breaker with the first session that fails for it.
 
@@ -30,7 +30,7 @@ from gangline.domain.session import SessionResult
 log = logging.getLogger("gangline.node")
 
 _OURS: frozenset[Boundary] = frozenset({"engine", "runtime", "store", "node"})
-_OF_THE_TASK = frozenset({"prepare_failed"})
+_OF_THE_TASK = frozenset({"prepare_failed", "pull_failed", "pull_postponed"})
 _AT_ONCE = frozenset({TooManyFiles.code})
 """Opens the breaker at once: further sessions would fail too, and endanger running ones."""
 

@@ -19,11 +19,13 @@ from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.node_views import BackendView, BreakerView, DiskState
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
+from gangline.domain.views import PULLING
 from gangline.domain.weight_updates import slowest_phase
 from gangline.machine.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
 from gangline.node.backends.gate import Gate
 from gangline.node.backends.gate_updates import GateUpdates
 from gangline.rows.forks.calls import REPLAYED
+from gangline.sandbox.images.supply import ImagesNow
 
 _POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
 _STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -31,6 +33,7 @@ _MEMORY_BUCKETS_BYTES = [float(1 << power) for power in range(24, 37)]  # 16 MiB
 _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
+_MAX_PULLING = 32
 _DISK_FIGURES = ("free_bytes", "reserve_bytes", "free_files", "reserve_files")
 
 
@@ -56,12 +59,14 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     """Sandboxes that wait for a session."""
     backends: Sequence[BackendView]
     gate: Gate
+    images: ImagesNow = ImagesNow()
 
     def troubles(self) -> dict[str, float]:
-        """Returns figures for the heartbeat: how many sessions hang, at which boundary the breaker is open, a disk that
-        is low, and the slowest phase of the last weight update."""
+        """Returns figures for the heartbeat: how many sessions hang, at which boundary the breaker is open, how many
+        sessions wait for which image, a disk that is low, and the slowest phase of the last weight update."""
         broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
-        return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk() | self._slow_update()
+        pulling = {f"{PULLING}{name}": float(num) for name, num in list(self.images.waiting.items())[:_MAX_PULLING]}
+        return {"num_stuck": float(self.num_stuck)} | broken | pulling | self._low_disk() | self._slow_update()
 
     def _low_disk(self) -> dict[str, float]:
         if self.disk is None or not self.disk.is_low:

@@ -19,12 +19,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
+from gangline.domain.errors import (
+    Failure,
+    GanglineError,
+    PullPostponed,
+    RuntimeFailed,
+    RuntimeUnavailable,
+    TooManyFiles,
+)
 from gangline.domain.image_names import MAX_IMAGES, packed
 from gangline.domain.placement import Allowed, Offer, needs_of
 from gangline.domain.sandbox import Runtime
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
+from gangline.sandbox.images.supply import ImageSupply
 from gangline.settings import plugins
 
 log = logging.getLogger("gangline.node")
@@ -46,12 +54,17 @@ class Offers:
         *,
         labels: Sequence[str] = (),
         allowed: Allowed = Allowed(),  # noqa: B008 - it is immutable
+        images: ImageSupply | None = None,
     ) -> None:
-        """names: of runtime plug-ins; None: all that are installed. labels, allowed: the operator's."""
+        """names: of runtime plug-ins; None: all that are installed. labels, allowed: the operator's. images: None:
+        none are pulled."""
         self._allowed = allowed
+        self._supply = images
         self._make = make
         self._names = plugins.names("runtime") if names is None else names
         self._gpus: dict[str, int] = {}
+        self._pulling = set[str]()
+        """Runtimes that images can be pulled for."""
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
         self._labels = tuple(dict.fromkeys((platform.machine(), *labels)))
         self._images: dict[str, dict[str, str]] = {}
@@ -61,11 +74,14 @@ class Offers:
 
     @property
     def offer(self) -> Offer:
+        supply = self._supply
         return Offer(
             runtimes=tuple(name for name in self._names if name not in self._missing),
             missing=dict(self._missing),
             labels=self._labels,
             images=self._images,
+            pulls=() if supply is None or supply.policy == "never" else tuple(sorted(self._pulling)),
+            not_pulled={} if supply is None else supply.pulls.refused(),
             gpus=self._gpus,
             networks=tuple(sorted(self._allowed.networks)),
             template_kwargs=tuple(sorted(self._allowed.template_kwargs)),
@@ -80,15 +96,17 @@ class Offers:
             why = msgspec.convert(runtime.missing(), str | None)
             if why is None and (num_gpus := msgspec.convert(runtime.num_gpus, int | None)) is not None:
                 self._gpus[name] = num_gpus
+            if why is None and runtime.image_store is not None:
+                self._pulling.add(name)
         except (Exception, SystemExit) as error:  # a plug-in's error: the node starts without it
             return _told(error)
         return why
 
     async def are_why(self, failure: Failure, lease: Lease) -> bool:
         """Whether a session failed because this node cannot run it now although another may: the node is out of files,
-        or a runtime of the task is broken here."""
+        an image cannot be pulled now, or a runtime of the task is broken here."""
         if failure.code not in (RuntimeUnavailable.code, RuntimeFailed.code):
-            return failure.code == TooManyFiles.code
+            return failure.code in (TooManyFiles.code, PullPostponed.code)
         return await self.doubt(needs_of(TaskRequest.model_validate(lease.task)).runtimes)
 
     async def doubt(self, names: Iterable[str]) -> bool:

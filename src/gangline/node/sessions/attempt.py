@@ -83,6 +83,7 @@ class Attempt:
         self._environments = self._new_environments()
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
+        self.waits_for_image = False
         self.has_run = adopted is not None
         """Whether its agent has started: then the lease cannot be given back as unused."""
 
@@ -217,11 +218,23 @@ class Attempt:
                     f"a session of its caller's own has the id {self.lease.session_id!r} open on this node."
                 )
             await self._parts.journal.open_attempt(self._opened)
+        if self._sandboxes.agent is None and self._sandboxes.waits_for_images:
+            await self._wait_for_images()
         budget_s = self._task.init_timeout_seconds
         async with self._parts.pools.init:
             with self.stages.within("init", budget_s):
                 out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
                 return await within(budget_s, self._prepared(), out_of_time)
+
+    async def _wait_for_images(self) -> None:
+        """Without a place in INIT, so that sessions whose images are here go ahead."""
+        self.waits_for_image = True
+        self.stages.move("init")
+        try:
+            await self._sandboxes.bring_images()
+        finally:
+            self.waits_for_image = False
+            self.stages.move("init")
 
     async def run(self, prepared: Prepared) -> RunEnd:
         """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
@@ -375,6 +388,7 @@ class Attempt:
             timings=self.stages.timings,
             artifacts=graded.artifacts,
             limits={} if agent is None else agent.limits(),
+            images=self._sandboxes.images,
             usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome not in UNGRADED),
             held_out=self._task.held_out,
         )

@@ -33,6 +33,7 @@ from gangline.node.sessions.reuse.checkpoints import Checkpoints
 from gangline.node.sessions.reuse.turns import TurnSender
 from gangline.node.sessions.reuse.warm import WarmPool
 from gangline.node.sessions.stages import Pools
+from gangline.sandbox.images.supply import ImageSupply
 from gangline.sandbox.keeper.kept import Keeper
 from gangline.settings import plugins
 from gangline.store.journal.log import Journal
@@ -116,6 +117,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Sends records off the node, for tasks that ask for it; None: there is no server."""
     checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
     """Checkpoints of sessions whose tasks ask for them."""
+    images: ImageSupply = msgspec.field(default_factory=ImageSupply)
+    """Pulls the images of sandboxes."""
     warm: WarmPool | None = None
     """None: every sandbox is started when its session needs it."""
     keeper: Keeper | None = None

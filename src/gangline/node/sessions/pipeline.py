@@ -158,6 +158,7 @@ class Pipeline:
             breaker=self._breaker.view(),
             stuck=self._watchdog.stuck,
             disk=self._disk.state(),
+            pulling=dict(self._parts.images.now().waiting),
             num_external_sessions=self._num_external(),
         )
 
@@ -179,6 +180,7 @@ class Pipeline:
             num_warm=0 if self._parts.warm is None else self._parts.warm.num_spare,
             backends=self._parts.backends.views(),
             gate=self._parts.gate,
+            images=self._parts.images.now(),
         )
 
     # -- leasing -------------------------------------------------------------------------------------------------
@@ -187,7 +189,9 @@ class Pipeline:
         stages = self._num_in_stages()
         if self._disk.is_low:
             return 0
-        free = self._parts.pools.num_free(stages["init"], stages["ready"], len(self._attempts))
+        # Behind INIT they take their place: there must be room for them when their images have come.
+        waiting = sum(attempt.waits_for_image for attempt in self._attempts.values())
+        free = self._parts.pools.num_free(stages["init"] - waiting, stages["ready"] + waiting, len(self._attempts))
         return self._breaker.allowed(free)
 
     async def _until_room(self) -> None:

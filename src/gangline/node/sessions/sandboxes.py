@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.contracts import Tidies
-from gangline.domain.errors import GanglineError, InvalidRequest, PrepareFailed, RuntimeFailed
+from gangline.domain.errors import GanglineError, ImageMissing, InvalidRequest, PrepareFailed, RuntimeFailed
+from gangline.domain.placement import specs_of
 from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import ExecAction, PrepareAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
@@ -69,6 +70,24 @@ class Sandboxes:
         """The agent's sandbox; None before it has started."""
         return self._started[0] if self._started else None
 
+    @property
+    def waits_for_images(self) -> bool:
+        """Whether `bring_images` may take long. Raises: UnknownPlugin."""
+        return any(map(self._parts.images.pulls_for, specs_of(self._task)))
+
+    async def bring_images(self) -> None:
+        """Wait for the images of all of the attempt's sandboxes. Raises: like `ImageSupply.bring`, and InvalidRequest
+        when the node's operator refuses a runtime."""
+        specs = specs_of(self._task)
+        for spec in specs:
+            self._parts.allowed.check(spec.backend, spec.network)
+        await self._parts.images.bring(self._attempt, specs)
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Image, as the task names it -> its digest; without images that this node does not pull."""
+        return self._parts.images.digests(self._attempt)
+
     async def start(self, role: str, spec: RuntimeSpec | None = None) -> Sandbox:
         """Start a sandbox and run its prepare actions, or take a warm one. The agent's must be the first.
 
@@ -95,8 +114,11 @@ class Sandboxes:
 
     async def _begun(self, role: str, spec: RuntimeSpec) -> Sandbox:
         """Raises: the runtime's errors."""
-        attempt = f"{self._key.session_id}.{self._key.attempt}"
-        return await _started(self._parts, spec, f"{attempt}.{role}", sharing=attempt)
+        return await _started(self._parts, spec, f"{self._attempt}.{role}", sharing=self._attempt)
+
+    @property
+    def _attempt(self) -> str:
+        return f"{self._key.session_id}.{self._key.attempt}"
 
     async def begin_checkpoints(self) -> None:
         """Freeze the agent's prepared files if the task asks for checkpoints. Call before the agent starts.
@@ -202,6 +224,7 @@ class Sandboxes:
                 await sandbox.stop()
             except Exception as error:  # still stop the others
                 log.error("runtime.stop_failed runtime=%s message=%s", sandbox.runtime_id, error)
+        self._parts.images.release(self._attempt)
 
 
 async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> Sandbox:
@@ -219,11 +242,35 @@ async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, shar
     """Raises: InvalidRequest when GPUs are asked of a runtime without any, and the runtime's errors."""
     if spec.gpus and plugins.make_runtime(spec.backend).num_gpus is None:
         raise InvalidRequest(f"runtime `{spec.backend}` gives no GPUs; docker and podman do.", param="runtime.gpus")
+    parts.allowed.check(spec.backend, spec.network)
+    user = sharing or runtime_id
+    try:
+        local = await parts.images.local(user, spec)
+        try:
+            return await _started_from(local, parts, spec, runtime_id, sharing)
+        except ImageMissing as error:
+            if local is spec:
+                raise
+            log.warning("image.gone runtime=%s message=%s", runtime_id, error)
+        parts.images.lost(user, spec)
+        try:
+            return await _started_from(await parts.images.local(user, spec), parts, spec, runtime_id, sharing)
+        except ImageMissing as error:
+            raise RuntimeFailed(f"its image is removed again and again: {error.message}") from error
+    finally:
+        if sharing is None:
+            parts.images.release(user)
+
+
+async def _started_from(
+    local: RuntimeSpec, parts: NodeParts, spec: RuntimeSpec, runtime_id: str, sharing: str | None
+) -> Sandbox:
+    """local: the specification with images as they are called here."""
     seen = _named_folders(spec, parts)
     start = RuntimeStart(
         runtime_id=runtime_id,
         owner=parts.owner,
-        spec=spec,
+        spec=local,
         folder=parts.runtimes_folder / runtime_id,
         proxy_port=parts.proxy_port,
         hidden=(*parts.hidden, *(folder for folder in parts.prepare_folders if folder not in seen)),

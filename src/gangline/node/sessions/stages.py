@@ -5,7 +5,7 @@ Pools limit how many sessions a node may lease, so that no session waits for ano
 Laws
 - A session is leased when INIT can begin at once and there will be a slot after it, in READY or RUN. So a full READY
   stops INIT, a prepared runtime never holds an INIT worker, and sessions that this node cannot begin yet are left for
-  others.
+  others. Sessions that wait for an image hold no INIT worker, but their slot behind INIT is kept.
 - Clean runtimes for graders have their own workers: they never delay an agent's runtime, and their number is limited.
 - POSTRUN has a queue, limited by the node's total of sessions: slow evaluations slow down leasing.
 """

@@ -17,11 +17,14 @@ from typing import Any
 
 import msgspec
 
-from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.errors import ImageMissing, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.image_names import full_name
+from gangline.domain.image_store import HeldImage
 from gangline.machine.programs import program
 from gangline.sandbox.shared.leftovers import LABEL
 
 _PATIENCE_S = 180.0
+_PULL_S = 3600.0
 _NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
 _NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)
 _IMAGE = re.compile(
@@ -70,15 +73,15 @@ class Engine:
     async def run(self, name: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
         """Start a container in the background; `argv`: arguments of its entry point.
 
-        Never pulls. `folder`: working folder of podman's monitor, which leaves a file there after running out of
-        memory.
-        Raises: InvalidRequest when the image is missing, RuntimeFailed, RuntimeUnavailable.
+        Never pulls: see `pull`. `folder`: working folder of podman's monitor, which leaves a file there after running
+        out of memory.
+        Raises: ImageMissing, RuntimeFailed, RuntimeUnavailable.
         """
         given = ("--detach", "--pull", "never", "--name", name)
         code, _, complaint = await self._said("run", *given, *options, image, *argv, folder=folder)
         if code != 0 and _NO_IMAGE.search(complaint):
-            raise InvalidRequest(
-                f"the image {image!r} is not on this machine, and none is pulled while a session waits. "
+            raise ImageMissing(
+                f"the image {image!r} is not on this machine, and this node pulls none. "
                 f"Run: {' '.join(self._command)} pull {image}"
             )
         if code != 0:
@@ -139,6 +142,34 @@ class Engine:
         rows = [line.split("\t") for line in listed.splitlines()]
         return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
+    # -- images: see `ImageStore` --------------------------------------------------------------------------------
+
+    async def find(self, image: str) -> HeldImage | None:
+        code, printed, complaint = await self._said("image", "inspect", checked_image(image, self.name))
+        if code != 0 and _NO_IMAGE.search(complaint):
+            return None
+        if code != 0:
+            raise RuntimeFailed(f"{self.name} image inspect: {complaint}")
+        facts: Any = msgspec.json.decode(printed)[0]
+        image_id = str(facts["Id"]).removeprefix("sha256:")
+        digests = [str(one).rpartition("@") for one in facts.get("RepoDigests") or ()]
+        own = [digest for name, _, digest in digests if _repository(name) == _repository(image)]
+        others = [digest for _, _, digest in digests]
+        digest = next(iter((*own, *others)), f"sha256:{image_id}")
+        return HeldImage(image_id=image_id, digest=digest, size_bytes=int(facts.get("Size") or 0))
+
+    async def pull(self, image: str) -> None:
+        code, _, complaint = await self._said("pull", "--quiet", checked_image(image, self.name), patience_s=_PULL_S)
+        if code != 0:
+            raise RuntimeFailed(complaint)
+
+    async def image_ids(self) -> frozenset[str]:
+        listed = await self._done("image", "ls", "--all", "--no-trunc", "--quiet")
+        return frozenset(line.removeprefix("sha256:") for line in listed.split())
+
+    async def remove_image(self, image: str) -> bool:
+        return (await self._said("image", "rm", image))[0] == 0
+
     async def containers(self, labels: Sequence[str]) -> dict[str, str]:
         """Name -> runtime id, for each of our containers with all these labels, running or not.
 
@@ -155,14 +186,16 @@ class Engine:
             raise RuntimeFailed(f"{self.name} {argv[0]}: {complaint}")
         return printed
 
-    async def _said(self, *argv: str, folder: Path | None = None) -> tuple[int, str, str]:
+    async def _said(
+        self, *argv: str, folder: Path | None = None, patience_s: float = _PATIENCE_S
+    ) -> tuple[int, str, str]:
         """Exit code, output, error output. Raises: RuntimeUnavailable, RuntimeFailed when it does not end."""
         async with self.program(*argv, folder=folder) as process:
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with asyncio.timeout(patience_s):
                     printed, complaint = await process.communicate()
             except TimeoutError:
-                raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
+                raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {patience_s:.0f} s.") from None
         assert process.returncode is not None
         return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
 
@@ -183,6 +216,10 @@ class Engine:
                     f"or name its command line in GANGLINE_{self.name.upper()}."
                 ) from error
             yield process
+
+
+def _repository(image: str) -> str:
+    return full_name(image.partition("@")[0]).rpartition(":")[0]
 
 
 def container_name(runtime_id: str, part: str | None = None) -> str:

@@ -7,7 +7,8 @@ coreutils.
 
 Invariants:
 - The agent is never root inside. Its folders are in the container's layer, with the image's content.
-- Nothing is pulled. A task names an image and cannot set any other part of the engine's command line.
+- A start pulls nothing: the node does that before. A task names an image and cannot set any other part of the engine's
+  command line.
 - Nothing outlives the process that started it (see `life`), the node's keeper (see `keeper`). Layers and services left
   behind are found by their labels.
 """
@@ -114,6 +115,10 @@ class _ContainerRuntime(Runtime):
         """Raises: RuntimeFailed, RuntimeUnavailable."""
         self._check_program()
         return {"": engine_names(await self._engine.images(), short=self._finds_short_names)}
+
+    @property
+    def image_store(self) -> Engine:
+        return self._engine
 
     async def check(self) -> None:
         """Query the engine. Raises: RuntimeUnavailable, with the command that fixes it."""

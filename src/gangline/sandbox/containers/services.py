@@ -4,7 +4,7 @@ Each is in the network namespace of a waiting container that was linked to the o
 network at its start, as with an engine's own networks. Names are lines of `/etc/hosts`.
 
 Laws
-- Nothing is pulled, published or mounted, and a service's container has only the options written here.
+- Nothing is published or mounted, and a service's container has only the options written here.
 - Services see neither the node's proxy nor the hosts of network `list`. Under `full` they have the engine's network.
 - They have no pipe that ends them, as the agent's container has: after a crash they lose their network when it ends,
   and are removed by their labels.

@@ -5,14 +5,16 @@ Needs are interned: a session stores a number, so the queue is filtered by a sho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from gangline.domain.image_names import full_name
 from gangline.domain.placement import Needs, Offer, nearest
+from gangline.domain.views import PULLING
 from gangline.store.sql.rows import Unit, queued_rows
 from gangline.store.sql.schema import LEASED, needs, nodes, sessions
 
@@ -22,6 +24,8 @@ GONE_AFTER_S = 30.0
 # Built once, as in rows.py.
 _KNOWN = sa.select(needs.c.id, needs.c.body)
 _FOUND = _KNOWN.where(needs.c.body.in_(sa.bindparam("bodies", expanding=True)))
+_NUMBERED = _KNOWN.where(needs.c.id.in_(sa.bindparam("these", expanding=True)))
+_METRICS = sa.select(nodes.c.node_id, nodes.c.metrics).where(nodes.c.node_id.in_(sa.bindparam("these", expanding=True)))
 _HELD = (
     sa.select(needs.c.body, sa.func.count())
     .join(sessions, sessions.c.needs == needs.c.id)
@@ -122,6 +126,23 @@ def unserved(conn: sa.Connection, now: float, wanted: Iterable[Needs]) -> Mappin
     """The same for the given needs."""
     offers = _present(conn, now)
     return {one: why for one in wanted if (why := nearest(one, offers)) is not None}
+
+
+def image_waits(conn: sa.Connection, starting: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], str]:
+    """Node and number of needs -> the image that such sessions in INIT wait for, as the node last reported it.
+
+    starting: the ones to look up.
+    """
+    metrics = conn.execute(_METRICS, {"these": sorted({node_id for node_id, _ in starting})})
+    pulling = {node_id: msgspec.json.decode(body, type=dict[str, float]) for node_id, body in metrics}
+    numbers = conn.execute(_NUMBERED, {"these": sorted({number for _, number in starting})})
+    images = {number: msgspec.json.decode(body, type=Needs).images for number, body in numbers}
+    found: dict[tuple[str, int], str] = {}
+    for node_id, number in starting:
+        for _, image in images.get(number, ()):
+            if num := pulling.get(node_id, {}).get(PULLING + full_name(image)):
+                found[node_id, number] = f"waiting for image {image}, pulled by {node_id} for {num:.0f} sessions"
+    return found
 
 
 def _present(conn: sa.Connection, now: float) -> list[tuple[str, Offer]]:

@@ -33,7 +33,7 @@ from gangline.store.results.files import Results
 from gangline.store.sql import retention
 from gangline.store.sql.annotating import read_annotations
 from gangline.store.sql.database import Database
-from gangline.store.sql.placing import unplaced
+from gangline.store.sql.placing import image_waits, unplaced
 from gangline.store.sql.rows import queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
@@ -294,13 +294,20 @@ def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> li
     rows = conn.execute(query).mappings().all()
     is_queued = any(row["state"] == "queued" for row in rows)
     waiting: Mapping[int, str] = unplaced(conn, now) if is_queued else MappingProxyType({})
-    return [session_view(row, waiting) for row in rows]
+    starting = {(row["node_id"], row["needs"]) for row in rows if row["stage"] == "init" and row["needs"]}
+    pulls = image_waits(conn, starting) if starting else MappingProxyType({})
+    return [session_view(row, waiting, pulls) for row in rows]
 
 
-def session_view(row: sa.RowMapping, waiting: Mapping[int, str] = MappingProxyType({})) -> SessionView:
-    """waiting: see `unplaced`."""
+def session_view(
+    row: sa.RowMapping,
+    waiting: Mapping[int, str] = MappingProxyType({}),
+    pulls: Mapping[tuple[str, int], str] = MappingProxyType({}),
+) -> SessionView:
+    """waiting: see `unplaced`. pulls: see `image_waits`."""
     fields: dict[str, Any] = {name: row[name] for name in _SESSION_NAMES}
     fields["unplaced"] = waiting.get(row["needs"]) if row["state"] == "queued" else None
+    fields["waits_for"] = pulls.get((row["node_id"], row["needs"])) if row["stage"] == "init" else None
     fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
     return msgspec.convert(fields, SessionView)
 

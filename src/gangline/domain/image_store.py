@@ -1,0 +1,43 @@
+"""The images of an engine that can pull more of them, such as Docker's. Who pulls when is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+import msgspec
+
+PullPolicy = Literal["never", "if_missing", "always"]
+"""When a node pulls an image: never; when the engine lacks it; also when a registry may have a newer one."""
+
+
+class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that an engine holds."""
+
+    image_id: str
+    """By which the engine starts exactly this one, whatever its names mean later."""
+    digest: str
+    """`sha256:...` of its manifest in its registry; its id for one that no registry gave."""
+    size_bytes: int
+    """As the engine states it: layers that images share count for each."""
+
+
+class ImageStore(Protocol):
+    """Errors have the words of engine and registry. All methods raise InvalidRequest for a text that names no image,
+    RuntimeFailed, and RuntimeUnavailable when there is no engine."""
+
+    async def find(self, image: str) -> HeldImage | None:
+        """Returns the image if the engine holds it."""
+        ...
+
+    async def pull(self, image: str) -> None:
+        """Pull the image by its whole name, with the engine's own credentials. Cancelling it ends the pull."""
+        ...
+
+    async def image_ids(self) -> Collection[str]:
+        """Returns the id of every image that the engine holds."""
+        ...
+
+    async def remove_image(self, image: str) -> bool:
+        """Remove a name or an id. Returns False if the engine keeps it, as it does while a container uses it."""
+        ...

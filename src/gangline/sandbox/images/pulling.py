@@ -1,0 +1,235 @@
+"""Pulls images by their engine's own client.
+
+Laws
+- Callers that wait for the same image share one pull, which ends when the last of them leaves.
+- A registry that asks for fewer requests gets none until a pause is over, and a pause grows with each refusal.
+- Failures have the registry's own words. An image that could not be pulled is not tried again for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
+from typing import Literal
+
+import msgspec
+
+from gangline.domain.errors import ImageMissing, PullFailed, PullPostponed, RuntimeFailed
+from gangline.domain.image_names import full_name, mirrored
+from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
+
+log = logging.getLogger("gangline.images")
+
+_TRUSTED_S = 10.0
+"""How long an image that was found counts as there, and as the newest one."""
+_REFUSED_S = 60.0
+_MAX_TRIES = 6
+_FIRST_PAUSE_S = {"busy": 15.0, "passing": 1.0, "full": 0.0}
+_MAX_PAUSE_S = 300.0
+_MAX_WORDS = 500
+_Trouble = Literal["busy", "passing", "full", "lasting"]
+_TROUBLES: tuple[tuple[_Trouble, re.Pattern[str]], ...] = tuple(
+    (trouble, re.compile(words, re.IGNORECASE))
+    for trouble, words in (
+        ("full", "no space left on device|disk quota exceeded"),
+        ("busy", "toomanyrequests|too many requests"),
+        (
+            "lasting",
+            "manifest unknown|name unknown|not found|not exist|no matching manifest|no image found in|denied|"
+            "unauthorized|authentication required|no basic auth|invalid reference",
+        ),
+        ("busy", r"\b429\b|rate limit"),
+        (
+            "passing",
+            "connection (refused|reset)|broken pipe|time.?out|timed out|deadline exceeded|temporary failure|"
+            r"no such host|unreachable|no route to host|\beof\b|tls handshake|server misbehaving|server error|"
+            r"bad gateway|unavailable|goaway|stream error|\b50[0234]\b|took longer|unexpected http status",
+        ),
+    )
+)
+"""In the words of Docker, podman and registries. The first that fits counts: a tag may be `429`, and a missing image of
+that tag must not look like a busy registry."""
+
+
+def trouble_of(words: str) -> _Trouble:
+    """Returns what kind of failure it was. Unknown ones are `lasting`: trying again is for the server to decide."""
+    return next((trouble for trouble, pattern in _TROUBLES if pattern.search(words)), "lasting")
+
+
+class _Pull:
+    """One image that callers wait for."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[HeldImage] | None = None
+        self.num_waiting = 0
+        self.is_pulling = False
+
+
+class PullCounts(msgspec.Struct):
+    """Totals since the start."""
+
+    num_pulled: int = 0
+    num_failed: int = 0
+    num_bytes: int = 0
+    """Of the pulled images, as the engine states their sizes."""
+    seconds: float = 0.0
+
+
+class Pulls:
+    """The pulls of one process."""
+
+    def __init__(
+        self,
+        *,
+        at_once: int = 3,
+        mirrors: Mapping[str, str] | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """at_once: most pulls at a time. mirrors: see `mirrored`."""
+        self.counts = PullCounts()
+        self.make_room: Callable[[], Awaitable[bool]] | None = None
+        """Removes an image when a disk is full; returns whether it did."""
+        self.on_pulled: Callable[[str, str, HeldImage], Awaitable[None]] | None = None
+        """Called with the runtime's name, the name that was pulled, and an image that the engine did not have."""
+        self._mirrors = mirrors or {}
+        self._places = asyncio.Semaphore(at_once)
+        self._pause = pause
+        self._monotonic = monotonic
+        self._under_way: dict[tuple[str, str], _Pull] = {}
+        self._found: dict[tuple[str, str], tuple[HeldImage, float]] = {}
+        self._refused: dict[tuple[str, str], tuple[PullFailed, float]] = {}
+        self._resting: dict[str, float] = {}
+        """Registry -> when the next pull from it may begin."""
+
+    async def ready(self, runtime: str, store: ImageStore, image: str, policy: PullPolicy = "if_missing") -> HeldImage:
+        """Returns the image once the engine has it.
+
+        Raises: ImageMissing when it is absent and the policy is `never`; PullFailed; PullPostponed; the store's
+        errors.
+        """
+        key = (runtime, full_name(image))
+        now = self._monotonic()
+        if key in self._found and self._found[key][1] > now:
+            return self._found[key][0]
+        if key in self._refused and self._refused[key][1] > now:
+            raise self._refused[key][0]
+        if (pull := self._under_way.get(key)) is None:
+            pull = self._under_way[key] = _Pull()
+            work = self._brought(pull, key, store, image, policy)
+            pull.task = asyncio.create_task(work, name=f"image {image}", context=Context())  # no session's, for logs
+            pull.task.add_done_callback(lambda task: self._landed(key, pull, task))
+        assert pull.task is not None
+        pull.num_waiting += 1
+        try:
+            return await asyncio.shield(pull.task)
+        finally:
+            pull.num_waiting -= 1
+            if pull.num_waiting == 0 and not pull.task.done():
+                self._under_way.pop(key, None)  # a later caller begins another pull
+                pull.task.cancel()
+
+    def _landed(self, key: tuple[str, str], pull: _Pull, task: asyncio.Task[HeldImage]) -> None:
+        if self._under_way.get(key) is pull:
+            del self._under_way[key]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._found[key] = (task.result(), self._monotonic() + _TRUSTED_S)
+        elif isinstance(error, PullFailed):
+            self._refused[key] = (error, self._monotonic() + _REFUSED_S)
+
+    def forget(self, runtime: str, image: str) -> None:
+        """Look again: somebody removed the image, or asks for another try."""
+        self._found.pop((runtime, full_name(image)), None)
+        self._refused.pop((runtime, full_name(image)), None)
+
+    def waiting(self) -> dict[str, int]:
+        """Returns image -> callers that wait for its pull."""
+        found = Counter[str]()
+        for (_, name), pull in self._under_way.items():
+            found[name] += pull.num_waiting if pull.is_pulling else 0
+        return dict(+found)
+
+    def refused(self) -> dict[str, dict[str, str]]:
+        """Returns runtime -> image -> why it is not pulled now."""
+        now = self._monotonic()
+        self._refused = {key: kept for key, kept in self._refused.items() if kept[1] > now}
+        found: dict[str, dict[str, str]] = {}
+        for (runtime, name), (error, _) in self._refused.items():
+            found.setdefault(runtime, {})[name] = error.message
+        return found
+
+    async def _brought(
+        self, pull: _Pull, key: tuple[str, str], store: ImageStore, image: str, policy: PullPolicy
+    ) -> HeldImage:
+        name = mirrored(full_name(image), self._mirrors)
+        found = await store.find(image) or await store.find(name)
+        if found is not None and policy != "always":
+            return found
+        if policy == "never":
+            raise ImageMissing(f"the image {image!r} is not on this machine, and this node pulls none.")
+        if image.startswith(("localhost/", "sha256:")):
+            if found is not None:
+                return found
+            raise PullFailed(f"the image {image!r} is not on this machine, and no registry has it by this name.")
+        pull.is_pulling = True
+        before = await store.image_ids()
+        began_at = self._monotonic()
+        try:
+            await self._pulled(store, name)
+        except RuntimeFailed as error:
+            self.counts.num_failed += 1
+            kind = PullFailed if trouble_of(error.message.replace(name, "")) == "lasting" else PullPostponed
+            raise kind(f"the image {image!r} could not be pulled: {error.message[-_MAX_WORDS:]}") from error
+        held = await store.find(name)
+        if held is None:
+            raise PullFailed(f"the image {image!r} was pulled, but the engine does not find it as {name!r}.")
+        self.counts.num_pulled += 1
+        took_s = self._monotonic() - began_at
+        self.counts.seconds += took_s
+        log.info("image.pulled image=%s digest=%s took_s=%.1f bytes=%d", name, held.digest, took_s, held.size_bytes)
+        if held.image_id not in before:
+            self.counts.num_bytes += held.size_bytes
+            if self.on_pulled is not None:
+                await self.on_pulled(key[0], name, held)
+        return held
+
+    async def _pulled(self, store: ImageStore, name: str) -> None:
+        """Raises: RuntimeFailed, the last try's."""
+        registry = name.partition("/")[0]
+        for number in itertools.count(1):
+            while (rest_s := self._resting.get(registry, 0.0) - self._monotonic()) > 0:
+                await self._pause(rest_s)
+            try:
+                async with self._places:
+                    await store.pull(name)
+                return
+            except RuntimeFailed as error:
+                trouble = trouble_of(error.message.replace(name, ""))
+                if trouble == "lasting" or number == _MAX_TRIES:
+                    raise
+                if trouble == "full" and (self.make_room is None or not await self.make_room()):
+                    raise
+            pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S[trouble] * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
+            log.warning("image.retried image=%s trouble=%s pause_s=%.1f", name, trouble, pause_s)
+            if trouble == "busy":
+                self._resting[registry] = self._monotonic() + pause_s
+            else:
+                await self._pause(pause_s)
+
+    async def close(self) -> None:
+        """End every pull. Idempotent."""
+        tasks = [pull.task for pull in self._under_way.values() if pull.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

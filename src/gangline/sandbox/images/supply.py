@@ -1,0 +1,98 @@
+"""Supplies sandboxes with their images: pulled where the policy says so, and named by id from then on.
+
+A user is whoever needs images for a while, such as a session's attempt: the images of its agent, its graders and their
+services stay what they were when it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
+from gangline.domain.task import RuntimeSpec
+from gangline.machine.event_loop import call_all
+from gangline.sandbox.images.pulling import PullCounts, Pulls
+from gangline.settings import plugins
+
+
+class ImagesNow(msgspec.Struct, frozen=True, kw_only=True):
+    """For metrics and the heartbeat."""
+
+    waiting: Mapping[str, int] = {}
+    """Image that is being pulled -> sessions that wait for it."""
+    counts: PullCounts = msgspec.field(default_factory=PullCounts)
+
+
+class ImageSupply:
+    """The images of a node's sandboxes. Use it on one event loop."""
+
+    def __init__(self, pulls: Pulls | None = None, policy: PullPolicy = "if_missing") -> None:
+        self.pulls = pulls or Pulls()
+        self.policy: PullPolicy = policy
+        self._stores: dict[str, ImageStore | None] = {}
+        self._held: dict[str, dict[tuple[str, str], HeldImage]] = {}
+        """User -> (runtime, image as the task names it) -> the image."""
+
+    def store_of(self, runtime: str) -> ImageStore | None:
+        """Raises: UnknownPlugin."""
+        if runtime not in self._stores:
+            self._stores[runtime] = plugins.make_runtime(runtime).image_store
+        return self._stores[runtime]
+
+    def pulls_into(self, runtime: str) -> bool:
+        """Raises: UnknownPlugin."""
+        return self.policy != "never" and self.store_of(runtime) is not None
+
+    def pulls_for(self, spec: RuntimeSpec) -> bool:
+        """Whether a sandbox may have to wait for an image. Raises: UnknownPlugin."""
+        return bool(_images_of(spec)) and self.pulls_into(spec.backend)
+
+    async def bring(self, user: str, specs: Iterable[RuntimeSpec]) -> None:
+        """Wait until all images are here, and hold them until `release`. Raises: like `Pulls.ready`."""
+        held = self._held.setdefault(user, {})
+        wanted = {
+            (spec.backend, image): store
+            for spec in specs
+            if self.pulls_into(spec.backend) and (store := self.store_of(spec.backend)) is not None
+            for image in _images_of(spec)
+            if (spec.backend, image) not in held
+        }
+        calls = [self.pulls.ready(name, store, image, self.policy) for (name, image), store in wanted.items()]
+        held.update(zip(wanted, await call_all(calls), strict=True))
+
+    async def local(self, user: str, spec: RuntimeSpec) -> RuntimeSpec:
+        """Returns the specification with the ids of its images in place of their names. Raises: like `bring`."""
+        if not self.pulls_for(spec):
+            return spec
+        await self.bring(user, [spec])
+        held = self._held[user]
+        services = {
+            name: service.model_copy(update={"image": held[spec.backend, service.image].image_id})
+            for name, service in spec.services.items()
+        }
+        image = None if spec.image is None else held[spec.backend, spec.image].image_id
+        return spec.model_copy(update={"image": image, "services": services})
+
+    def lost(self, user: str, spec: RuntimeSpec) -> None:
+        """Somebody removed an image: look again."""
+        for image in _images_of(spec):
+            self._held.get(user, {}).pop((spec.backend, image), None)
+            self.pulls.forget(spec.backend, image)
+
+    def release(self, user: str) -> None:
+        """Idempotent."""
+        self._held.pop(user, None)
+
+    def digests(self, user: str) -> dict[str, str]:
+        """Returns image, as the task names it -> its digest."""
+        return {image: held.digest for (_, image), held in self._held.get(user, {}).items()}
+
+    def now(self) -> ImagesNow:
+        return ImagesNow(waiting=self.pulls.waiting(), counts=self.pulls.counts)
+
+
+def _images_of(spec: RuntimeSpec) -> list[str]:
+    own = [] if spec.image is None else [spec.image]
+    return [*own, *(service.image for service in spec.services.values())]

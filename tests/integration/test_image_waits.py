@@ -1,0 +1,165 @@
+"""Sessions of one node that wait for images: what goes ahead, what they run with, what is told of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gangline.domain.errors import ImageMissing
+from gangline.domain.sandbox import Runtime, RuntimeStart
+from gangline.node.sessions.attempt import Attempt
+from gangline.node.sessions.parts import NodeParts
+from gangline.node.sessions.stages import PoolSizes
+from gangline.sandbox.images.pulling import Pulls
+from gangline.sandbox.images.supply import ImageSupply
+from gangline.settings import plugins
+from support.image_store import ScriptedStore, held
+from support.node.attempt import lease_of, node_parts
+from support.node.folder_runtime import FolderRuntime
+
+SIZES = PoolSizes(init_workers=1, ready_slots=2, run_slots=3, prewarm_workers=1, postrun_workers=1)
+NAME = "docker.io/library/swe:1"
+
+
+class Engine(Runtime):
+    """Starts folders in place of containers; `gone` images turn out to be missing once."""
+
+    name = "engine"
+    has_services = True
+
+    def __init__(self, folder: Path, store: ScriptedStore) -> None:
+        self.folder = folder
+        self.store = store
+        self.started: list[RuntimeStart] = []
+        self.gone = 0
+
+    @property
+    def image_store(self) -> ScriptedStore:
+        return self.store
+
+    async def start(self, start: RuntimeStart) -> FolderRuntime:
+        if self.gone:
+            self.gone -= 1
+            self.store.images.clear()
+            raise ImageMissing("no such image")
+        self.started.append(start)
+        return FolderRuntime(self.folder / start.runtime_id)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        return 0
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine(tmp_path / "sandboxes", ScriptedStore())
+    monkeypatch.setattr(plugins, "make_runtime", lambda name: made)
+    return made
+
+
+def with_images(parts: NodeParts, policy: Any = "if_missing") -> NodeParts:
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    return msgspec.structs.replace(parts, images=ImageSupply(Pulls(pause=pause), policy))
+
+
+def begun(parts: NodeParts, name: str, image: str | None = "swe:1") -> tuple[Attempt, asyncio.Task[Any]]:
+    attempt = Attempt(lease_of(name, runtime={"backend": "engine", "image": image}), parts)
+    return attempt, asyncio.create_task(attempt.live(), name=f"session.{name}")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_session_that_waits_for_its_image_holds_up_no_other(tmp_path: Path, engine: Engine) -> None:
+    engine.store.may_end = may_end = asyncio.Event()
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        parts = with_images(plain)
+        waiting = [begun(parts, f"w{number}") for number in range(3)]
+        await until(lambda: parts.images.now().waiting == {NAME: 3})
+        assert [(attempt.stage, attempt.waits_for_image) for attempt, _ in waiting] == [("init", True)] * 3
+        _, other = begun(parts, "other", None)
+        assert (await other).outcome == "completed"
+        may_end.set()
+        results = [await life for _, life in waiting]
+    assert [result.outcome for result in results] == ["completed"] * 3
+    assert engine.store.pulled == [NAME]
+    assert {result.images["swe:1"] for result in results} == {held(NAME).digest}
+    assert [start.spec.image for start in engine.started if start.spec.image] == [held(NAME).image_id] * 3
+
+
+async def test_a_cancelled_session_leaves_the_pull_to_the_others(tmp_path: Path, engine: Engine) -> None:
+    engine.store.may_end = may_end = asyncio.Event()
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        parts = with_images(plain)
+        (_, first), (_, second) = begun(parts, "a"), begun(parts, "b")
+        await until(lambda: parts.images.now().waiting == {NAME: 2})
+        first.cancel()
+        await asyncio.wait({first})
+        assert engine.store.num_now == 1
+        may_end.set()
+        assert (await second).outcome == "completed"
+        engine.store.may_end = asyncio.Event()
+        _, last = begun(parts, "c", "other:1")
+        await until(lambda: engine.store.num_now == 1)
+        last.cancel()
+        await asyncio.wait({last})
+        await until(lambda: engine.store.num_now == 0)
+
+
+async def test_images_of_graders_and_services_are_there_before_the_agent_starts(tmp_path: Path, engine: Engine) -> None:
+    grader = {
+        "strategy": "script",
+        "refresh_runtime": True,
+        "runtime": {"backend": "engine", "image": "grader:1"},
+        "config": {"command": "echo 1 > reward.txt", "reward_file": "reward.txt"},
+    }
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        parts = with_images(plain)
+        runtime = {"backend": "engine", "image": "swe:1", "services": {"db": {"image": "postgres:16"}}}
+        result = await Attempt(lease_of("s", runtime=runtime, evaluator=grader), parts).live()
+    assert (result.outcome, result.reward) == ("completed", 1.0)
+    assert sorted(result.images) == ["grader:1", "postgres:16", "swe:1"]
+    assert len(engine.store.pulled) == 3
+    agent, other = engine.started
+    assert agent.spec.services["db"].image == held("docker.io/library/postgres:16").image_id
+    assert other.spec.image == held("docker.io/library/grader:1").image_id
+
+
+async def test_a_failed_pull_is_the_infrastructures_in_the_registrys_words(tmp_path: Path, engine: Engine) -> None:
+    engine.store.words = ["manifest unknown: manifest unknown"]
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        result = await begun(with_images(plain), "s")[1]
+    assert (result.outcome, result.reward) == ("infra_error", None)
+    assert result.failure is not None
+    assert (result.failure.boundary, result.failure.code, result.failure.retryable) == ("runtime", "pull_failed", True)
+    assert "'swe:1' could not be pulled: manifest unknown" in result.failure.message
+    assert engine.started == []
+
+
+async def test_an_image_that_somebody_removed_meanwhile_is_pulled_again(tmp_path: Path, engine: Engine) -> None:
+    engine.gone = 1
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        parts = with_images(plain)
+        assert (await begun(parts, "s")[1]).outcome == "completed"
+        assert engine.store.pulled == [NAME] * 2
+        engine.gone = 2
+        result = await begun(parts, "t")[1]
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.retryable) == ("runtime_failed", True)
+
+
+async def test_a_node_that_never_pulls_hands_the_name_on(tmp_path: Path, engine: Engine) -> None:
+    async with node_parts(tmp_path, sizes=SIZES) as plain:
+        result = await begun(with_images(plain, "never"), "s")[1]
+    assert (result.outcome, result.images) == ("completed", {})
+    assert [start.spec.image for start in engine.started] == ["swe:1"]
+    assert engine.store.pulled == []
