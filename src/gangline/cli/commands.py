@@ -127,7 +127,7 @@ _LINES: dict[str, Command] = {
     "runs": Command(None, "Training runs of a data folder."),
     "config": Command("machine.config", "Show settings and where they come from."),
     "harness": Command("machine.harness", "List, install and check agent programs."),
-    "image": Command("machine.image", "Build, list and remove images for runtimes."),
+    "image": Command("machine.image", "Build, list, remove and prefetch images for runtimes."),
     "gate": Command("service.gate", "Hold model calls while weights are updated, and set the policy version."),
     "backend": Command("service.backend", "Add, remove and list the running engines behind each node."),
 }

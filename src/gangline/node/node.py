@@ -35,6 +35,7 @@ from gangline.node.control.backends import BackendRoutes
 from gangline.node.control.calls import CallRoutes
 from gangline.node.control.gate import GateRoutes
 from gangline.node.control.gradings import GradingRoutes
+from gangline.node.control.images import ImageRoutes
 from gangline.node.control.polar_gate import PolarGateRoutes
 from gangline.node.control.sessions import SessionRoutes
 from gangline.node.external.sessions import ExternalSessions
@@ -170,7 +171,8 @@ async def serve(
             found=keeper.checkpoints,
         )
         stack.push_async_callback(checkpoints.close)
-        images = ImageSupply(Pulls(at_once=settings.pulls_at_once), settings.pull)
+        machine = Settings.from_environ()
+        images = ImageSupply(Pulls(at_once=settings.pulls_at_once, mirrors=machine.image_mirrors), settings.pull)
         stack.push_async_callback(images.pulls.close)
         spares = _warm(settings, lambda spec, runtime_id: start_prepared(parts, spec, runtime_id))
         if spares is not None:
@@ -181,7 +183,7 @@ async def serve(
             owner=owner,
             runtimes_folder=runtimes_folder,
             hidden=await asyncio.to_thread(_hidden, data_dir),
-            prepare_folders=tuple(path.absolute() for path in Settings.from_environ().prepare_folders),
+            prepare_folders=tuple(path.absolute() for path in machine.prepare_folders),
             backends=backends,
             first_model=next((view.model for view in backends.policy.views()), ""),
             proxy=proxy,
@@ -462,6 +464,7 @@ def control_routes(
         Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
         *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
+        *ImageRoutes(lambda runtime, image: parts.images.prefetch(runtime, image)).routes(),
         *GradingRoutes(lambda wanted: regrade(wanted, parts)).routes(),
         *GateRoutes(parts.gate, version_set, lambda: parts.backends.policy.views()).routes(),
         *PolarGateRoutes(parts.gate, parts.backends).routes(),

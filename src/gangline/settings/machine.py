@@ -76,6 +76,12 @@ class Settings(BaseModel):
     """Command line of podman."""
     container_options: Annotated[tuple[str, ...], Setting(env=("GANGLINE_CONTAINER_OPTIONS",), words=True)] = ()
     """More options of `docker run` and `podman run`, the same for all containers."""
+    image_mirrors: Annotated[dict[str, str], Setting(env=("GANGLINE_IMAGE_MIRRORS",))] = Field(
+        default_factory=dict[str, str]
+    )
+    """Where images of docker and podman are pulled from instead, as JSON: {"docker.io": "mirror.corp:5000/hub"} pulls
+    `mirror.corp:5000/hub/library/debian:12` for `debian:12`. A longer name, such as `docker.io/swebench`, counts first.
+    """
     gpus: Annotated[tuple[str, ...], Setting(env=("GANGLINE_GPUS",), words=True), AfterValidator(_are_different)] = ()
     """GPUs of this machine for sessions that request them (`runtime.gpus`, in `docker` and `podman`), each in the form
     of `docker run --device`: `nvidia.com/gpu=0`, by the Container Device Interface, or the path of a device.

@@ -1,4 +1,4 @@
-"""`gangline image`: images for the runtimes `apptainer` and `docker`, built, listed and removed."""
+"""`gangline image`: images for runtimes, built, listed and removed; `prefetch` is in a module of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gangline.cli.machine.prefetch import prefetch
 from gangline.cli.terminal.output import JsonOption, console, notes, print_json
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gangline.sandbox.images.recipe import Recipe, Tool
     from gangline.sandbox.images.shelf import ImageRecord
 
-image = typer.Typer(no_args_is_help=True, help="Build, list and remove images for runtimes.")
+image = typer.Typer(no_args_is_help=True, help="Build, list, remove and prefetch images for runtimes.")
 
 
 @image.command()
@@ -159,4 +160,5 @@ def _row(record: ImageRecord) -> tuple[str, ...]:
 
 
 def register(app: typer.Typer) -> None:
+    image.command()(prefetch)
     app.add_typer(image, name="image")

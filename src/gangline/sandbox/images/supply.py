@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
 from gangline.domain.task import RuntimeSpec
 from gangline.machine.event_loop import call_all
@@ -47,7 +48,7 @@ class ImageSupply:
 
     def pulls_for(self, spec: RuntimeSpec) -> bool:
         """Whether a sandbox may have to wait for an image. Raises: UnknownPlugin."""
-        return bool(_images_of(spec)) and self.pulls_into(spec.backend)
+        return bool(images_of(spec)) and self.pulls_into(spec.backend)
 
     async def bring(self, user: str, specs: Iterable[RuntimeSpec]) -> None:
         """Wait until all images are here, and hold them until `release`. Raises: like `Pulls.ready`."""
@@ -56,7 +57,7 @@ class ImageSupply:
             (spec.backend, image): store
             for spec in specs
             if self.pulls_into(spec.backend) and (store := self.store_of(spec.backend)) is not None
-            for image in _images_of(spec)
+            for image in images_of(spec)
             if (spec.backend, image) not in held
         }
         calls = [self.pulls.ready(name, store, image, self.policy) for (name, image), store in wanted.items()]
@@ -75,9 +76,19 @@ class ImageSupply:
         image = None if spec.image is None else held[spec.backend, spec.image].image_id
         return spec.model_copy(update={"image": image, "services": services})
 
+    async def prefetch(self, runtime: str, image: str) -> HeldImage:
+        """Returns the image, pulled if needed: an operator's wish, whatever the policy for sessions is.
+
+        Raises: UnknownPlugin; InvalidRequest for a runtime whose images are paths; like `Pulls.ready`.
+        """
+        if (store := self.store_of(runtime)) is None:
+            raise InvalidRequest(f"runtime `{runtime}` pulls no images: they are paths. `docker` and `podman` do.")
+        self.pulls.forget(runtime, image)
+        return await self.pulls.ready(runtime, store, image, "always" if self.policy == "always" else "if_missing")
+
     def lost(self, user: str, spec: RuntimeSpec) -> None:
         """Somebody removed an image: look again."""
-        for image in _images_of(spec):
+        for image in images_of(spec):
             self._held.get(user, {}).pop((spec.backend, image), None)
             self.pulls.forget(spec.backend, image)
 
@@ -93,6 +104,7 @@ class ImageSupply:
         return ImagesNow(waiting=self.pulls.waiting(), counts=self.pulls.counts)
 
 
-def _images_of(spec: RuntimeSpec) -> list[str]:
+def images_of(spec: RuntimeSpec) -> list[str]:
+    """Returns the images of a sandbox and its services, as the task names them."""
     own = [] if spec.image is None else [spec.image]
     return [*own, *(service.image for service in spec.services.values())]

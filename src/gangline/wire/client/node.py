@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import RecordedCalls
+from gangline.domain.image_store import HeldImage
 from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
 from gangline.domain.session import Grading, GradingRequest
 from gangline.domain.tokens import encode_msgpack
@@ -59,6 +60,11 @@ class NodeClient(CallerSessions):
         return await self.request_json(
             "POST", "/v1/gradings", Grading, body=body, content_type=MSGPACK, wait_s=GRADING_WAIT_S
         )
+
+    async def prefetch(self, runtime: str, image: str) -> HeldImage:
+        """Pull an image if the node lacks it. Waits until it is there. Raises: PullFailed, InvalidRequest."""
+        body = msgspec.json.encode({"runtime": runtime, "image": image})
+        return await self.request_json("POST", "/v1/images/prefetch", HeldImage, body=body, wait_s=GRADING_WAIT_S)
 
     # The gate, and the engines behind it.
 
