@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.image_store import HeldImage
 
 
 def held(name: str, version: int = 1) -> HeldImage:
     image_id = hashlib.sha256(f"{name} {version}".encode()).hexdigest()
-    return HeldImage(image_id=image_id, digest=f"sha256:{image_id}", size_bytes=100)
+    return HeldImage(image_id=image_id, digest=f"sha256:{image_id}", size_bytes=100, tags=(name,))
 
 
 class ScriptedStore:
@@ -20,6 +22,9 @@ class ScriptedStore:
 
     def __init__(self, *, own: Iterable[str] = (), words: Iterable[str] = (), may_end: asyncio.Event | None = None):
         self.images = {name: held(name) for name in own}
+        """By name."""
+        self.known = {(name, 1): one for name, one in self.images.items()}
+        self.removed = set[str]()
         self.used = set[str]()
         self.pulled: list[str] = []
         self.ended: list[str] = []
@@ -30,8 +35,11 @@ class ScriptedStore:
         self.may_end = may_end
 
     async def find(self, image: str) -> HeldImage | None:
-        ids = {one.image_id: one for one in self.images.values()}
-        return self.images.get(image) or ids.get(image)
+        one = self.images.get(image) or next((one for one in self.known.values() if one.image_id == image), None)
+        if one is None or one.image_id not in await self.image_ids():
+            return None
+        tags = tuple(name for name, tagged in self.images.items() if tagged.image_id == one.image_id)
+        return msgspec.structs.replace(one, tags=tags)
 
     async def pull(self, image: str) -> None:
         self.pulled.append(image)
@@ -42,17 +50,24 @@ class ScriptedStore:
                 await self.may_end.wait()
             if self.words:
                 raise RuntimeFailed(self.words.pop(0))
-            self.images[image] = held(image, self.version)
+            self.images[image] = self.known[image, self.version] = held(image, self.version)
+            self.removed.discard(self.images[image].image_id)
         finally:
             self.num_now -= 1
             self.ended.append(image)
 
     async def image_ids(self) -> Collection[str]:
-        return {one.image_id for one in self.images.values()}
+        return {one.image_id for one in self.known.values()} - self.removed
 
     async def remove_image(self, image: str) -> bool:
-        found = [name for name, one in self.images.items() if image in (name, one.image_id)]
-        if not found or self.images[found[0]].image_id in self.used:
+        """As engines do without force: a name goes, and with the last one the image, unless a container has it."""
+        one = await self.find(image)
+        if one is None or (image == one.image_id and len(one.tags) > 1):
             return False
-        del self.images[found[0]]
+        if len(one.tags) <= 1:
+            if one.image_id in self.used:
+                return False
+            self.removed.add(one.image_id)
+        for name in one.tags if image == one.image_id else [image]:
+            del self.images[name]
         return True

@@ -20,6 +20,8 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     """`sha256:...` of its manifest in its registry; its id for one that no registry gave."""
     size_bytes: int
     """As the engine states it: layers that images share count for each."""
+    tags: tuple[str, ...] = ()
+    """Its names with a tag; empty for one that has only a digest or an id."""
 
 
 class ImageStore(Protocol):

@@ -59,6 +59,7 @@ from gangline.node.sessions.reuse.turns import TurnSender
 from gangline.node.sessions.reuse.warm import WarmPool, WarmSizes
 from gangline.node.sessions.sandboxes import start_prepared
 from gangline.node.sessions.stages import Pools, PoolSizes
+from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls
 from gangline.sandbox.images.supply import ImageSupply
 from gangline.sandbox.keeper.kept import Keeper, reap_keeper
@@ -172,7 +173,11 @@ async def serve(
         )
         stack.push_async_callback(checkpoints.close)
         machine = Settings.from_environ()
-        images = ImageSupply(Pulls(at_once=settings.pulls_at_once, mirrors=machine.image_mirrors), settings.pull)
+        max_image_bytes = None if settings.image_cache_gb is None else settings.image_cache_gb * 1e9
+        cache = ImageCache(folder / "images.json", max_bytes=max_image_bytes)
+        await asyncio.to_thread(cache.load)
+        pulls = Pulls(at_once=settings.pulls_at_once, mirrors=machine.image_mirrors)
+        images = ImageSupply(pulls, settings.pull, cache)
         stack.push_async_callback(images.pulls.close)
         spares = _warm(settings, lambda spec, runtime_id: start_prepared(parts, spec, runtime_id))
         if spares is not None:
@@ -241,7 +246,7 @@ async def serve(
             on_ready(local_url(host, bound_port))
         async with one_error(), asyncio.TaskGroup() as group:
             background = (_expire(external), metrics.loop_lag.watch(), turns.run(), collect_forever())
-            keeping = [group.create_task(work) for work in background]
+            keeping = [group.create_task(work) for work in (*background, images.keep_bound())]
             await pipeline.run()
             await external.all_ended()
             for task in keeping:

@@ -156,7 +156,8 @@ class Engine:
         own = [digest for name, _, digest in digests if _repository(name) == _repository(image)]
         others = [digest for _, _, digest in digests]
         digest = next(iter((*own, *others)), f"sha256:{image_id}")
-        return HeldImage(image_id=image_id, digest=digest, size_bytes=int(facts.get("Size") or 0))
+        tags = tuple(map(str, facts.get("RepoTags") or ()))
+        return HeldImage(image_id=image_id, digest=digest, size_bytes=int(facts.get("Size") or 0), tags=tags)
 
     async def pull(self, image: str) -> None:
         code, _, complaint = await self._said("pull", "--quiet", checked_image(image, self.name), patience_s=_PULL_S)

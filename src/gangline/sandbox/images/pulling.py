@@ -97,8 +97,8 @@ class Pulls:
         self.counts = PullCounts()
         self.make_room: Callable[[], Awaitable[bool]] | None = None
         """Removes an image when a disk is full; returns whether it did."""
-        self.on_pulled: Callable[[str, str, HeldImage], Awaitable[None]] | None = None
-        """Called with the runtime's name, the name that was pulled, and an image that the engine did not have."""
+        self.on_pulled: Callable[[str, str, HeldImage, bool], Awaitable[None]] | None = None
+        """Called with the runtime's name, the name that was pulled, the image, and whether the engine lacked it."""
         self._mirrors = mirrors or {}
         self._places = asyncio.Semaphore(at_once)
         self._pause = pause
@@ -152,6 +152,14 @@ class Pulls:
         self._found.pop((runtime, full_name(image)), None)
         self._refused.pop((runtime, full_name(image)), None)
 
+    def gone(self, image_id: str) -> None:
+        """The image was removed: look again."""
+        self._found = {key: found for key, found in self._found.items() if found[0].image_id != image_id}
+
+    def name_of(self, image: str) -> str:
+        """Returns the name that is pulled for an image."""
+        return mirrored(full_name(image), self._mirrors)
+
     def waiting(self) -> dict[str, int]:
         """Returns image -> callers that wait for its pull."""
         found = Counter[str]()
@@ -171,7 +179,7 @@ class Pulls:
     async def _brought(
         self, pull: _Pull, key: tuple[str, str], store: ImageStore, image: str, policy: PullPolicy
     ) -> HeldImage:
-        name = mirrored(full_name(image), self._mirrors)
+        name = self.name_of(image)
         found = await store.find(image) or await store.find(name)
         if found is not None and policy != "always":
             return found
@@ -197,10 +205,10 @@ class Pulls:
         took_s = self._monotonic() - began_at
         self.counts.seconds += took_s
         log.info("image.pulled image=%s digest=%s took_s=%.1f bytes=%d", name, held.digest, took_s, held.size_bytes)
-        if held.image_id not in before:
-            self.counts.num_bytes += held.size_bytes
-            if self.on_pulled is not None:
-                await self.on_pulled(key[0], name, held)
+        is_new = held.image_id not in before
+        self.counts.num_bytes += held.size_bytes if is_new else 0
+        if self.on_pulled is not None:
+            await self.on_pulled(key[0], name, held, is_new)
         return held
 
     async def _pulled(self, store: ImageStore, name: str) -> None:

@@ -6,6 +6,8 @@ services stay what they were when it began.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -14,6 +16,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
 from gangline.domain.task import RuntimeSpec
 from gangline.machine.event_loop import call_all
+from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import PullCounts, Pulls
 from gangline.settings import plugins
 
@@ -24,17 +27,27 @@ class ImagesNow(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Mapping[str, int] = {}
     """Image that is being pulled -> sessions that wait for it."""
     counts: PullCounts = msgspec.field(default_factory=PullCounts)
+    num_removed: int = 0
+    cache_bytes: int = 0
 
 
 class ImageSupply:
     """The images of a node's sandboxes. Use it on one event loop."""
 
-    def __init__(self, pulls: Pulls | None = None, policy: PullPolicy = "if_missing") -> None:
+    def __init__(
+        self, pulls: Pulls | None = None, policy: PullPolicy = "if_missing", cache: ImageCache | None = None
+    ) -> None:
         self.pulls = pulls or Pulls()
         self.policy: PullPolicy = policy
+        self.cache = cache or ImageCache()
+        self.pulls.on_pulled = self._pulled
+        self.pulls.make_room = self._make_room
         self._stores: dict[str, ImageStore | None] = {}
         self._held: dict[str, dict[tuple[str, str], HeldImage]] = {}
         """User -> (runtime, image as the task names it) -> the image."""
+        self._awaited = Counter[tuple[str, str]]()
+        """Runtime and name that is pulled -> users that will hold it."""
+        self._changed = asyncio.Event()
 
     def store_of(self, runtime: str) -> ImageStore | None:
         """Raises: UnknownPlugin."""
@@ -60,8 +73,15 @@ class ImageSupply:
             for image in images_of(spec)
             if (spec.backend, image) not in held
         }
-        calls = [self.pulls.ready(name, store, image, self.policy) for (name, image), store in wanted.items()]
-        held.update(zip(wanted, await call_all(calls), strict=True))
+        awaited = [(runtime, self.pulls.name_of(image)) for runtime, image in wanted]
+        self._awaited.update(awaited)
+        try:
+            calls = [self.pulls.ready(name, store, image, self.policy) for (name, image), store in wanted.items()]
+            held.update(zip(wanted, await call_all(calls), strict=True))
+        finally:
+            self._awaited.subtract(awaited)
+        for (runtime, _), image in held.items():
+            self.cache.used(runtime, image.image_id)
 
     async def local(self, user: str, spec: RuntimeSpec) -> RuntimeSpec:
         """Returns the specification with the ids of its images in place of their names. Raises: like `bring`."""
@@ -94,14 +114,45 @@ class ImageSupply:
 
     def release(self, user: str) -> None:
         """Idempotent."""
-        self._held.pop(user, None)
+        for (runtime, _), image in self._held.pop(user, {}).items():
+            self.cache.used(runtime, image.image_id)
+        self._changed.set()
 
     def digests(self, user: str) -> dict[str, str]:
         """Returns image, as the task names it -> its digest."""
         return {image: held.digest for (_, image), held in self._held.get(user, {}).items()}
 
+    # -- room ----------------------------------------------------------------------------------------------------
+
+    async def keep_bound(self) -> None:
+        """Remove images beyond the cache's bound, as soon as nobody uses them. Run until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self.cache.is_over and await self._make_room():
+                pass
+
+    async def _pulled(self, runtime: str, name: str, held: HeldImage, is_new: bool) -> None:
+        await self.cache.add(runtime, name, held, is_new=is_new)
+        self._changed.set()
+
+    async def _make_room(self) -> bool:
+        removed = await self.cache.remove_oldest(self.store_of, self._in_use)
+        if removed is not None:
+            self.pulls.gone(removed.image_id)
+        return removed is not None
+
+    def _in_use(self) -> set[tuple[str, str]]:
+        held = {(runtime, one.image_id) for user in self._held.values() for (runtime, _), one in user.items()}
+        return held | set(+self._awaited)
+
     def now(self) -> ImagesNow:
-        return ImagesNow(waiting=self.pulls.waiting(), counts=self.pulls.counts)
+        return ImagesNow(
+            waiting=self.pulls.waiting(),
+            counts=self.pulls.counts,
+            num_removed=self.cache.num_removed,
+            cache_bytes=self.cache.num_bytes,
+        )
 
 
 def images_of(spec: RuntimeSpec) -> list[str]:

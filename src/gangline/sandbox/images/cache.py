@@ -1,0 +1,143 @@
+"""The images that a node pulled, and which of them go when they take too much room.
+
+Laws
+- Only an image of the record is ever removed, by the name under which it was pulled, and never by force. What the
+  engine had before, or what somebody gave a name of their own since, is not the node's.
+- None goes while a session uses or awaits it, or while a container of anybody has it. The least recently used goes
+  first.
+- A record that is lost or cannot be read leaves its images to the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from gangline.domain.errors import GanglineError
+from gangline.domain.image_store import HeldImage, ImageStore
+from gangline.machine.durable import write_whole
+
+log = logging.getLogger("gangline.images")
+
+_Key = tuple[str, str]
+"""Runtime and image id."""
+
+
+class PulledImage(msgspec.Struct, kw_only=True):
+    """An image that the node pulled."""
+
+    runtime: str
+    names: list[str]
+    """Under which it was pulled: a mirror's, if it came from one."""
+    image_id: str
+    size_bytes: int
+    used_at: float
+    """Unix time, UTC, seconds."""
+
+
+class ImageCache:
+    """Call `load` first."""
+
+    def __init__(
+        self, file: Path | None = None, *, max_bytes: float | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """file: the record; None: it is not kept. max_bytes: of all recorded images together, layers that they share
+        counted for each; None: no limit but the disk's."""
+        self.num_removed = 0
+        self._file = file
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._images: dict[_Key, PulledImage] = {}
+        self._removing = asyncio.Lock()
+
+    def load(self) -> None:
+        """Blocking."""
+        if self._file is None:
+            return
+        try:
+            found = msgspec.json.decode(self._file.read_bytes(), type=list[PulledImage])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as error:
+            log.error("images.unreadable file=%s message=%s", self._file, error)
+            return
+        self._images = {(one.runtime, one.image_id): one for one in found}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.size_bytes for one in self._images.values())
+
+    @property
+    def is_over(self) -> bool:
+        return self._max_bytes is not None and self.num_bytes > self._max_bytes
+
+    async def add(self, runtime: str, name: str, held: HeldImage, *, is_new: bool) -> None:
+        """Record a pull. is_new: whether the engine lacked the image; otherwise only another name of a recorded one
+        counts."""
+        key = (runtime, held.image_id)
+        if key in self._images:
+            self._images[key].names = sorted({*self._images[key].names, name})
+        elif is_new:
+            self._images[key] = PulledImage(
+                runtime=runtime, names=[name], image_id=held.image_id, size_bytes=held.size_bytes, used_at=self._clock()
+            )
+        else:
+            return
+        await self._keep()
+
+    def used(self, runtime: str, image_id: str) -> None:
+        if (one := self._images.get((runtime, image_id))) is not None:
+            one.used_at = self._clock()
+
+    async def remove_oldest(
+        self, store_of: Callable[[str], ImageStore | None], in_use: Callable[[], Collection[_Key]]
+    ) -> PulledImage | None:
+        """Remove the least recently used image that nobody uses. Returns None if there is none.
+
+        in_use: runtime with an image's id, or with the name that is pulled for a waiting session.
+        """
+        async with self._removing:
+            for one in sorted(self._images.values(), key=lambda one: one.used_at):
+                if {(one.runtime, called) for called in (one.image_id, *one.names)} & set(in_use()):
+                    continue
+                try:
+                    if await self._is_removed(one, store_of(one.runtime)):
+                        return one
+                except GanglineError as error:  # the engine is away
+                    log.warning("image.not_removed image=%s message=%s", one.names[0], error)
+        return None
+
+    async def _is_removed(self, one: PulledImage, store: ImageStore | None) -> bool:
+        """Returns False if it stays, or was not there."""
+        if store is None:
+            return False
+        found = {name: await store.find(name) for name in one.names}
+        ours = [name for name, named in found.items() if named is not None and named.image_id == one.image_id]
+        held = await store.find(one.image_id)
+        if held is not None and not held.tags and not ours:
+            ours = [one.image_id]  # its tag moved on
+        for name in ours:
+            if not await store.remove_image(name):
+                return False
+        del self._images[one.runtime, one.image_id]
+        await self._keep()
+        if not ours or await store.find(one.image_id) is not None:
+            return False  # somebody removed it, or gave it another name: then it is theirs
+        self.num_removed += 1
+        log.info("image.removed image=%s bytes=%d", one.names[0], one.size_bytes)
+        return True
+
+    async def _keep(self) -> None:
+        """A failed write is logged: then the next start leaves these images to the operator."""
+        if self._file is None:
+            return
+        data = msgspec.json.encode(list(self._images.values()))
+        try:
+            await asyncio.to_thread(write_whole, self._file, data)
+        except OSError as error:
+            log.error("images.not_kept file=%s message=%s", self._file, error)
