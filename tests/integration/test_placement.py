@@ -136,6 +136,58 @@ def test_a_node_that_pulls_is_given_sessions_whose_images_it_lacks_unless_their_
     assert leased(store, "n2") == ["b"]
 
 
+PULLS = msgspec.structs.replace(BOTH, images={"docker": {"": ""}}, pulls=("docker",))
+
+
+def with_images(*names: str) -> Offer:
+    return msgspec.structs.replace(PULLS, images={"docker": {"": packed(names)}})
+
+
+def test_a_session_is_left_to_a_node_that_has_its_image(store: TaskStore) -> None:
+    offers(store, with_images("swe:1"))
+    offers(store, PULLS, "n2")
+    store.submit([of_image("a", "swe:1"), of_image("b", "swe:2"), of_image("c", "swe:1")])
+    assert leased(store, "n2", 1) == ["b"], "nobody has its image, so its place in the queue decides"
+    assert leased(store, "n1", 1) == ["a"]
+    assert leased(store, "n2", 1) == ["c"], "there is nothing else to do"
+
+
+def test_a_session_is_left_to_a_node_that_pulls_its_image_already(store: TaskStore) -> None:
+    for node_id in ("n1", "n2"):
+        offers(store, PULLS, node_id)
+    store.submit([of_image("a", "swe:1", num_samples=4), of_image("b", "swe:2", num_samples=4)])
+    assert leased(store, "n1", 2) == ["a", "a"]
+    assert leased(store, "n2", 2) == ["b", "b"]
+    assert leased(store, "n1", 2) == ["a", "a"]
+    assert leased(store, "n1", 1) == ["b"], "it has room, and nothing waits for its image"
+    assert leased(store, "n2", 2) == ["b"]
+
+
+@pytest.mark.parametrize("absent", ["full", "draining", "failed", "unsuited"])
+def test_no_session_waits_for_a_node_that_has_its_image_and_cannot_take_it(store: TaskStore, absent: str) -> None:
+    offer = with_images("swe:1")
+    if absent == "failed":
+        failed = {"docker": {"docker.io/library/swe:1": "could not be pulled"}}
+        offer = msgspec.structs.replace(PULLS, not_pulled=failed)
+    if absent == "unsuited":
+        offer = msgspec.structs.replace(offer, networks=("none",))
+    told = msgspec.structs.replace(beat([]), offer=offer, draining=absent == "draining")
+    store.heartbeat(msgspec.structs.replace(told, capacity=0 if absent == "full" else 8))
+    offers(store, PULLS, "n2")
+    store.submit([of_image("a", "swe:1"), of_image("b", "swe:2")])
+    assert leased(store, "n2", 1) == ["a"]
+
+
+def test_a_session_of_a_higher_priority_is_not_passed_over_for_its_image(store: TaskStore) -> None:
+    offers(store, with_images("swe:1"))
+    offers(store, PULLS, "n2")
+    store.submit(
+        [of_image("low", "swe:2"), of_image("high", "swe:1", priority=5), of_image("too", "swe:3", priority=5)]
+    )
+    assert leased(store, "n2", 1) == ["too"]
+    assert leased(store, "n2", 2) == ["high", "low"]
+
+
 def test_a_session_says_which_image_it_waits_for(store: TaskStore) -> None:
     offers(store, msgspec.structs.replace(BOTH, pulls=("docker",)))
     store.submit([of_image("a", "debian:12", num_samples=2), of_image("b", "alpine:3")])

@@ -243,6 +243,12 @@ async def test_the_mirror_is_asked_and_its_image_is_found_next_time() -> None:
     assert store.pulled == ["cache:5000/hub/library/debian:12"]
 
 
+def test_what_came_from_a_mirror_is_told_by_the_names_that_tasks_use() -> None:
+    found = pulls(Clock(), mirrors={"docker.io": "cache:5000/hub", "ghcr.io/team": "near.corp/team/"})
+    listed = {"cache:5000/hub/library/debian:12", "near.corp/team/x:1", "near.corp/teams/y:1", "0123456789ab"}
+    assert found.with_mirrored(listed) == {*listed, "debian:12", "ghcr.io/team/x:1"}
+
+
 async def test_a_close_ends_pulls_and_tells_their_waiters() -> None:
     store = ScriptedStore(may_end=asyncio.Event())
     found = pulls(Clock())

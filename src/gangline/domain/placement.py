@@ -128,6 +128,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         digests = self.images.get(runtime, {}).get(folder)
         return None if digests is None else has_image(digests, name)
 
+    def would_pull(self, needs: Needs) -> bool:
+        """Whether the node has to pull an image first, as far as it is known."""
+        return any(runtime in self.pulls and self.holds(runtime, image) is False for runtime, image in needs.images)
+
     def _lack_of_image(self, runtime: str, image: str) -> str | None:
         lack, is_here = f"image `{image}` for runtime `{runtime}`", self.holds(runtime, image)
         if runtime not in self.pulls or image.startswith("/"):

@@ -142,6 +142,8 @@ class Offers:
             runtime = self._make(name)
             async with asyncio.timeout(_LISTING_S):
                 found = await runtime.images()
+            if self._supply is not None and "" in found:
+                found = {**found, "": self._supply.pulls.with_mirrored(found[""])}
             return {folder: packed(names) for folder, names in found.items() if len(names) <= MAX_IMAGES}
         except (Exception, SystemExit) as error:
             log.debug("runtime.images_not_told runtime=%s error=%s", name, error)

@@ -15,14 +15,14 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import Context
 from typing import Literal
 
 import msgspec
 
 from gangline.domain.errors import ImageMissing, PullFailed, PullPostponed, RuntimeFailed
-from gangline.domain.image_names import full_name, mirrored
+from gangline.domain.image_names import full_name, located, mirrored
 from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
 
 log = logging.getLogger("gangline.images")
@@ -159,6 +159,14 @@ class Pulls:
     def name_of(self, image: str) -> str:
         """Returns the name that is pulled for an image."""
         return mirrored(full_name(image), self._mirrors)
+
+    def with_mirrored(self, names: Collection[str]) -> set[str]:
+        """Returns an engine's names (see `engine_names`), with those that its images from mirrors have for tasks."""
+        found = set(names)
+        for prefix, mirror in self._mirrors.items():
+            start, own = f"{mirror.rstrip('/')}/", f"{prefix.rstrip('/')}/"
+            found |= {located(own + name.removeprefix(start))[1] for name in names if name.startswith(start)}
+        return found
 
     def waiting(self) -> dict[str, int]:
         """Returns image -> callers that wait for its pull."""

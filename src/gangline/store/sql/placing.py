@@ -32,6 +32,17 @@ _HELD = (
     .where(LEASED, sessions.c.node_id == sa.bindparam("node"))
     .group_by(needs.c.body)
 )
+_AT_WORK = sa.select(sessions.c.needs, sessions.c.node_id).where(LEASED, sessions.c.needs != 0).distinct()
+_NUM_HELD = (
+    sa.select(sa.func.count()).where(LEASED, sessions.c.node_id == nodes.c.node_id).correlate(nodes).scalar_subquery()
+)
+_ROOMY = sa.select(nodes.c.node_id, nodes.c.offer).where(
+    nodes.c.node_id != sa.bindparam("node"),
+    nodes.c.draining.is_(sa.false()),
+    nodes.c.last_seen_at > sa.bindparam("since"),
+    nodes.c.capacity > _NUM_HELD,
+)
+"""Other nodes that could take a session now."""
 _PRESENT = (
     sa.select(nodes.c.node_id, nodes.c.offer)
     .where(nodes.c.draining.is_(sa.false()), nodes.c.last_seen_at > sa.bindparam("since"))
@@ -65,14 +76,20 @@ def suited_rows(
     unit: Unit, node_id: str, limit: int, task_ids: Sequence[str] | None, offer: str | None
 ) -> Sequence[sa.RowMapping]:
     """The head of the queue, limited to sessions that a node with this offer can run. Takes one query if it can run the
-    first ones and they need no GPU.
+    first ones and they need no GPU and no image that the node would have to pull.
     """
-    found = queued_rows(unit, limit, task_ids)
+    found, others = queued_rows(unit, limit, task_ids), list[int]()
     if offer is None:
         return found
     if not all(_suits(row["needs_body"], offer) for row in found):
         others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
         found = queued_rows(unit, limit, task_ids, others)
+    if left := _left_to_others(unit, node_id, found, offer):
+        # Only sessions of the same priority overtake them, and if nothing else waits this node takes them.
+        first = queued_rows(unit, limit, task_ids, [*others, *left])
+        first = [row for row in first if row["priority"] >= found[0]["priority"]]
+        known = {row["position"] for row in first}
+        found = [*first, *(row for row in found if row["position"] not in known)][:limit]
     wanted = [row for row in found if _num_gpus(row["needs_body"])]
     if not wanted:
         return found
@@ -82,6 +99,23 @@ def suited_rows(
     # Sessions that need no GPU overtake sessions that wait for one.
     others = [n for n, body in unit.conn.execute(_KNOWN) if _num_gpus(body) or not _suits(body, offer)]
     return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others)]
+
+
+def _left_to_others(unit: Unit, node_id: str, rows: Sequence[sa.RowMapping], offer: str) -> list[int]:
+    """Numbers of needs with an image that this node would have to pull, while another node with room has it, or has
+    sessions for which it pulls it. Empty if none of the rows is one.
+    """
+    if not any(_would_pull(row["needs_body"], offer) for row in rows):
+        return []
+    roomy = unit.conn.execute(_ROOMY, {"since": unit.now - GONE_AFTER_S, "node": node_id}).all()
+    at_work = {(number, holder) for number, holder in unit.conn.execute(_AT_WORK)}
+    return [
+        number
+        for number, body in unit.conn.execute(_KNOWN)
+        if _would_pull(body, offer)
+        and (number, node_id) not in at_work
+        and any((number, one.node_id) in at_work or _has_images(body, one.offer) for one in roomy)
+    ]
 
 
 def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapping]:
@@ -106,6 +140,19 @@ def _num_gpus(body: str | None) -> int:
 @lru_cache(maxsize=4096)
 def _suits(body: str | None, offer: str) -> bool:
     return body is None or not _decoded(offer).lacks(msgspec.json.decode(body, type=Needs))
+
+
+@lru_cache(maxsize=4096)
+def _would_pull(body: str | None, offer: str) -> bool:
+    if body is None or not _decoded(offer).pulls:
+        return False
+    return _decoded(offer).would_pull(msgspec.json.decode(body, type=Needs))
+
+
+@lru_cache(maxsize=4096)
+def _has_images(body: str, offer: str | None) -> bool:
+    """Whether a node can run it without a pull."""
+    return offer is not None and _suits(body, offer) and not _would_pull(body, offer)
 
 
 @lru_cache(maxsize=1024)
