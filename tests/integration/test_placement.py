@@ -194,7 +194,7 @@ def test_a_session_says_which_image_it_waits_for(store: TaskStore) -> None:
     leases = store.lease("n1", NODE_URL, 9)
     told = msgspec.structs.replace(beat(leases, stage="init"), metrics={f"{PULLING}docker.io/library/debian:12": 2.0})
     store.heartbeat(told)
-    waits = "waiting for image debian:12, pulled by n1 for 2 sessions"
+    waits = "waiting for image debian:12, pulled by n1 (waiting: 2)"
     assert [session.waits_for for session in store.task("a").sessions] == [waits] * 2
     assert (store.session("a.1").waits_for, store.session("b.0").waits_for) == (waits, None)
     store.heartbeat(msgspec.structs.replace(told, sessions=beat(leases, stage="run").sessions))

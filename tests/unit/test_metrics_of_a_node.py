@@ -16,12 +16,28 @@ from gangline.domain.views import NodeView
 from gangline.machine.telemetry.exposition import LoopLag
 from gangline.node.backends.gate import Gate
 from gangline.node.health.metrics import NodeMetrics, NodeNow
+from gangline.sandbox.images.pulling import PullCounts
+from gangline.sandbox.images.supply import ImagesNow
 
 NOW = NodeNow(stages={"init": 1}, sizes={}, num_external=0, backends=(), gate=Gate())
 
 
 def result(**fields: Any) -> SessionResult:
     return SessionResult(session_id="t.0", task_id="t", node_id="n", attempt=1, fence=1, **fields)
+
+
+def node(metrics: dict[str, float]) -> NodeView:
+    return NodeView(
+        node_id="n",
+        url="",
+        capacity=1,
+        draining=False,
+        num_sessions=0,
+        metrics=metrics,
+        first_seen_at=0,
+        last_seen_at=0,
+        age_s=0.0,
+    )
 
 
 def test_a_low_disk_is_in_the_heartbeat_and_in_the_nodes_state() -> None:
@@ -32,18 +48,28 @@ def test_a_low_disk_is_in_the_heartbeat_and_in_the_nodes_state() -> None:
     assert "9 files free, reserve 10" in low_disk(msgspec.structs.replace(NOW, disk=few).troubles())
     enough = msgspec.structs.replace(disk, free_bytes=4 << 30, is_low=False)
     assert low_disk(msgspec.structs.replace(NOW, disk=enough).troubles()) == ""
-    node = NodeView(
-        node_id="n",
-        url="",
-        capacity=1,
-        draining=False,
-        num_sessions=0,
-        metrics=troubles,
-        first_seen_at=0,
-        last_seen_at=0,
-        age_s=0.0,
+    assert node_state(node(troubles)).startswith("takes no session")
+
+
+def test_pulls_are_counted_and_the_nodes_state_says_who_waits_for_what() -> None:
+    counts = PullCounts(num_pulled=3, num_failed=1, num_bytes=700, seconds=2.5)
+    waiting = {"docker.io/library/debian:12": 2, "ghcr.io/a/b:1": 1}
+    images = ImagesNow(waiting=waiting, counts=counts, num_removed=4, cache_bytes=600)
+    now = msgspec.structs.replace(NOW, images=images)
+    text = NodeMetrics().exposition(now).decode()
+    for line in (
+        'gangline_image_pulls_total{result="pulled"} 3.0',
+        'gangline_image_pulls_total{result="failed"} 1.0',
+        "gangline_image_pull_seconds_total 2.5",
+        "gangline_image_pulled_bytes_total 700.0",
+        "gangline_images_removed_total 4.0",
+        "gangline_image_cache_bytes 600.0",
+        "gangline_image_waiting_sessions 3.0",
+    ):
+        assert line in text.splitlines()
+    assert node_state(node(now.troubles())) == (
+        "up, pulls docker.io/library/debian:12 (waiting: 2), pulls ghcr.io/a/b:1 (waiting: 1)"
     )
-    assert node_state(node).startswith("takes no session")
 
 
 def test_an_attempt_is_counted_with_its_stages_and_its_failure() -> None:

@@ -109,18 +109,14 @@ def node_state(node: NodeView) -> str:
     troubles += [low] if (low := low_disk(node.metrics)) else []
     troubles += [f"resting: {broken[0]} fails"] if broken else []
     troubles += _silent_engines(node)
-    troubles += [
-        f"pulls {printable(name.removeprefix(PULLING))} for {waiting:.0f} sessions"
-        for name, waiting in node.metrics.items()
-        if name.startswith(PULLING)
-    ]
     state = "draining" if node.draining else "; ".join(troubles) or "up"
     stuck = int(node.metrics.get("num_stuck", 0))
     state = f"{state}, {stuck} stuck" if stuck else state
     if num_checkpoints := int(node.metrics.get("checkpoints", 0)):
         gib = node.metrics.get("checkpoint_bytes", 0) / (1 << 30)
         state = f"{state}, {num_checkpoints} checkpoints of {gib:.1f} GiB"
-    return state
+    pulls = {name.removeprefix(PULLING): num for name, num in node.metrics.items() if name.startswith(PULLING)}
+    return ", ".join([state, *(f"pulls {printable(image)} (waiting: {num:.0f})" for image, num in pulls.items())])
 
 
 def _silent_engines(node: NodeView) -> list[str]:

@@ -278,7 +278,22 @@ class NodeMetrics:
         yield counted("gangline_gate_expired", "Gates opened because their lease expired.", gate.num_expired_leases)
         if gate.version is not None:
             yield GaugeMetricFamily("gangline_policy_version", "Policy version of tokens sampled now.", gate.version)
+        yield from _of_images(now.images)
         yield from _of_backends(now.backends)
+
+
+def _of_images(images: ImagesNow) -> Iterable[Metric]:
+    counts = images.counts
+    pulls = CounterMetricFamily("gangline_image_pulls", "Pulls of images that ended, by how.", labels=["result"])
+    for result, number in (("pulled", counts.num_pulled), ("failed", counts.num_failed)):
+        pulls.add_metric([result], number)
+    yield pulls
+    yield counted("gangline_image_pull_seconds", "Total seconds of pulls that succeeded, with pauses.", counts.seconds)
+    yield counted("gangline_image_pulled_bytes", "Sizes of pulled images that the engine lacked.", counts.num_bytes)
+    yield counted("gangline_images_removed", "Pulled images that were removed for want of room.", images.num_removed)
+    yield GaugeMetricFamily("gangline_image_cache_bytes", "Sizes of the pulled images.", images.cache_bytes)
+    waiting = sum(images.waiting.values())
+    yield GaugeMetricFamily("gangline_image_waiting_sessions", "Sessions that wait for the pull of an image.", waiting)
 
 
 def _phases(updates: GateUpdates) -> Metric:

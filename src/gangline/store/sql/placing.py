@@ -188,7 +188,7 @@ def image_waits(conn: sa.Connection, starting: Collection[tuple[str, int]]) -> M
     for node_id, number in starting:
         for _, image in images.get(number, ()):
             if num := pulling.get(node_id, {}).get(PULLING + full_name(image)):
-                found[node_id, number] = f"waiting for image {image}, pulled by {node_id} for {num:.0f} sessions"
+                found[node_id, number] = f"waiting for image {image}, pulled by {node_id} (waiting: {num:.0f})"
     return found
 
 
