@@ -159,6 +159,24 @@ async def test_the_record_outlives_the_node_and_a_lost_one_removes_nothing(tmp_p
     assert list(store.images) == [name(3)]
 
 
+async def test_while_the_disk_is_low_unused_images_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.sandbox.images.supply._MEASURED_S", 0.0)
+    store = ScriptedStore(own=["mine:1"])
+    supply = Supply(store, num_images=None)
+    await used(supply, 0, 1, 2)
+    await supply.bring("u", [spec(2)])
+    supply.disk_changed(is_low=True)
+    await settled(supply)
+    assert sorted(store.images) == [name(2), "mine:1"]
+    supply.release("u")
+    await settled(supply)
+    assert sorted(store.images) == ["mine:1"]
+    supply.disk_changed(is_low=False)
+    await used(supply, 1)
+    await settled(supply)
+    assert sorted(store.images) == [name(1), "mine:1"]
+
+
 async def test_a_full_disk_makes_the_oldest_go_even_without_a_bound() -> None:
     store = ScriptedStore()
     supply = Supply(store, num_images=None)

@@ -255,6 +255,27 @@ async def test_a_close_ends_pulls_and_tells_their_waiters() -> None:
     waiter = asyncio.create_task(found.ready("docker", store, DEBIAN))
     await until(lambda: store.num_now == 1)
     await found.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(PullPostponed):
         await waiter
     assert store.num_now == 0
+
+
+async def test_on_a_low_disk_pulls_end_and_none_begins() -> None:
+    may_end = asyncio.Event()
+    store, clock = ScriptedStore(own=["here:1"], may_end=may_end), Clock()
+    found = pulls(clock)
+    waiter = asyncio.create_task(found.ready("docker", store, DEBIAN))
+    await until(lambda: store.num_now == 1)
+    found.disk_changed(is_low=True)
+    with pytest.raises(PullPostponed, match="disk is low"):
+        await waiter
+    assert store.num_now == 0
+    with pytest.raises(PullPostponed, match="disk is low"):
+        await found.ready("docker", store, "alpine:3")
+    assert (await found.ready("docker", store, "here:1")).tags == ("here:1",)
+    found.disk_changed(is_low=False)
+    may_end.set()
+    with pytest.raises(PullPostponed):
+        await found.ready("docker", store, DEBIAN)
+    clock.now += 120
+    assert await found.ready("docker", store, DEBIAN) == held(DEBIAN)

@@ -120,6 +120,7 @@ def session_view(result: SessionResult) -> RenderableType:
     if result.timings:
         stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
         lines.append(Text("time: " + ", ".join(stages)))
+    lines += [Text(f"image {printable(image)}: {digest}") for image, digest in result.images.items()]
     if result.usage is not None:
         lines += [Text(f"{part}: {text}") for part, text in _usage_lines(result.usage)]
     if result.failure is not None:

@@ -86,7 +86,8 @@ class Pipeline:
         self._lost: dict[str, int] = {}
         """session id -> fence, of sessions whose end was not reported to the server."""
         self._room = asyncio.Event()
-        self._disk.on_change = self._room.set
+        self._disk.on_change = self._disk_changed
+        self._disk_changed()
         self._num_ended = 0
         self._draining = asyncio.Event()
 
@@ -193,6 +194,10 @@ class Pipeline:
         waiting = sum(attempt.waits_for_image for attempt in self._attempts.values())
         free = self._parts.pools.num_free(stages["init"] - waiting, stages["ready"] + waiting, len(self._attempts))
         return self._breaker.allowed(free)
+
+    def _disk_changed(self) -> None:
+        self._parts.images.disk_changed(is_low=self._disk.is_low)
+        self._room.set()
 
     async def _until_room(self) -> None:
         """Wait until a session moved to another stage, or the breaker's pause is over."""

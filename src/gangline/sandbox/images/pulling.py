@@ -24,6 +24,7 @@ import msgspec
 from gangline.domain.errors import ImageMissing, PullFailed, PullPostponed, RuntimeFailed
 from gangline.domain.image_names import full_name, located, mirrored
 from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
+from gangline.machine.event_loop import is_cancelled
 
 log = logging.getLogger("gangline.images")
 
@@ -34,6 +35,8 @@ _MAX_TRIES = 6
 _FIRST_PAUSE_S = {"busy": 15.0, "passing": 1.0, "full": 0.0}
 _MAX_PAUSE_S = 300.0
 _MAX_WORDS = 500
+_MAX_REFUSED, _MAX_TOLD = 100, 240
+"""Most images, and characters of each reason, that a node reports."""
 _Trouble = Literal["busy", "passing", "full", "lasting"]
 _TROUBLES: tuple[tuple[_Trouble, re.Pattern[str]], ...] = tuple(
     (trouble, re.compile(words, re.IGNORECASE))
@@ -72,6 +75,10 @@ class _Pull:
         self.is_pulling = False
 
 
+def _postponed(image: str) -> PullPostponed:
+    return PullPostponed(f"the image {image!r} is not pulled now: the node's disk is low, or the node ends.")
+
+
 class PullCounts(msgspec.Struct):
     """Totals since the start."""
 
@@ -99,6 +106,7 @@ class Pulls:
         """Removes an image when a disk is full; returns whether it did."""
         self.on_pulled: Callable[[str, str, HeldImage, bool], Awaitable[None]] | None = None
         """Called with the runtime's name, the name that was pulled, the image, and whether the engine lacked it."""
+        self._has_room = True
         self._mirrors = mirrors or {}
         self._places = asyncio.Semaphore(at_once)
         self._pause = pause
@@ -130,6 +138,10 @@ class Pulls:
         pull.num_waiting += 1
         try:
             return await asyncio.shield(pull.task)
+        except asyncio.CancelledError:
+            if is_cancelled() or not pull.task.cancelled():
+                raise
+            raise _postponed(image) from None
         finally:
             pull.num_waiting -= 1
             if pull.num_waiting == 0 and not pull.task.done():
@@ -151,6 +163,14 @@ class Pulls:
         """Look again: somebody removed the image, or asks for another try."""
         self._found.pop((runtime, full_name(image)), None)
         self._refused.pop((runtime, full_name(image)), None)
+
+    def disk_changed(self, *, is_low: bool) -> None:
+        """While a disk is low, pulls end and none begins: agents would be ended for the room that images take."""
+        self._has_room = not is_low
+        for key, pull in self._under_way.items():
+            if is_low and pull.is_pulling and pull.task is not None:
+                pull.task.cancel()
+                self._refused[key] = (_postponed(key[1]), self._monotonic() + _REFUSED_S)
 
     def gone(self, image_id: str) -> None:
         """The image was removed: look again."""
@@ -180,8 +200,8 @@ class Pulls:
         now = self._monotonic()
         self._refused = {key: kept for key, kept in self._refused.items() if kept[1] > now}
         found: dict[str, dict[str, str]] = {}
-        for (runtime, name), (error, _) in self._refused.items():
-            found.setdefault(runtime, {})[name] = error.message
+        for (runtime, name), (error, _) in list(self._refused.items())[-_MAX_REFUSED:]:
+            found.setdefault(runtime, {})[name] = error.message[:_MAX_TOLD]
         return found
 
     async def _brought(
@@ -191,6 +211,8 @@ class Pulls:
         found = await store.find(image) or await store.find(name)
         if found is not None and policy != "always":
             return found
+        if not self._has_room:
+            raise _postponed(image)
         if policy == "never":
             raise ImageMissing(f"the image {image!r} is not on this machine, and this node pulls none.")
         if image.startswith(("localhost/", "sha256:")):

@@ -20,6 +20,9 @@ from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import PullCounts, Pulls
 from gangline.settings import plugins
 
+_MEASURED_S = 2.0
+"""Seconds until the disk was measured again."""
+
 
 class ImagesNow(msgspec.Struct, frozen=True, kw_only=True):
     """For metrics and the heartbeat."""
@@ -48,6 +51,7 @@ class ImageSupply:
         self._awaited = Counter[tuple[str, str]]()
         """Runtime and name that is pulled -> users that will hold it."""
         self._changed = asyncio.Event()
+        self._is_disk_low = False
 
     def store_of(self, runtime: str) -> ImageStore | None:
         """Raises: UnknownPlugin."""
@@ -125,12 +129,20 @@ class ImageSupply:
     # -- room ----------------------------------------------------------------------------------------------------
 
     async def keep_bound(self) -> None:
-        """Remove images beyond the cache's bound, as soon as nobody uses them. Run until cancelled."""
+        """Remove images beyond the cache's bound, and while the disk is low, as soon as nobody uses them. Run until
+        cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self.cache.is_over and await self._make_room():
-                pass
+            while (self.cache.is_over or self._is_disk_low) and await self._make_room():
+                if self._is_disk_low:
+                    await asyncio.sleep(_MEASURED_S)
+
+    def disk_changed(self, *, is_low: bool) -> None:
+        """Tell whether the node's disk has less than its reserve."""
+        self._is_disk_low = is_low
+        self.pulls.disk_changed(is_low=is_low)
+        self._changed.set()
 
     async def _pulled(self, runtime: str, name: str, held: HeldImage, is_new: bool) -> None:
         await self.cache.add(runtime, name, held, is_new=is_new)
