@@ -317,6 +317,7 @@ class PullFailed(RuntimeFault):
     """An image cannot be pulled here: there is none, or none for this machine, or it needs credentials."""
 
     code = "pull_failed"
+    status = 502
     retryable = True
 
 

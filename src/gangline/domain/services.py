@@ -42,7 +42,7 @@ class ServiceSpec(_Spec):
     """One service. It has the same limits as the agent's container, counted separately."""
 
     image: Annotated[Image, Field(max_length=512)]
-    """Name of an image, which must be on the node's machine."""
+    """Name of an image."""
     entrypoint: Argv | None = None
     """Replaces the image's entry point, and its command with it."""
     command: tuple[Command, ...] | None = None

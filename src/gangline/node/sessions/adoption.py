@@ -77,6 +77,8 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
     """When its stage began; Unix time, UTC, seconds."""
     ended: RunEnd | None = None
     """None while it is in RUN."""
+    images: dict[str, str] = {}
+    """See `SessionResult.images`."""
 
 
 async def adoptable(

@@ -266,6 +266,11 @@ class Attempt:
                 await place.enter_async_context(places)
             yield
 
+    @property
+    def _images(self) -> dict[str, str]:
+        """See `SessionResult.images`."""
+        return ({} if self._adopted is None else self._adopted[0].images) | self._sandboxes.images
+
     def _note(self, ended: RunEnd | None) -> AttemptNote | None:
         """Returns the state for a restart of the node; None if it cannot continue: environments and steps end with the
         node."""
@@ -278,6 +283,7 @@ class Attempt:
             timings=self.stages.timings,
             entered_at=self.since,
             ended=ended,
+            images=self._images,
         )
 
     async def _prepared(self) -> Prepared:
@@ -388,7 +394,7 @@ class Attempt:
             timings=self.stages.timings,
             artifacts=graded.artifacts,
             limits={} if agent is None else agent.limits(),
-            images=self._sandboxes.images,
+            images=self._images,
             usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome not in UNGRADED),
             held_out=self._task.held_out,
         )

@@ -96,6 +96,8 @@ class Sandboxes:
         Raises: PrepareFailed, and the runtime's errors.
         """
         spec, warm = spec or self._task.runtime, self._parts.warm
+        if self._parts.images.policy == "always" and self._parts.images.pulls_for(spec):
+            warm = None  # its image may be an older one
         sandbox = None if warm is None else await warm.take(spec, self._task.submitter)
         if sandbox is not None:
             self._started.append(sandbox)

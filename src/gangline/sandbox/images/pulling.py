@@ -53,7 +53,8 @@ _TROUBLES: tuple[tuple[_Trouble, re.Pattern[str]], ...] = tuple(
             "passing",
             "connection (refused|reset)|broken pipe|time.?out|timed out|deadline exceeded|temporary failure|"
             r"no such host|unreachable|no route to host|\beof\b|tls handshake|server misbehaving|server error|"
-            r"bad gateway|unavailable|goaway|stream error|\b50[0234]\b|took longer|unexpected http status",
+            "bad gateway|unavailable|goaway|stream error|closed network|closed idle|verification failed|"
+            r"\b50[0234]\b|took longer|unexpected http status",
         ),
     )
 )
@@ -209,7 +210,7 @@ class Pulls:
     ) -> HeldImage:
         name = self.name_of(image)
         found = await store.find(image) or await store.find(name)
-        if found is not None and policy != "always":
+        if found is not None and (policy != "always" or "@" in image):
             return found
         if not self._has_room:
             raise _postponed(image)
