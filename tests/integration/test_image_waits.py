@@ -12,12 +12,14 @@ import pytest
 
 from gangline.domain.errors import ImageMissing
 from gangline.domain.sandbox import Runtime, RuntimeStart
+from gangline.node.health.offers import Offers
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.stages import PoolSizes
 from gangline.sandbox.images.pulling import Pulls
 from gangline.sandbox.images.supply import ImageSupply
 from gangline.settings import plugins
+from integration.test_every_step_reports import Listener, listening_node
 from support.image_store import ScriptedStore, held
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime
@@ -163,3 +165,23 @@ async def test_a_node_that_never_pulls_hands_the_name_on(tmp_path: Path, engine:
     assert (result.outcome, result.images) == ("completed", {})
     assert [start.spec.image for start in engine.started] == ["swe:1"]
     assert engine.store.pulled == []
+
+
+async def test_a_session_goes_back_unharmed_while_its_registry_is_away_and_ends_if_there_is_no_such_image(
+    tmp_path: Path, engine: Engine
+) -> None:
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    engine.store.words = ["connection refused"] * 6 + ["manifest unknown"]
+    server, supply = Listener(), ImageSupply(Pulls(pause=pause))
+    async with listening_node(tmp_path, server, Offers(["engine"], images=supply), images=supply):
+        for name in ("a", "b"):  # the second hears what the first one's pull ended with
+            heard = server.heard[name] = asyncio.get_running_loop().create_future()
+            server.waiting.put_nowait(lease_of(name, runtime={"backend": "engine", "image": "swe:1"}, max_attempts=1))
+            async with asyncio.timeout(30):
+                assert await heard == "released, has_run=False"
+        assert len(engine.store.pulled) == 6
+        result = await server.report_of("c", runtime={"backend": "engine", "image": "swe:2"})
+    assert result.failure is not None
+    assert (result.outcome, result.failure.code) == ("infra_error", "pull_failed")
