@@ -249,14 +249,14 @@ async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, shar
     try:
         local = await parts.images.local(user, spec)
         try:
-            return await _started_from(local, parts, spec, runtime_id, sharing)
+            return await _started_here(parts, local, runtime_id, sharing)
         except ImageMissing as error:
             if local is spec:
                 raise
             log.warning("image.gone runtime=%s message=%s", runtime_id, error)
         parts.images.lost(user, spec)
         try:
-            return await _started_from(await parts.images.local(user, spec), parts, spec, runtime_id, sharing)
+            return await _started_here(parts, await parts.images.local(user, spec), runtime_id, sharing)
         except ImageMissing as error:
             raise RuntimeFailed(f"its image is removed again and again: {error.message}") from error
     finally:
@@ -264,15 +264,13 @@ async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, *, shar
             parts.images.release(user)
 
 
-async def _started_from(
-    local: RuntimeSpec, parts: NodeParts, spec: RuntimeSpec, runtime_id: str, sharing: str | None
-) -> Sandbox:
-    """local: the specification with images as they are called here."""
+async def _started_here(parts: NodeParts, spec: RuntimeSpec, runtime_id: str, sharing: str | None) -> Sandbox:
+    """spec: with images as they are called here."""
     seen = _named_folders(spec, parts)
     start = RuntimeStart(
         runtime_id=runtime_id,
         owner=parts.owner,
-        spec=local,
+        spec=spec,
         folder=parts.runtimes_folder / runtime_id,
         proxy_port=parts.proxy_port,
         hidden=(*parts.hidden, *(folder for folder in parts.prepare_folders if folder not in seen)),

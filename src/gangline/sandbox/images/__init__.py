@@ -1,5 +1,7 @@
-"""Images for runtimes: their content, when one is reused, and how they are built.
+"""Images for runtimes: how they arrive, and how they are built.
 
-`recipe` describes the request, `building` writes the definition from the Jinja2 templates in `templates/` and runs
-`apptainer build` or `docker build`, and `shelf` records the existing images. Start with `recipe`.
+`supply` brings the images of sessions, `pulling` them through an engine, and `cache` removes those that take too much
+room. Of images that are built here, `recipe` describes the request, `building` writes the definition from the Jinja2
+templates in `templates/` and runs `apptainer build` or `docker build`, and `shelf` records the existing ones. Start with
+`supply`, or with `recipe`.
 """
