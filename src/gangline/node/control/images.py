@@ -36,5 +36,5 @@ class ImageRoutes:
         return [
             Route("POST", "/v1/images/prefetch", self.prefetch,
                   "Pull an image if the node lacks it; answered when it is there.",
-                  body=PrefetchRequest, answer=HeldImage),
+                  body=PrefetchRequest, answer=HeldImage, errors=(400, 401, 422, 502, 503)),
         ]  # fmt: skip

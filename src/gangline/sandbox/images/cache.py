@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from gangline.domain.errors import GanglineError
 from gangline.domain.image_store import HeldImage, ImageStore
 from gangline.machine.durable import write_whole
 
@@ -108,7 +107,7 @@ class ImageCache:
                 try:
                     if await self._is_removed(one, store_of(one.runtime)):
                         return one
-                except GanglineError as error:  # the engine is away
+                except Exception as error:  # the engine is away, or a plug-in's error
                     log.warning("image.not_removed image=%s message=%s", one.names[0], error)
         return None
 

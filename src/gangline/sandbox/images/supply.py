@@ -83,7 +83,7 @@ class ImageSupply:
             calls = [self.pulls.ready(name, store, image, self.policy) for (name, image), store in wanted.items()]
             held.update(zip(wanted, await call_all(calls), strict=True))
         finally:
-            self._awaited.subtract(awaited)
+            self._awaited -= Counter(awaited)
         for (runtime, _), image in held.items():
             self.cache.used(runtime, image.image_id)
 
@@ -156,7 +156,7 @@ class ImageSupply:
 
     def _in_use(self) -> set[tuple[str, str]]:
         held = {(runtime, one.image_id) for user in self._held.values() for (runtime, _), one in user.items()}
-        return held | set(+self._awaited)
+        return held | set(self._awaited)
 
     def now(self) -> ImagesNow:
         return ImagesNow(
