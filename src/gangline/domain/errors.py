@@ -120,7 +120,7 @@ class ReplyNotFound(InvalidRequest):
 
 
 class ImageMissing(InvalidRequest):
-    """The machine lacks the image of a sandbox, and its runtime pulls none."""
+    """The machine lacks the image of a sandbox, and it is not pulled."""
 
     code = "image_missing"
 
@@ -314,7 +314,7 @@ class RuntimeFailed(RuntimeFault):
 
 
 class PullFailed(RuntimeFault):
-    """An image cannot be pulled here: there is none, or none for this machine, or it needs credentials."""
+    """An image cannot be pulled here: it does not exist, or not for this machine, or it needs credentials."""
 
     code = "pull_failed"
     status = 502

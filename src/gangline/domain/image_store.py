@@ -15,13 +15,13 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image that an engine holds."""
 
     image_id: str
-    """By which the engine starts exactly this one, whatever its names mean later."""
+    """Starts exactly this image, even if its names change their meaning."""
     digest: str
-    """`sha256:...` of its manifest in its registry; its id for one that no registry gave."""
+    """`sha256:...` of its manifest in its registry; its id if it came from no registry."""
     size_bytes: int
     """As the engine states it: layers that images share count for each."""
     tags: tuple[str, ...] = ()
-    """Its names with a tag; empty for one that has only a digest or an id."""
+    """Its names with a tag; empty if it has only a digest or an id."""
 
 
 class ImageStore(Protocol):

@@ -151,7 +151,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def specs_of(task: TaskRequest) -> list[RuntimeSpec]:
-    """Returns what its sandboxes are like: the agent's first, then those of graders and environments."""
+    """Returns the specifications of its sandboxes: the agent's first, then the graders' and the environments'."""
     graders = (task.evaluator, *(step.evaluator for step in task.steps))
     others = (*(grader.runtime for grader in graders), *(spec.runtime for spec in task.environments.values()))
     return [task.runtime, *(other for other in others if other is not None)]

@@ -419,7 +419,7 @@ class Runtime(ABC):
 
     @property
     def image_store(self) -> ImageStore | None:
-        """Where nodes pull the images of folder `""` to; None: they pull none for this runtime."""
+        """Where nodes pull the images of folder `""` to; None: this runtime has no such place."""
         return None
 
     @property

@@ -74,8 +74,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, str] = {}
     """Limits that the runtime actually enforced, and how."""
     images: dict[str, str] = {}
-    """Image, as the task names it -> digest of the one that its sandboxes had; without images that are paths, or that
-    its node does not pull."""
+    """Image, as the task names it -> digest of the image that its sandboxes had; without paths, and empty on nodes
+    that pull no images."""
     usage: SessionUsage | None = None
     """Resource use of the attempt's sandboxes; None without any."""
     held_out: bool = False

@@ -70,7 +70,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     unplaced: str | None = None
     """While queued, why no current node can run it. None: one can, or there are no nodes."""
     waits_for: str | None = None
-    """While leased, what its start waits for on its node: an image. None: nothing that is known."""
+    """While leased, the image that its start waits for on its node, as a sentence; None if it waits for no image."""
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):

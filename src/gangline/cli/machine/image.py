@@ -1,4 +1,4 @@
-"""`gangline image`: images for runtimes, built, listed and removed; `prefetch` is in a module of its own."""
+"""`gangline image`: images for runtimes, built, listed and removed; `prefetch` is in another module."""
 
 from __future__ import annotations
 

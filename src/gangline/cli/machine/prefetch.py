@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HERE = "this machine"
 _ASKED_AT_ONCE = 8
-"""Requests to one node; it has a limit of its own for pulls."""
+"""Requests to one node, which limits its pulls itself."""
 
 Bring = Callable[[str, str], Awaitable["HeldImage"]]
 """Called with a runtime and an image."""
@@ -130,19 +130,19 @@ async def _all(machines: Mapping[str, Bring], wanted: Iterable[tuple[str, str]])
     found: list[Prefetched] = []
     for done in asyncio.as_completed(calls):
         found.append(one := await done)
-        told = f"[{len(found)}/{len(calls)}] {one.image} on {one.where}: "
-        told += f"{one.digest} after {one.took_s:.1f} s" if one.error is None else f"failed: {printable(one.error)}"
-        notes().print(told, markup=False)
+        line = f"[{len(found)}/{len(calls)}] {one.image} on {one.where}: "
+        line += f"{one.digest} after {one.took_s:.1f} s" if one.error is None else f"failed: {printable(one.error)}"
+        notes().print(line, markup=False)
     return sorted(found, key=lambda one: (one.where, one.runtime, one.image))
 
 
 async def _one(where: str, places: asyncio.Semaphore, bring: Bring, runtime: str, image: str) -> Prefetched:
     async with places:
         began_at = time.monotonic()
-        told: dict[str, Any]
+        fields: dict[str, Any]
         try:
             held = await bring(runtime, image)
-            told = {"digest": held.digest, "size_bytes": held.size_bytes}
+            fields = {"digest": held.digest, "size_bytes": held.size_bytes}
         except GanglineError as error:
-            told = {"error": error.message}
-        return Prefetched(where=where, runtime=runtime, image=image, took_s=time.monotonic() - began_at, **told)
+            fields = {"error": error.message}
+        return Prefetched(where=where, runtime=runtime, image=image, took_s=time.monotonic() - began_at, **fields)

@@ -58,7 +58,7 @@ ACTIONS: dict[str, str] = {
     "harbor.bridge_not_understood": "What Harbor's bridge said could not be read; what waited for it fails.",
     "runtime.images_not_told": "A runtime could not list its images; the server does not judge by them.",
     "image.pulled": "A node pulled an image.",
-    "image.gone": "Somebody removed an image between its pull and a sandbox's start; it is pulled again.",
+    "image.gone": "An image was removed between its pull and a sandbox's start; it is pulled again.",
     "image.removed": "A node removed an image that it had pulled, for want of room.",
     "image.not_removed": "An image that should make room could not be removed; another one goes.",
     "images.unreadable": "The record of pulled images could not be read; they are the operator's from now on.",

@@ -57,7 +57,7 @@ class Offers:
         images: ImageSupply | None = None,
     ) -> None:
         """names: of runtime plug-ins; None: all that are installed. labels, allowed: the operator's. images: None:
-        none are pulled."""
+        the node pulls no images."""
         self._allowed = allowed
         self._supply = images
         self._make = make

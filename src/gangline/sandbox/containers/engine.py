@@ -81,7 +81,7 @@ class Engine:
         code, _, complaint = await self._said("run", *given, *options, image, *argv, folder=folder)
         if code != 0 and _NO_IMAGE.search(complaint):
             raise ImageMissing(
-                f"the image {image!r} is not on this machine, and this node pulls none. "
+                f"the image {image!r} is not on this machine, and this node does not pull it. "
                 f"Run: {' '.join(self._command)} pull {image}"
             )
         if code != 0:

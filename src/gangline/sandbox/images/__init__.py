@@ -2,6 +2,6 @@
 
 `supply` brings the images of sessions, `pulling` them through an engine, and `cache` removes those that take too much
 room. Of images that are built here, `recipe` describes the request, `building` writes the definition from the Jinja2
-templates in `templates/` and runs `apptainer build` or `docker build`, and `shelf` records what there is. Start with
+templates in `templates/` and runs `apptainer build` or `docker build`, and `shelf` records them. Start with
 `supply`, or with `recipe`.
 """

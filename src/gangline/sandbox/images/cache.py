@@ -1,9 +1,9 @@
 """The images that a node pulled, and which of them go when they take too much room.
 
 Laws
-- Only an image of the record is ever removed, by the name under which it was pulled, and never by force. What the
-  engine had before, or what somebody gave a name of their own since, is not the node's.
-- None goes while a session uses or awaits it, or while a container of anybody has it. The least recently used goes
+- Only an image of the record is ever removed, by the name under which it was pulled, and never by force. An image that
+  the engine had before, or that has got another name since, is the operator's.
+- An image stays while a session uses or awaits it, or while any container has it. The least recently used is removed
   first.
 - A record that is lost or cannot be read leaves its images to the operator.
 """
@@ -96,7 +96,7 @@ class ImageCache:
     async def remove_oldest(
         self, store_of: Callable[[str], ImageStore | None], in_use: Callable[[], Collection[_Key]]
     ) -> PulledImage | None:
-        """Remove the least recently used image that nobody uses. Returns None if there is none.
+        """Remove the least recently used image that is not in use. Returns None without such an image.
 
         in_use: runtime with an image's id, or with the name that is pulled for a waiting session.
         """
@@ -112,7 +112,7 @@ class ImageCache:
         return None
 
     async def _is_removed(self, one: PulledImage, store: ImageStore | None) -> bool:
-        """Returns False if it stays, or was not there."""
+        """Returns False if it stays, or had been removed."""
         if store is None:
             return False
         found = {name: await store.find(name) for name in one.names}
@@ -126,7 +126,7 @@ class ImageCache:
         del self._images[one.runtime, one.image_id]
         await self._keep()
         if not ours or await store.find(one.image_id) is not None:
-            return False  # somebody removed it, or gave it another name: then it is theirs
+            return False  # it was removed, or has another name: then it is the operator's
         self.num_removed += 1
         log.info("image.removed image=%s bytes=%d", one.names[0], one.size_bytes)
         return True

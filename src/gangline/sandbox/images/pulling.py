@@ -2,7 +2,7 @@
 
 Laws
 - Callers that wait for the same image share one pull, which ends when the last of them leaves.
-- A registry that asks for fewer requests gets none until a pause is over, and a pause grows with each refusal.
+- A registry that asks for fewer requests is left alone for a pause, which grows with each refusal.
 - Failures have the registry's own words. An image that could not be pulled is not tried again for a while.
 """
 
@@ -63,7 +63,7 @@ that tag must not look like a busy registry."""
 
 
 def trouble_of(words: str) -> _Trouble:
-    """Returns what kind of failure it was. Unknown ones are `lasting`: trying again is for the server to decide."""
+    """Returns the kind of failure. Unknown ones are `lasting`: the server decides whether to try again."""
     return next((trouble for trouble, pattern in _TROUBLES if pattern.search(words)), "lasting")
 
 
@@ -86,7 +86,7 @@ class PullCounts(msgspec.Struct):
     num_pulled: int = 0
     num_failed: int = 0
     num_bytes: int = 0
-    """Of the pulled images, as the engine states their sizes."""
+    """Sizes of the pulled images, as the engine states them."""
     seconds: float = 0.0
 
 
@@ -161,12 +161,12 @@ class Pulls:
             self._refused[key] = (error, self._monotonic() + _REFUSED_S)
 
     def forget(self, runtime: str, image: str) -> None:
-        """Look again: somebody removed the image, or asks for another try."""
+        """Look again: the image was removed, or another try is wanted."""
         self._found.pop((runtime, full_name(image)), None)
         self._refused.pop((runtime, full_name(image)), None)
 
     def disk_changed(self, *, is_low: bool) -> None:
-        """While a disk is low, pulls end and none begins: agents would be ended for the room that images take."""
+        """While a disk is low, pulls end and no other begins: else agents would be ended to make room for images."""
         self._has_room = not is_low
         for key, pull in self._under_way.items():
             if is_low and pull.is_pulling and pull.task is not None:
@@ -215,7 +215,7 @@ class Pulls:
         if not self._has_room:
             raise _postponed(image)
         if policy == "never":
-            raise ImageMissing(f"the image {image!r} is not on this machine, and this node pulls none.")
+            raise ImageMissing(f"the image {image!r} is not on this machine, and this node does not pull it.")
         if image.startswith(("localhost/", "sha256:")):
             if found is not None:
                 return found

@@ -1,7 +1,7 @@
 """Supplies sandboxes with their images: pulled where the policy says so, and named by id from then on.
 
-A user is whoever needs images for a while, such as a session's attempt: the images of its agent, its graders and their
-services stay what they were when it began.
+A user needs images for a while, such as a session's attempt: the images of its agent, its graders and their services
+stay the same until it ends.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ImageSupply:
         return spec.model_copy(update={"image": image, "services": services})
 
     async def prefetch(self, runtime: str, image: str) -> HeldImage:
-        """Returns the image, pulled if needed: an operator's wish, whatever the policy for sessions is.
+        """Returns the image, pulled if needed, also with the policy `never`, which is for sessions.
 
         Raises: UnknownPlugin; InvalidRequest for a runtime whose images are paths; like `Pulls.ready`.
         """
@@ -111,7 +111,7 @@ class ImageSupply:
         return await self.pulls.ready(runtime, store, image, "always" if self.policy == "always" else "if_missing")
 
     def lost(self, user: str, spec: RuntimeSpec) -> None:
-        """Somebody removed an image: look again."""
+        """An image was removed: look again."""
         for image in images_of(spec):
             self._held.get(user, {}).pop((spec.backend, image), None)
             self.pulls.forget(spec.backend, image)
@@ -129,7 +129,7 @@ class ImageSupply:
     # -- room ----------------------------------------------------------------------------------------------------
 
     async def keep_bound(self) -> None:
-        """Remove images beyond the cache's bound, and while the disk is low, as soon as nobody uses them. Run until
+        """Remove images beyond the cache's bound, and while the disk is low, as soon as they are unused. Run until
         cancelled."""
         while True:
             await self._changed.wait()

@@ -103,7 +103,7 @@ def suited_rows(
 
 def _left_to_others(unit: Unit, node_id: str, rows: Sequence[sa.RowMapping], offer: str) -> list[int]:
     """Numbers of needs with an image that this node would have to pull, while another node with room has it, or has
-    sessions for which it pulls it. Empty if none of the rows is one.
+    sessions for which it pulls it. Empty if this concerns no row.
     """
     if not any(_would_pull(row["needs_body"], offer) for row in rows):
         return []
