@@ -12,7 +12,7 @@ import pytest
 
 from containers.engines import IMAGE
 from containers.registry import Registry, moody_registry, registry
-from containers.test_container_images import engine
+from containers.test_container_images import derived_image, engine
 from containers.test_container_sessions import run, service, task
 from gangline.domain.errors import PullFailed, RuntimeFailed
 from gangline.domain.image_names import located
@@ -23,6 +23,8 @@ from gangline.sandbox.images.pulling import Pulls, trouble_of
 from gangline.sandbox.images.supply import ImageSupply
 from gangline.settings.plugins import make_runtime
 from support.service.cli_process import processes_with, wait_for
+
+__all__ = ["derived_image"]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,14 @@ async def test_a_hundred_who_wait_cost_one_pull_and_have_the_registrys_digest(
     assert await store.remove_image(image)
     by_digest = await pulls.ready(container_runtime, store, f"{served.address}/crowd@{held.digest}")
     assert (by_digest.image_id, by_digest.digest) == (held.image_id, held.digest)
+
+
+async def test_layers_that_images_share_have_one_name(container_runtime: str, derived_image: str) -> None:
+    store = store_of(container_runtime)
+    base, derived, held = await store.layers(IMAGE), await store.layers(derived_image), await store.find(IMAGE)
+    assert held is not None
+    assert base.items() < derived.items()
+    assert sum(base.values()) == pytest.approx(held.size_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize(

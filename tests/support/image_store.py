@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -25,6 +25,8 @@ class ScriptedStore:
         """By name."""
         self.known = {(name, 1): one for name, one in self.images.items()}
         self.removed = set[str]()
+        self.shared: dict[str, dict[str, int]] = {}
+        """Name -> layers, for images that share some."""
         self.used = set[str]()
         self.pulled: list[str] = []
         self.ended: list[str] = []
@@ -55,6 +57,9 @@ class ScriptedStore:
         finally:
             self.num_now -= 1
             self.ended.append(image)
+
+    async def layers(self, image: str) -> Mapping[str, int]:
+        return self.shared.get(image, {})
 
     async def image_ids(self) -> Collection[str]:
         return {one.image_id for one in self.known.values()} - self.removed

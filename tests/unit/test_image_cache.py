@@ -66,6 +66,18 @@ async def test_the_least_recently_used_go_first() -> None:
     assert store.pulled.count(name(1)) == 2, "it comes again when it is needed"
 
 
+async def test_a_layer_that_images_share_counts_once_and_stays_counted_with_the_last() -> None:
+    store = ScriptedStore()
+    store.shared = {name(number): {"base": 200, f"top{number}": 50} for number in range(3)}
+    supply = Supply(store, num_images=3)
+    await used(supply, 0, 1)
+    await settled(supply)
+    assert (len(store.images), supply.now().cache_bytes) == (2, 300)
+    await used(supply, 2)
+    await settled(supply)
+    assert (sorted(store.images), supply.now().cache_bytes) == ([name(1), name(2)], 300)
+
+
 async def test_none_goes_while_a_session_or_a_container_has_it() -> None:
     store = ScriptedStore()
     supply = Supply(store, num_images=1)

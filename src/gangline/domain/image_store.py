@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """`sha256:...` of its manifest in its registry; its id if it came from no registry."""
     size_bytes: int
-    """As the engine states it: layers that images share count for each."""
+    """As the engine states it, with layers that other images share."""
     tags: tuple[str, ...] = ()
     """Its names with a tag; empty if it has only a digest or an id."""
 
@@ -34,6 +34,10 @@ class ImageStore(Protocol):
 
     async def pull(self, image: str) -> None:
         """Pull the image by its whole name, with the engine's own credentials. Cancelling it ends the pull."""
+        ...
+
+    async def layers(self, image: str) -> Mapping[str, int]:
+        """Returns layer -> bytes, with the same names for layers that images share; empty if they are unknown."""
         ...
 
     async def image_ids(self) -> Collection[str]:

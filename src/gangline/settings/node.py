@@ -264,8 +264,8 @@ class NodeSettings(BaseModel):
     pulls_at_once: Annotated[int, Field(ge=1)] = 3
     """Images pulled at the same time; sessions wait for them in INIT, without a place in RUN."""
     image_cache_gb: Annotated[float | None, Field(gt=0)] = None
-    """Gigabytes that pulled images may take, each with all its layers. Beyond it the least recently used ones are
-    removed, but only unused ones that the node itself pulled. Default: no limit; only a full disk removes images.
+    """Gigabytes that the layers of pulled images may take. Beyond it the least recently used images are removed, but
+    only unused ones that the node itself pulled. Default: no limit; only a full disk removes images.
     """
     warm_sandboxes: Annotated[int, Field(ge=0)] = 0
     """Sandboxes that are started and prepared before a session needs them, for tasks like the most recent ones; 0: no

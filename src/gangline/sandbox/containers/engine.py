@@ -7,6 +7,7 @@ service. Error messages are passed on unchanged, with a remedy where one is know
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import shutil
@@ -163,6 +164,19 @@ class Engine:
         code, _, complaint = await self._said("pull", "--quiet", checked_image(image, self.name), patience_s=_PULL_S)
         if code != 0:
             raise RuntimeFailed(complaint)
+
+    async def layers(self, image: str) -> dict[str, int]:
+        form = "{{.Size}}\t{{.CreatedAt}}\t{{.CreatedBy}}"
+        code, printed, _ = await self._said("history", "--no-trunc", "--human=false", "--format", form, image)
+        steps = re.split(r"^(\d+)\t", printed, flags=re.MULTILINE)[1:] if code == 0 else []
+        found: dict[str, int] = {}
+        below = ""
+        for size, step in reversed([*zip(steps[::2], steps[1::2], strict=True)]):
+            # Engines name no layers here: one is known by how it was made, on top of which others.
+            below = hashlib.sha256(f"{below} {size} {step.strip()}".encode()).hexdigest()
+            if size != "0":
+                found[below] = int(size)
+        return found
 
     async def image_ids(self) -> frozenset[str]:
         listed = await self._done("image", "ls", "--all", "--no-trunc", "--quiet")

@@ -34,7 +34,8 @@ class PulledImage(msgspec.Struct, kw_only=True):
     names: list[str]
     """Under which it was pulled: a mirror's, if it came from one."""
     image_id: str
-    size_bytes: int
+    layers: dict[str, int]
+    """Layer -> bytes."""
     used_at: float
     """Unix time, UTC, seconds."""
 
@@ -45,8 +46,8 @@ class ImageCache:
     def __init__(
         self, file: Path | None = None, *, max_bytes: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """file: the record; None: it is not kept. max_bytes: of all recorded images together, layers that they share
-        counted for each; None: no limit but the disk's."""
+        """file: the record; None: it is not kept. max_bytes: of all layers of recorded images together; None: no limit
+        but the disk's."""
         self.num_removed = 0
         self._file = file
         self._max_bytes = max_bytes
@@ -69,21 +70,26 @@ class ImageCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.size_bytes for one in self._images.values())
+        """Of all layers; each counts once."""
+        layers: dict[str, int] = {}
+        for one in self._images.values():
+            layers |= one.layers
+        return sum(layers.values())
 
     @property
     def is_over(self) -> bool:
         return self._max_bytes is not None and self.num_bytes > self._max_bytes
 
-    async def add(self, runtime: str, name: str, held: HeldImage, *, is_new: bool) -> None:
+    async def add(self, runtime: str, name: str, held: HeldImage, store: ImageStore, *, is_new: bool) -> None:
         """Record a pull. is_new: whether the engine lacked the image; otherwise only another name of a recorded one
         counts."""
         key = (runtime, held.image_id)
         if key in self._images:
             self._images[key].names = sorted({*self._images[key].names, name})
         elif is_new:
+            layers = dict(await store.layers(name)) or {held.image_id: held.size_bytes}
             self._images[key] = PulledImage(
-                runtime=runtime, names=[name], image_id=held.image_id, size_bytes=held.size_bytes, used_at=self._clock()
+                runtime=runtime, names=[name], image_id=held.image_id, layers=layers, used_at=self._clock()
             )
         else:
             return
@@ -128,7 +134,7 @@ class ImageCache:
         if not ours or await store.find(one.image_id) is not None:
             return False  # it was removed, or has another name: then it is the operator's
         self.num_removed += 1
-        log.info("image.removed image=%s bytes=%d", one.names[0], one.size_bytes)
+        log.info("image.removed image=%s bytes=%d", one.names[0], sum(one.layers.values()))
         return True
 
     async def _keep(self) -> None:

@@ -145,7 +145,8 @@ class ImageSupply:
         self._changed.set()
 
     async def _pulled(self, runtime: str, name: str, held: HeldImage, is_new: bool) -> None:
-        await self.cache.add(runtime, name, held, is_new=is_new)
+        if (store := self.store_of(runtime)) is not None:
+            await self.cache.add(runtime, name, held, store, is_new=is_new)
         self._changed.set()
 
     async def _make_room(self) -> bool:
