@@ -203,6 +203,9 @@ async def test_a_missing_image_is_told_in_the_registrys_words_and_not_asked_for_
         assert caught.value.failure().retryable
     assert len(store.pulled) == 1
     assert "manifest unknown" in found.refused()["docker"]["docker.io/library/debian:429"]
+    store.images["debian:429"] = store.known["debian:429", 1] = held("debian:429")
+    assert await found.ready("docker", store, "debian:429") == held("debian:429"), "somebody else brought it"
+    assert await store.remove_image("debian:429")
     clock.now += 120
     assert found.refused() == {}
     with pytest.raises(PullFailed):

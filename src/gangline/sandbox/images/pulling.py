@@ -125,11 +125,8 @@ class Pulls:
         errors.
         """
         key = (runtime, full_name(image))
-        now = self._monotonic()
-        if key in self._found and self._found[key][1] > now:
+        if key in self._found and self._found[key][1] > self._monotonic():
             return self._found[key][0]
-        if key in self._refused and self._refused[key][1] > now:
-            raise self._refused[key][0]
         if (pull := self._under_way.get(key)) is None:
             pull = self._under_way[key] = _Pull()
             work = self._brought(pull, key, store, image, policy)
@@ -157,7 +154,7 @@ class Pulls:
         error = task.exception()
         if error is None:
             self._found[key] = (task.result(), self._monotonic() + _TRUSTED_S)
-        elif isinstance(error, PullFailed):
+        elif isinstance(error, PullFailed) and (key not in self._refused or self._refused[key][0] is not error):
             self._refused[key] = (error, self._monotonic() + _REFUSED_S)
 
     def forget(self, runtime: str, image: str) -> None:
@@ -212,6 +209,8 @@ class Pulls:
         found = await store.find(image) or await store.find(name)
         if found is not None and (policy != "always" or "@" in image):
             return found
+        if key in self._refused and self._refused[key][1] > self._monotonic():
+            raise self._refused[key][0]
         if not self._has_room:
             raise _postponed(image)
         if policy == "never":
