@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from gangline.cli.service.node_addresses import NodesOption
+from gangline.cli.service.node_addresses import NodeAddress, NodesOption, find_nodes
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, notes, print_json, printable, run
 from gangline.domain.errors import GanglineError, ServerUnavailable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HERE = "this machine"
 _ASKED_AT_ONCE = 8
-"""Requests to one node, which limits its pulls itself."""
+"""Requests to one machine, which limits its pulls itself."""
 
 Bring = Callable[[str, str], Awaitable["HeldImage"]]
 """Called with a runtime and an image."""
@@ -96,10 +96,9 @@ async def _prefetched(
 ) -> list[Prefetched]:
     from contextlib import AsyncExitStack
 
-    from gangline.cli.service.node_addresses import find_nodes
     from gangline.wire.client.node import NodeClient
 
-    nodes = []
+    nodes: list[NodeAddress] = []
     if not is_local:
         try:
             nodes = await find_nodes(data, urls, server)
@@ -113,7 +112,7 @@ async def _prefetched(
             images = _own(at_once)
             stack.push_async_callback(images.pulls.close)
             machines = {_HERE: images.prefetch}
-        return await _all(machines, wanted)
+        return await _all(machines, wanted, max(at_once, _ASKED_AT_ONCE))
 
 
 def _own(at_once: int) -> ImageSupply:
@@ -123,9 +122,9 @@ def _own(at_once: int) -> ImageSupply:
     return ImageSupply(Pulls(at_once=at_once, mirrors=Settings.from_environ().image_mirrors))
 
 
-async def _all(machines: Mapping[str, Bring], wanted: Iterable[tuple[str, str]]) -> list[Prefetched]:
-    """Tells each image when it is there, or why it is not."""
-    places = {where: asyncio.Semaphore(_ASKED_AT_ONCE) for where in machines}
+async def _all(machines: Mapping[str, Bring], wanted: Iterable[tuple[str, str]], at_once: int) -> list[Prefetched]:
+    """Print each image when it is there, or the reason why it is not."""
+    places = {where: asyncio.Semaphore(at_once) for where in machines}
     calls = [_one(where, places[where], bring, *one) for one in wanted for where, bring in machines.items()]
     found: list[Prefetched] = []
     for done in asyncio.as_completed(calls):

@@ -295,7 +295,7 @@ def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> li
     is_queued = any(row["state"] == "queued" for row in rows)
     waiting: Mapping[int, str] = unplaced(conn, now) if is_queued else MappingProxyType({})
     starting = {(row["node_id"], row["needs"]) for row in rows if row["stage"] == "init" and row["needs"]}
-    pulls = image_waits(conn, starting) if starting else MappingProxyType({})
+    pulls: Mapping[tuple[str, int], str] = image_waits(conn, starting) if starting else MappingProxyType({})
     return [session_view(row, waiting, pulls) for row in rows]
 
 
