@@ -32,7 +32,6 @@ storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
 _UNSAFE = """
-unqualified-search-registries = []
 [[registry]]
 location = "127.0.0.1:{port}"
 insecure = true
@@ -63,6 +62,7 @@ class Moody(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
         self.send_header("Content-Type", "application/json")
+        self.send_header("Retry-After", "0")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
@@ -103,7 +103,7 @@ class Registry:
 
     def layers_sent(self, name: str) -> list[str]:
         """Digest of each blob of an image that a client took, in order."""
-        return re.findall(rf'"GET /v2/{name}/blobs/(sha256:[0-9a-f]{{64}}) HTTP/[\\d.]+" 200', self._log.read_text())
+        return re.findall(rf'"GET /v2/{name}/blobs/(sha256:[0-9a-f]{{64}}) HTTP/[\d.]+" 200', self._log.read_text())
 
     def num_asked(self, name: str) -> int:
         """Requests for manifests of an image."""
@@ -131,7 +131,9 @@ def _running(runtime: str, make: Any) -> Generator[Registry]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="gangline-registry-") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
-        (folder / "registries.conf").write_text(_UNSAFE.format(port=port))
+        before = os.environ.get("CONTAINERS_REGISTRIES_CONF")  # another registry's, in tests with both
+        known = "unqualified-search-registries = []\n" if before is None else Path(before).read_text()
+        (folder / "registries.conf").write_text(known + _UNSAFE.format(port=port))
         patch.setenv("CONTAINERS_REGISTRIES_CONF", str(folder / "registries.conf"))
         (folder / "log").touch()
         started = Registry(runtime, make(folder, port), port, folder / "log")

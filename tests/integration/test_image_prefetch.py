@@ -47,7 +47,7 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_tasks(folder: Path, *images: str) -> str:
     runtime = {"backend": "docker", "image": "grader:1"}
-    grader = {"strategy": "session_completed", "refresh_runtime": True, "runtime": runtime}
+    grader = {"strategy": "script", "refresh_runtime": True, "runtime": runtime, "config": {"command": "true"}}
     tasks: list[dict[str, Any]] = [
         {"instruction": "x", "runtime": {"backend": "docker", "image": image}, "evaluator": grader} for image in images
     ]
@@ -62,6 +62,7 @@ def invoked(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     app = typer.Typer()
     app.command()(prefetch)
     ran = CliRunner().invoke(app, [*arguments, "--json"])
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), repr(ran.exception)
     return ran.exit_code, json.loads(ran.stdout)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from gangline.domain.errors import ImageMissing
 from gangline.domain.sandbox import Runtime, RuntimeStart
+from gangline.domain.task import RuntimeSpec
 from gangline.node.health.offers import Offers
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
@@ -43,6 +44,9 @@ class Engine(Runtime):
     @property
     def image_store(self) -> ScriptedStore:
         return self.store
+
+    def services_of(self, runtime_id: str, spec: RuntimeSpec) -> Any:
+        return None
 
     async def start(self, start: RuntimeStart) -> FolderRuntime:
         if self.gone:

@@ -166,16 +166,20 @@ class Engine:
             raise RuntimeFailed(complaint)
 
     async def layers(self, image: str) -> dict[str, int]:
-        form = "{{.Size}}\t{{.CreatedAt}}\t{{.CreatedBy}}"
-        code, printed, _ = await self._said("history", "--no-trunc", "--human=false", "--format", form, image)
-        steps = re.split(r"^(\d+)\t", printed, flags=re.MULTILINE)[1:] if code == 0 else []
+        printed = await self._done("history", "--no-trunc", "--human=false", "--format", "{{json .}}", image)
+        steps: list[Any] = []
+        for line in printed.splitlines():
+            told = msgspec.json.decode(line)
+            steps += told if isinstance(told, list) else [told]  # podman's are in one list
         found: dict[str, int] = {}
         below = ""
-        for size, step in reversed([*zip(steps[::2], steps[1::2], strict=True)]):
-            # Engines name no layers here: one is known by how it was made, on top of which others.
-            below = hashlib.sha256(f"{below} {size} {step.strip()}".encode()).hexdigest()
-            if size != "0":
-                found[below] = int(size)
+        for step in reversed(steps):
+            size = int(step.get("Size") or step.get("size") or 0)
+            made = f"{step.get('created') or step.get('CreatedAt')} {step.get('CreatedBy')}"
+            # An engine names no layers here: one is known by how it was made, on top of which others.
+            below = hashlib.sha256(f"{below} {size} {made}".encode()).hexdigest()
+            if size:
+                found[below] = size
         return found
 
     async def image_ids(self) -> frozenset[str]:
