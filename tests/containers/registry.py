@@ -12,10 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,7 +126,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _running(runtime: str, make: Any) -> Generator[Registry]:
+def _running(runtime: str, make: Callable[[Path, int], list[str]]) -> Generator[Registry]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="gangline-registry-") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
@@ -160,5 +159,9 @@ def registry(runtime: str) -> Generator[Registry]:
 @contextmanager
 def moody_registry(runtime: str) -> Generator[Registry]:
     """Its images `busy`, `gone`, `denied`, `closed`, `broken`, `away`, `cut` and `slow` are answered in these ways."""
-    with _running(runtime, lambda _, port: [sys.executable, "-c", _MOODY, str(port)]) as started:
+
+    def make(_: Path, port: int) -> list[str]:
+        return [sys.executable, "-c", _MOODY, str(port)]
+
+    with _running(runtime, make) as started:
         yield started

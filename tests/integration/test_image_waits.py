@@ -63,7 +63,11 @@ class Engine(Runtime):
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine(tmp_path / "sandboxes", ScriptedStore())
-    monkeypatch.setattr(plugins, "make_runtime", lambda name: made)
+
+    def make(_name: str) -> Engine:
+        return made
+
+    monkeypatch.setattr(plugins, "make_runtime", make)
     return made
 
 

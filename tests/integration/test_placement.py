@@ -115,8 +115,8 @@ def test_a_session_goes_to_a_node_that_has_its_images(store: TaskStore) -> None:
     assert sorted(leased(store, "n2")) == ["away", "graded", "graded"]
 
 
-def of_image(name: str, image: str, **changes: object) -> TaskRequest:
-    return request(name, runtime={"backend": "docker", "image": image}, **{"num_samples": 1, **changes})
+def of_image(name: str, image: str, *, num_samples: int = 1, **changes: object) -> TaskRequest:
+    return request(name, runtime={"backend": "docker", "image": image}, num_samples=num_samples, **changes)
 
 
 def test_a_node_that_pulls_is_given_sessions_whose_images_it_lacks_unless_their_pull_failed(store: TaskStore) -> None:

@@ -70,7 +70,7 @@ class ImageCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of all layers; each counts once."""
+        """Bytes of all layers; each counts once."""
         layers: dict[str, int] = {}
         for one in self._images.values():
             layers |= one.layers

@@ -38,25 +38,22 @@ _MAX_WORDS = 500
 _MAX_REFUSED, _MAX_TOLD = 100, 240
 """Most images, and characters of each reason, that a node reports."""
 _Trouble = Literal["busy", "passing", "full", "lasting"]
-_TROUBLES: tuple[tuple[_Trouble, re.Pattern[str]], ...] = tuple(
-    (trouble, re.compile(words, re.IGNORECASE))
-    for trouble, words in (
-        ("full", "no space left on device|disk quota exceeded"),
-        ("busy", "toomanyrequests|too many requests"),
-        (
-            "lasting",
-            "manifest unknown|name unknown|not found|not exist|no matching manifest|no image found in|denied|"
-            "unauthorized|authentication required|no basic auth|invalid reference",
-        ),
-        ("busy", r"\b429\b|rate limit"),
-        (
-            "passing",
-            "connection (refused|reset)|broken pipe|time.?out|timed out|deadline exceeded|temporary failure|"
-            r"no such host|unreachable|no route to host|\beof\b|tls handshake|server misbehaving|server error|"
-            "bad gateway|unavailable|goaway|stream error|closed network|closed idle|verification failed|"
-            r"\b50[0234]\b|took longer|unexpected http status",
-        ),
-    )
+_TROUBLES: tuple[tuple[_Trouble, str], ...] = (
+    ("full", "no space left on device|disk quota exceeded"),
+    ("busy", "toomanyrequests|too many requests"),
+    (
+        "lasting",
+        "manifest unknown|name unknown|not found|not exist|no matching manifest|no image found in|denied|unauthorized|"
+        "authentication required|no basic auth|invalid reference",
+    ),
+    ("busy", r"\b429\b|rate limit"),
+    (
+        "passing",
+        "connection (refused|reset)|broken pipe|time.?out|timed out|deadline exceeded|temporary failure|no such host|"
+        r"unreachable|no route to host|\beof\b|tls handshake|server misbehaving|server error|bad gateway|unavailable|"
+        r"goaway|stream error|closed network|closed idle|verification failed|\b50[0234]\b|took longer|"
+        "unexpected http status",
+    ),
 )
 """In the words of Docker, podman and registries. The first that fits counts: a tag may be `429`, and a missing image of
 that tag must not look like a busy registry."""
@@ -64,7 +61,10 @@ that tag must not look like a busy registry."""
 
 def trouble_of(words: str) -> _Trouble:
     """Returns the kind of failure. Unknown ones are `lasting`: the server decides whether to try again."""
-    return next((trouble for trouble, pattern in _TROUBLES if pattern.search(words)), "lasting")
+    for trouble, pattern in _TROUBLES:
+        if re.search(pattern, words, re.IGNORECASE):
+            return trouble
+    return "lasting"
 
 
 class _Pull:
