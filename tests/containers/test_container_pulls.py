@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls, trouble_of
 from gangline.sandbox.images.supply import ImageSupply
 from gangline.settings.plugins import make_runtime
+from gangline.wire.client.server import ServerClient
 from support.service.cli_process import processes_with, wait_for
 
 __all__ = ["derived_image"]
@@ -167,6 +169,51 @@ async def test_only_what_was_pulled_goes_and_nothing_that_a_container_has(
         engine(container_runtime, "rm", container)
         for image in (images["mine"], images["busy"], images["new"], "localhost/gangline-test-kept:1"):
             engine(container_runtime, "rmi", image)
+
+
+async def test_sessions_go_through_a_small_cache_and_an_outage_and_none_is_lost(
+    container_runtime: str, served: Registry, tmp_path: Path
+) -> None:
+    """Six images over one base, of which the cache holds two, and a registry that is away for a while."""
+    images: list[str] = []
+    for number in range(6):
+        image = f"{served.address}/many{number}:1"
+        fill = f"head -c 2000000 /dev/urandom > /{number}"
+        engine(container_runtime, "run", "--network", "none", "--name", "gangline-test-many", IMAGE, "sh", "-c", fill)
+        engine(container_runtime, "commit", "gangline-test-many", image)
+        engine(container_runtime, "rm", "gangline-test-many")
+        engine(container_runtime, "push", image)
+        images.append(image)
+    engine(container_runtime, "rmi", *images)
+    size = sum((await store_of(container_runtime).layers(IMAGE)).values())
+    up = service(tmp_path, "--image-cache-gb", f"{(size + 5_000_000) / 1e9:.6f}", "--pulls-at-once", "2")
+    try:
+        assert up.ready(), "the service did not start"
+        running = up.running()
+        async with ServerClient(running["server_url"], running["control_token"]) as client:
+            submitted = [await client.submit(_many(container_runtime, image)) for image in images]
+            await asyncio.to_thread(wait_for, lambda: served.layers_sent("many0"))
+            served.stop()
+            await asyncio.sleep(5.0)  # an outage, not a wait
+            served.start()
+            for one in submitted:
+                await client.wait(one.task_id, timeout_s=400)
+            results = [result for one in submitted for result in await client.result(one.task_id)]
+    finally:
+        up.close()
+    assert [(result.outcome, result.attempt) for result in results] == [("completed", 1)] * 12
+    assert len({digest for result in results for digest in result.images.values()}) == 6
+    sent = Counter(layer for number in range(6) for layer in served.layers_sent(f"many{number}"))
+    assert max(sent.values()) <= 3, "a layer comes again only after its last image went, or the registry was away"
+    kept = [image for image in images if await store_of(container_runtime).find(image) is not None]
+    assert 1 <= len(kept) <= 3
+    engine(container_runtime, "rmi", *kept)
+
+
+def _many(name: str, image: str) -> dict[str, Any]:
+    agent = {"harness": "shell", "settings": {"command": "test -e /usr"}, "allow_no_model_call": True}
+    runtime = {"backend": name, "image": image, "network": "none"}
+    return {"instruction": "x", "num_samples": 2, "max_attempts": 1, "runtime": runtime, "agent": agent}
 
 
 async def test_a_session_brings_its_image_and_records_which_it_was(

@@ -54,8 +54,10 @@ def task(name: str, command: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def service(folder: Path) -> UpProcess:
-    return UpProcess(folder, env={name: value for name, value in os.environ.items() if name == "GANGLINE_DOCKER"})
+def service(folder: Path, *options: str) -> UpProcess:
+    return UpProcess(
+        folder, *options, env={name: value for name, value in os.environ.items() if name == "GANGLINE_DOCKER"}
+    )
 
 
 async def run(up: UpProcess, request: dict[str, Any]) -> list[SessionResult]:
