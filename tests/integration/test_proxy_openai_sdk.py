@@ -149,6 +149,18 @@ async def test_logprobs_are_shown_only_when_asked_for() -> None:
             assert len(shown[0].top_logprobs) == 1
 
 
+async def test_a_client_that_asks_as_of_vllm_gets_the_ids_of_its_prompt_and_of_each_choice() -> None:
+    """Harbor's agents in its own process fill their `RolloutDetail` with them."""
+    async with proxied(SCRIPT) as running:
+        plain = await _ask(running, False, _messages())
+        assert not {"prompt_token_ids", "token_ids"} & {*plain.to_dict(), *plain.choices[0].to_dict()}
+        asked = await _ask(running, False, _messages(), n=2, extra_body={"return_token_ids": True})
+        recorded = running.journal.completions[-2:]
+        assert [choice.token_ids for choice in asked.choices] == [one.sampled_ids.tolist() for one in recorded]
+        assert asked.prompt_token_ids == recorded[0].prompt_suffix_ids.tolist() != []
+        assert not any("return_token_ids" in one.dropped for one in recorded)
+
+
 async def test_the_key_alone_identifies_the_session() -> None:
     async with proxied(SCRIPT) as running:
         async with running.client(base_url=f"{running.url}/v1") as client:

@@ -390,7 +390,6 @@ EXTRAS: dict[str, Any] = {
     "litellm_metadata": {"a": "b"},
     "priority": 1,
     "provider": {"order": ["a"]},
-    "return_token_ids": True,
     "session_id": "s",
     "skip_special_tokens": False,
     "tags": ["a"],

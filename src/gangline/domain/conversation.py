@@ -119,6 +119,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     num_top_logprobs: int | None = None
     """Number that the *client* asked for; None when it did not."""
+    wants_token_ids: bool = False
+    """Whether the client asked for the ids of its prompt and of the reply, which a whole reply has."""
     response_format: dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
     thinking: ThinkingWish = ThinkingWish()

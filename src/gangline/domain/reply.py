@@ -1,9 +1,12 @@
 """A sampled reply for a harness, whole or as a stream of deltas, independent of any provider's format.
 
-It contains no token ids: these are captured before. A stream is `ReplyDelta`s, then the whole `Reply`.
+It contains token ids only for a client that asks for them: they are captured before. A stream is `ReplyDelta`s, then
+the whole `Reply`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -52,6 +55,8 @@ class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Stop string or stop id that ended the reply, if the engine reports one."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """None unless the client asked for them."""
+    sampled_ids: Sequence[int] | None = None
+    """None unless the client asked for them."""
     parse: ParseStatus = "ok"
     """Whether all tool calls in the sampled text could be parsed; the others are part of the message's text."""
 
@@ -64,6 +69,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, UTC, whole seconds."""
     choices: tuple[ReplyChoice, ...]
     usage: Usage
+    prompt_ids: Sequence[int] | None = None
+    """None unless the client asked for them."""
 
 
 def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:

@@ -12,7 +12,7 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -336,12 +336,18 @@ class _ChatSampler:
                     finish_reason=choice.finish_reason or "",
                     stop_reason=choice.stop_reason,
                     logprobs=None if self._call.num_top_logprobs is None else choice.token_logprobs,
+                    sampled_ids=_listed(choice.sampled_ids) if self._call.wants_token_ids else None,
                     parse=parse_status(self._call, choice),
                 )
                 for choice in choices
             ),
+            prompt_ids=_listed(answer.prompt_ids) if self._call.wants_token_ids else None,
             usage=answer.usage or Usage(num_prompt_tokens=num_prompt, num_sampled_tokens=num_sampled),
         )
+
+
+def _listed(ids: Iterable[int] | None) -> list[int] | None:
+    return None if ids is None else list(map(int, ids))
 
 
 def shown_again(reply: Reply) -> list[ReplyDelta]:

@@ -3,7 +3,8 @@
 A stream is: role delta, content / reasoning / tool_calls deltas, a finish chunk per choice, the usage chunk if
 requested, `[DONE]`. A tool call's id, type and name are only in its first delta. Thinking is sent under both names in
 use, `reasoning_content` and `reasoning`. One field is an extension: a choice has `parse_status`, `partial` or `failed`,
-if tool calls of the model could not be parsed and are part of the content.
+if tool calls of the model could not be parsed and are part of the content. A whole reply has vLLM's `prompt_token_ids`
+and `token_ids` if the request has its `return_token_ids`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
 def chat_reply_body(call: ModelCall, reply: Reply) -> bytes:
-    body = {
+    body: dict[str, Any] = {
         "id": f"chatcmpl-{reply.reply_id}",
         "object": "chat.completion",
         "created": reply.created_at,
@@ -39,6 +40,8 @@ def chat_reply_body(call: ModelCall, reply: Reply) -> bytes:
         "choices": [_choice(call, choice) for choice in reply.choices],
         "usage": _usage(reply.usage),
     }
+    if reply.prompt_ids is not None:
+        body["prompt_token_ids"] = reply.prompt_ids
     return msgspec.json.encode(body)
 
 
@@ -48,6 +51,7 @@ def _choice(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
         "message": _message(choice.message, custom_names(call.tools)),
         "logprobs": _logprobs(choice.logprobs or ()) if call.num_top_logprobs is not None else None,
         "finish_reason": _finish_reason(choice.finish_reason),
+        **({} if choice.sampled_ids is None else {"token_ids": choice.sampled_ids}),
         **_parse_status(choice),
     }
 

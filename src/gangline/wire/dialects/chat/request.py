@@ -164,6 +164,8 @@ class _Body(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    """In vLLM's API."""
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
@@ -229,6 +231,7 @@ def parse_chat_call(body: bytes) -> ModelCall:
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        wants_token_ids=bool(request.return_token_ids),
         response_format=request.response_format,
         template_kwargs=_template_kwargs(request),
         thinking=_thinking(request),
