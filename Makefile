@@ -53,9 +53,9 @@ VERL := .venv-verl
 INSPECT := .venv-inspect
 INSPECT_PACKAGE := inspect-ai==0.3.285
 
-# Harbor wants Python 3.12 and much else: an environment of its own, 500 MB, in a minute.
+# Harbor wants Python 3.12 or newer and much else: an environment of its own, 500 MB, in a minute.
 HARBOR := .venv-harbor
-HARBOR_PACKAGE := harbor==0.25.0
+HARBOR_PACKAGE := harbor==0.26.0
 PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
@@ -86,7 +86,7 @@ help:
 	@echo "make test-verifiers  tasks of verifiers with its own rewards, in an environment that has it (560 MB in $(TOOLS))"
 	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
-	@echo "make test-harbor  Harbor's Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
+	@echo "make test-harbor  Harbor's server as a source of rollouts, its Docker environment as a runtime (as root, with Python 3.12; 500 MB in $(HARBOR))"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-peers  the runners of Harbor and SWE-bench judge rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
@@ -130,7 +130,7 @@ help:
 # Harbor judges our ATIF documents. As a whole it wants Python 3.12 and much else; its validator needs pydantic only.
 .venv/.dev: .venv/.demo
 	$(UV) --constraint $(TESTED) --editable '.[dev]'
-	$(PIP) --no-deps --ignore-requires-python harbor==0.25.0
+	$(PIP) --no-deps --ignore-requires-python harbor==0.26.0
 	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, its losses, and its trainer
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary math-verify \

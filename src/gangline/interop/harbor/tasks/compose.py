@@ -4,7 +4,7 @@ that is not listed here is refused by name.
 Values are read as text, as compose does: `no` and `0755` keep their spelling. `${VAR}` must be a variable of the task's
 environment or have a default; variables of this machine are never used.
 
-Source: Harbor 0.25, `environments/docker`; the Compose Specification.
+Source: Harbor 0.26, `environments/docker`; the Compose Specification.
 """
 
 from __future__ import annotations

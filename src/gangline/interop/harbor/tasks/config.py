@@ -1,6 +1,6 @@
 """Reads `task.toml` of a Harbor task. Keys that are not listed here are refused, not ignored.
 
-Source: Harbor 0.25, task format 1.4.
+Source: Harbor 0.26, task format 1.4.
 """
 
 from __future__ import annotations
