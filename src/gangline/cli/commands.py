@@ -121,6 +121,7 @@ _LINES: dict[str, Command] = {
         None,
         "Serve an agent by OpenAI's Responses API until Ctrl-C: each request is a session, its answer the whole run.",
     ),
+    "harbor": Command(None, "Answer the model calls of agents that Harbor runs."),
     "preset": Command(None, "Task families that are ready to use: swe, stem, math, code."),
     "list": Command("tasks.listing", "List tasks or sessions, newest first, a page at a time."),
     "train": Command(None, "Train on groups of sessions."),
@@ -134,7 +135,7 @@ _LINES: dict[str, Command] = {
 
 _PANELS = {
     "Start": "demo init doctor up down",
-    "Run": "submit cancel eval compare regrade fork vet tasks preset serve serve-agent",
+    "Run": "submit cancel eval compare regrade fork vet tasks preset serve serve-agent harbor",
     "Look": "status watch list open show logs",
     "Data": "export data audit check-rows drift",
     "Train": "train runs",

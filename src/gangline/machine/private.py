@@ -18,7 +18,7 @@ from gangline.machine.durable import make_folder
 log = logging.getLogger("gangline.machine.private")
 
 _OTHERS = 0o077
-_OURS = frozenset({"control_token", "demo", "logs", "nodes", "runs", "server", "up.json", "up.lock"})
+_OURS = frozenset({"control_token", "demo", "harbor", "logs", "nodes", "runs", "server", "up.json", "up.lock"})
 """Names of Gangline's own files in a data folder."""
 
 

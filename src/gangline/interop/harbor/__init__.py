@@ -1,4 +1,5 @@
-"""Harbor: its environments as sandboxes (`runtime/`), and its task folders as tasks (`tasks/`).
+"""Harbor: its environments as sandboxes (`runtime/`), its task folders as tasks (`tasks/`), and the agents that its
+server runs as sessions (`relay/`, `command`, `part`).
 
 Start with `tasks`.
 """

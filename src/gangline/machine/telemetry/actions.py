@@ -55,6 +55,13 @@ ACTIONS: dict[str, str] = {
     # A node and its sessions.
     "node.ready": "A node answers calls and leases sessions.",
     "runtime.withdrawn": "A runtime failed its check after a session could not start; the node offers it no more.",
+    "harbor.connection_lost": "The connection to Harbor's relay was lost; the connector opens it again.",
+    "harbor.message_unknown": "A message of Harbor's relay could not be read, and was left out.",
+    "harbor.call_failed": "A call of Harbor's agent got no answer; the agent is told why.",
+    "harbor.call_crashed": "A call of Harbor's agent failed through an error of ours.",
+    "harbor.session_lost": "The node does not know the session of a rollout that has ended; its records are lost.",
+    "harbor.not_delivered": "Rollouts of a Harbor job could not be delivered; the connector tries again.",
+    "harbor.lease_lost": "A rollout's result came too late for its lease, and is reported again.",
     "harbor.bridge_not_understood": "What Harbor's bridge said could not be read; what waited for it fails.",
     "runtime.images_not_told": "A runtime could not list its images; the server does not judge by them.",
     "image.pulled": "A node pulled an image.",

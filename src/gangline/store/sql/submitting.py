@@ -33,9 +33,10 @@ def session_id_of(task_id: str, sample_index: int) -> str:
     return f"{task_id}.{sample_index}"
 
 
-def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
+def accept(unit: Unit, requests: Sequence[TaskRequest], *, for_nodes: bool = True) -> list[Submitted]:
     """Accept all of them or none. Submitting the same task again returns the same response.
 
+    for_nodes: whether nodes are to run them; else it is not asked which node could.
     Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long.
     """
     named = [(request.task_id or new_id("task"), request) for request in requests]
@@ -53,7 +54,7 @@ def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
     numbers = intern(unit, {needs_of(request) for _, request in named})
     if fresh:
         _insert(unit, fresh, numbers)
-    waiting = unserved(unit.conn, unit.now, numbers)
+    waiting = unserved(unit.conn, unit.now, numbers if for_nodes else ())
     placed = [
         msgspec.structs.replace(answer, unplaced=waiting.get(needs_of(request)))
         for answer, (_, request) in zip(answers, named, strict=True)

@@ -152,6 +152,21 @@ class TaskStore(TaskReader):
             return claim(unit, node_id, max_sessions, task_ids, lease_s=self.lease_s, offer=offer)
 
     @repeated
+    def lease_elsewhere(self, request: TaskRequest, holder: str, max_sessions: int) -> list[Lease]:
+        """Accept a task that runs outside of nodes, and lease up to `max_sessions` of its sessions to `holder`, who is
+        not a node. Asked again, its sessions that have not ended are leased anew.
+
+        The task must need a label that no node has, so that none leases its other sessions. Raises: as `submit`.
+        """
+        with self._unit() as unit:
+            (submitted,) = accept(unit, [request], for_nodes=False)
+            for row in rows_named(unit, submitted.session_ids):
+                if row["state"] == "leased":
+                    released = leasing.release(standing_of(row), node_id=holder, fence=row["fence"])
+                    move(unit, row, released, kind="session.released")
+            return claim(unit, holder, max_sessions, [submitted.task_id], lease_s=self.lease_s, offer=None)
+
+    @repeated
     def passed_over(self, task_id: str, needs: Sequence[str]) -> None:
         """Record that no present node can run the task. `needs`: the fields that they do not serve."""
         with self._unit() as unit:
