@@ -133,6 +133,13 @@ async def test_a_result_is_compared_where_the_solution_is_not(tmp_path: Path, so
         ("floats", "0.33", "0.34", False),
         ("floats", "nan", "nan", True),
         ("floats", "1 2", "1", False),
+        ("floats", "10000000", "10000001", False),
+        ("floats", "1000000007", "1000000008", False),
+        ("floats", "9007199254740992", "9007199254740993", False),
+        ("floats", "+7", "007", True),
+        ("floats", "7", "7.0", True),
+        ("floats", "9" * 5000, "9" * 4999 + "8", False),
+        ("floats", "9" * 1_000_002, "8" * 1_000_002, False),
     ],
 )
 def test_outputs_are_compared_by_a_rule(rule: Any, expected: str, found: str, same: bool) -> None:
@@ -143,6 +150,13 @@ def test_outputs_are_compared_by_a_rule(rule: Any, expected: str, found: str, sa
 def test_a_value_equals_itself_after_json_and_no_boolean_equals_a_number(value: Any) -> None:
     assert same_value("floats", value, json.loads(json.dumps(value)), 1e-6)
     assert not same_value("floats", [value, 1], [value, True], 1e-6)
+
+
+def test_whole_numbers_of_a_result_are_exact() -> None:
+    assert not same_value("floats", {"a": [10**7]}, {"a": [10**7 + 1]}, 1e-6)
+    assert same_value("floats", 10**7, 1e7, 1e-6)
+    assert same_value("floats", 10, 12, 2) is same_output("floats", "10", b"12", 2) is True, "a tolerance of one's own"
+    assert same_value("floats", 10, 13, 2) is same_output("floats", "10", b"13", 2) is False
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -56,8 +58,10 @@ while data:
 
 Rule = Literal["exact", "trimmed", "tokens", "floats"]
 """`exact`: every byte. `trimmed`: lines without trailing whitespace, and without empty lines at the end. `tokens`:
-words separated by whitespace. `floats`: words, where numbers may differ by the tolerance.
+words separated by whitespace. `floats`: words, where numbers may differ by the tolerance, whole numbers only by the
+absolute one: by the relative one, 10000001 would be 10000000.
 """
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def same_output(rule: Rule, expected: str, found: bytes, tolerance: float) -> bool:
@@ -104,12 +108,16 @@ def _near(word: str, other: str, tolerance: float) -> bool:
     if word == other:
         return True
     try:
+        if _WHOLE.fullmatch(word) and _WHOLE.fullmatch(other):
+            return abs(Decimal(word) - Decimal(other)) <= tolerance
         return _are_near(float(word), float(other), tolerance)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return False
 
 
 def _are_near(expected: float, found: float, tolerance: float) -> bool:
+    if isinstance(expected, int) and isinstance(found, int):
+        return abs(expected - found) <= tolerance
     try:
         return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:  # an integer beyond the range of floats
@@ -152,7 +160,7 @@ class CasesConfig(BaseModel):
     compare: Rule = "trimmed"
     """How outputs are compared. Results of functions are compared as JSON values, with the tolerance for `floats`."""
     tolerance: float = Field(default=1e-6, ge=0)
-    """Absolute and relative difference that `floats` allows."""
+    """Absolute and relative difference that `floats` allows; of two whole numbers only the absolute one."""
     partial: bool = False
     """The reward is the weight of the passed cases divided by the total weight. Otherwise it is 1 if all cases pass and
     0 if one fails, and the cases after the first failure do not run.
