@@ -299,6 +299,37 @@ def test_choices_that_the_question_shows_are_not_shown_twice() -> None:
     assert body["instruction"] == "Red (A) or blue (B)?"
 
 
+def test_choices_that_stand_in_the_question_without_letters_are_shown_with_them() -> None:
+    """Who is to answer by a letter must know it: numbers in a question are not its choices."""
+    for question in ("Of 2, 3 and 5, how many are odd?", "Is it red or blue, A or B?", "2 (B) or 3 (A) or 5 (C)?"):
+        body = task_of({"instruction": question, "options": ["2", "3", "5"], "answer": "A"})
+        assert body["instruction"] == f"{question}\n\nA) 2\nB) 3\nC) 5"
+
+
+GPQA = {
+    "Question": "Which is odd? ",
+    "Correct Answer": "3\n",
+    "Incorrect Answer 1": "2",
+    "Incorrect Answer 2": "A",
+    "Incorrect Answer 3": "4",
+}
+
+
+async def test_rows_of_gpqa_show_their_answers_in_an_order_that_the_question_decides(runtime: FolderRuntime) -> None:
+    mapping = {"instruction": "Question", "answer": "Correct Answer"}
+    places = set[str]()
+    for number in range(20):
+        row = GPQA | {"Question": f"Which of {number} is odd?"}
+        body, again = (task_of(row, **mapping) for _ in range(2))
+        assert body == again
+        letter = next(line[0] for line in body["instruction"].splitlines() if line.endswith(") 3"))
+        places.add(letter)
+        answers = [*"ABCD", "2", "3", "4"]
+        rewards = {answer: await reward(runtime, body, answer) for answer in answers}
+        assert rewards == dict.fromkeys(answers, 0.0) | {letter: 1.0, "3": 1.0}
+    assert places == set("ABCD")
+
+
 @pytest.mark.parametrize("answer", [7, "Z", None, ["A", "B"]])
 def test_an_answer_that_is_none_of_the_named_choices_is_left_out(answer: Any) -> None:
     with pytest.raises(RowUnsuitable, match="choices: has no choice"):

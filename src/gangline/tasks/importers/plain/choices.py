@@ -1,7 +1,7 @@
 """Multiple-choice questions: the choices of a row, and which of them is its answer.
 
 Sources: the columns of MMLU (`choices`, an index), ARC and CommonsenseQA (`{text, label}`, a label), OpenBookQA, AQuA
-(`["A)21", ...]`, a letter), MedQA (`{"A": ...}`) and MMLU-Pro (`options`).
+(`["A)21", ...]`, a letter), MedQA (`{"A": ...}`), MMLU-Pro (`options`) and GPQA (`Correct Answer`, ...).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from gangline.domain.text_lists import texts_of
@@ -16,6 +17,7 @@ from gangline.grading.untrusted.same_value import is_same_value
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
 _COLUMNS = ("choices", "options")
+_OF_GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _MARKED = re.compile(r"\s*\(?([A-Z])\s*[).:]\s*(.*)", re.DOTALL)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 
@@ -33,6 +35,9 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
     is_mapped: the user named the column of the choices. Raises: RowUnsuitable if the answer is then not a choice, if it
     matches two choices, or if an empty choice makes it ambiguous.
     """
+    if all(isinstance(given.get(name), str) and given[name].strip() for name in _OF_GPQA):
+        order = sorted(_OF_GPQA, key=lambda name: sha256(f"{instruction}\0{given[name]}".encode()).digest())
+        return _chosen(instruction, [("", given[name].strip()) for name in order], order.index(_OF_GPQA[0]))
     column = next((name for name in _COLUMNS if given.get(name) is not None), None)
     if column is None:
         if is_mapped:
@@ -54,11 +59,21 @@ def chosen_of(given: Mapping[str, Any], instruction: str, answer: Any, *, is_map
             why = "is not a list of texts" if choices is None else f"has no choice that the answer {answer!r} names"
             raise RowUnsuitable(f"{column}: {why}")
         return None
+    return _chosen(instruction, choices, at)
+
+
+def _chosen(instruction: str, choices: list[tuple[str, str]], at: int) -> Chosen:
     letters = _letters(choices)
-    if not all(text in instruction for _, text in choices):
+    if not all(_is_shown(letter, text, instruction) for letter, (_, text) in zip(letters, choices, strict=True)):
         lines = [f"{letter}) {text}" for letter, (_, text) in zip(letters, choices, strict=True)]
         instruction = "\n".join([instruction.rstrip(), "", *lines])
     return Chosen(instruction, _right(letters, [text for _, text in choices], at))
+
+
+def _is_shown(letter: str, text: str, instruction: str) -> bool:
+    """Whether the question has the choice beside its letter. A number may be a choice, and stand in the question."""
+    word = re.escape(text)
+    return re.search(rf"(?<!\w){letter}\W{{1,4}}{word}|{word}\W{{1,4}}{letter}(?!\w)", instruction) is not None
 
 
 def _without_end(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
