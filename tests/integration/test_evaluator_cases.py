@@ -140,6 +140,15 @@ async def test_a_result_is_compared_where_the_solution_is_not(tmp_path: Path, so
         ("floats", "7", "7.0", True),
         ("floats", "9" * 5000, "9" * 4999 + "8", False),
         ("floats", "9" * 1_000_002, "8" * 1_000_002, False),
+        ("lines", " 1 2 \n3\n", "1 2\n 3", True),
+        ("lines", "1 2\n3", "1 2 3", False),
+        ("lines", "1 2", "1  2.0", True),
+        ("lines", "Yes 2", "Yes 2.0", False),
+        ("lines", "0.1", "0.10000001", False),
+        ("lines", "9007199254740992", "9007199254740993", False),
+        ("lines", "a", "a\n\nb", False),
+        ("lines", "1", "sNaN", False),
+        ("lines", "", "\n", True),
     ],
 )
 def test_outputs_are_compared_by_a_rule(rule: Any, expected: str, found: str, same: bool) -> None:
@@ -155,6 +164,8 @@ def test_a_value_equals_itself_after_json_and_no_boolean_equals_a_number(value: 
 def test_whole_numbers_of_a_result_are_exact() -> None:
     assert not same_value("floats", {"a": [10**7]}, {"a": [10**7 + 1]}, 1e-6)
     assert same_value("floats", 10**7, 1e7, 1e-6)
+    assert same_value("lines", [True], [1], 0.0), "as Python compares"
+    assert not same_value("lines", 0.1, 0.1000001, 0.0)
     assert same_value("floats", 10, 12, 2) is same_output("floats", "10", b"12", 2) is True, "a tolerance of one's own"
     assert same_value("floats", 10, 13, 2) is same_output("floats", "10", b"13", 2) is False
 

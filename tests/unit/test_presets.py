@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +65,16 @@ SWE_GYM: dict[str, Any] = {
     "PASS_TO_PASS": ["tests/test_x.py::test_old"],
     "FAIL_TO_PASS": ["tests/test_x.py::test_new"],
 }
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def one():\n    """One."""\n',
+    "canonical_solution": "    return 1\n",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+    "entry_point": "one",
+}
+MBPP = {"task_id": 2, "text": "Return one.", "code": "one = lambda: 1", "test_list": ["assert one() == 1"]}
+MBPP |= {"test_setup_code": "", "challenge_test_list": []}
+LIVE = {"question_content": "Double it.", "starter_code": "", "public_test_cases": "[]", "metadata": "{}"}
 ROWS: dict[str, Mapping[str, Any]] = {"math": DEEPSCALER, "stem": SCP, "code": EURUS, "swe": SWE_GYM}
 
 
@@ -138,9 +151,65 @@ def test_functions_are_called_with_arguments_in_either_form() -> None:
     assert lines["evaluator"]["config"]["cases"] == [{"input": "1\n2", "output": "3\n"}]
 
 
+def packed(value: object) -> str:
+    """As LiveCodeBench packs its private tests."""
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def live(*tests: tuple[str, str], **changes: Any) -> dict[str, Any]:
+    listed = [{"input": given, "output": wanted, "testtype": "stdin"} for given, wanted in tests]
+    return {**LIVE, "private_test_cases": packed(json.dumps(listed)), **changes}
+
+
+@pytest.mark.parametrize(
+    "row", [HUMANEVAL, MBPP, {**MBPP, "text": "", "prompt": "One.", "test_imports": ["import math"]}]
+)
+def test_tests_in_python_become_a_command_and_the_published_solution_the_tasks(row: dict[str, Any]) -> None:
+    body = preset("code").task(row)
+    task = validated(body, "row")
+    assert (task.evaluator.strategy, task.evaluator.refresh_runtime) == ("script", True)
+    assert set(body["evaluator"]["config"]["files"]) == {".tests/asserts.py", ".tests/tests.json"}
+    assert body["evaluator"]["config"]["collect"] == ["solution.py"]
+    exec(body["solution"]["files"]["solution.py"], space := {})
+    assert space["one"]() == 1
+    assert "solution.py" in body["instruction"]
+
+
+def test_packed_tests_are_unpacked_and_kept_once(tmp_path: Path) -> None:
+    row = live(("1\n", "2\n"), public_test_cases=json.dumps([{"input": "2", "output": "4", "testtype": "stdin"}]))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = read_rows(tmp_path / "rows.jsonl", "code")
+    assert isinstance(found, Imported)
+    config = found.body["evaluator"]["config"]
+    assert config["cases"] == [{"input": "2", "output": "4"}, {"input": "1\n", "output": "2\n"}]
+    assert (config["compare"], config["function"]) == ("lines", None)
+    assert "private_test_cases" not in found.body["metadata"]["instance"]
+    method = live(("[1]\n2", "[[1]]"), metadata='{"func_name": "cut"}', starter_code="class Solution:\n  def cut(self")
+    body = preset("code").task(method)
+    assert body["evaluator"]["config"]["cases"] == [{"arguments": [[1], 2], "result": [[1]]}]
+    assert "class Solution" in body["instruction"]
+    assert "The tests call the function `cut`" in body["instruction"]
+
+
+def test_an_operators_template_keeps_its_own_evaluator() -> None:
+    own = {"strategy": "session_completed"}
+    assert preset("code").task(HUMANEVAL, {"evaluator": own})["evaluator"] == own
+
+
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
+        ("code", {**HUMANEVAL, "test": "class TestCases: pass"}, "test: String should match"),
+        ("code", {**HUMANEVAL, "entry_point": "a b"}, "entry_point: String should match"),
+        ("code", {**MBPP, "test_list": []}, "test_list: "),
+        ("code", live(), "inputs: List should have at least 1"),
+        ("code", live(private_test_cases="[[1]]"), "are not those of LiveCodeBench"),
+        ("code", live(private_test_cases="null"), "are not those of LiveCodeBench"),
+        ("code", live(private_test_cases="[" * 100_000), "private_test_cases: is neither JSON"),
+        ("code", live(private_test_cases="x"), "private_test_cases: is neither JSON"),
+        ("code", live(private_test_cases=packed(Path("x"))), "is not text"),
+        ("code", live(private_test_cases=packed("[]")[:20]), "private_test_cases: "),
+        ("code", live(("1", "2"), metadata="[]"), "metadata or test cases"),
         ("math", {"problem": "x"}, "answer: Field required"),
         ("math", {"problem": "x", "answer": ""}, "answer: is empty"),
         ("stem", {"problem": "x", "matched_solution": "It depends."}, "matched_solution: has no"),

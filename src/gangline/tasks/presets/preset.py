@@ -37,7 +37,10 @@ class Preset:
     dataset: str
     """Dataset with training rows: a name on the Hugging Face hub."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """Row -> fields of the template. Raises: pydantic's ValidationError, InvalidRequest, RowUnsuitable."""
+    """Row -> fields of the template, and the row's own `evaluator` and `solution`.
+
+    Raises: pydantic's ValidationError, InvalidRequest, RowUnsuitable.
+    """
     generate: Callable[[int, int], list[Sample]]
     """(number, seed) -> samples; deterministic."""
 
@@ -54,11 +57,13 @@ class Preset:
         """
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(row)))  # Parquet dates become strings
         try:
-            fields = plain | self.read(plain)
+            read = self.read(plain)
         except ValidationError as error:
             raise InvalidRequest(f"a row of preset {self.name!r}: {explain(error)}") from error
-        body = filled({**self.template, **(changes or {})}, fields)
-        return body | {"metadata": {"preset": self.name, "instance": plain}}
+        own = {name: read.pop(name) for name in ("evaluator", "solution") if read.get(name) is not None}
+        body = filled({**self.template, **(changes or {})}, plain | read)
+        own = {name: value for name, value in own.items() if name not in (changes or {})}
+        return {**body, **own, "metadata": {"preset": self.name, "instance": plain}}
 
     def solved(self, sample: Sample) -> dict[str, Any]:
         """The task of a sample, with the right answer as its reference solution."""

@@ -13,6 +13,7 @@ from gangline.tasks.importers.plain.choices import chosen_of
 from gangline.tasks.importers.plain.mapping import mapped, written_files
 from gangline.tasks.presets.preset import Preset
 from gangline.tasks.presets.rows.answers import answers_of
+from gangline.tasks.presets.rows.livecodebench import PRIVATE
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 
 _NAMES = ("task_id", "instance_id", "id", "name")
@@ -38,7 +39,8 @@ def read_preset_row(
     """Raises: InvalidRequest, naming the column; RowUnsuitable for a row that the preset cannot grade."""
     given = plain(mapped(row, mapping, preset.name))
     body = preset.task(given)
-    body["metadata"] = {"source": "rows", "task": name, "preset": preset.name, "instance": plain(row)}
+    kept = {column: value for column, value in plain(row).items() if column != PRIVATE}  # megabytes, in the evaluator
+    body["metadata"] = {"source": "rows", "task": name, "preset": preset.name, "instance": kept}
     if preset.name in _ANSWERS:
         right = body["evaluator"]["config"]["answer"]
         body["solution"] = {"answer": f"\\boxed{{{right if isinstance(right, str) else right[0]}}}"}

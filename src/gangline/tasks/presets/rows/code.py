@@ -1,4 +1,5 @@
-"""Columns of Eurus-2-RL-Data, for its rows with `ability: code`.
+"""Columns of Eurus-2-RL-Data, for its rows with `ability: code`; and of LiveCodeBench, HumanEval and MBPP, which have
+readers of their own.
 
 `reward_model.ground_truth` is JSON: `inputs` and `outputs`, one pair per test, and `fn_name` if a function is called;
 or an object, also with `input` and `output` (CodeContests); or a list of `{input, output}` (LiveCodeBench). Without
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.plugins import explain
+from gangline.tasks.presets.rows.asserted import humaneval_fields, mbpp_fields
+from gangline.tasks.presets.rows.livecodebench import PRIVATE, LiveCodeBenchRow, livecodebench_evaluator
 from gangline.tasks.presets.rows.unsuitable import RowUnsuitable
 from gangline.tasks.presets.rows.verl import VerlRow, question_of
 
@@ -33,17 +36,29 @@ class _Tests(BaseModel):
 
 
 def code_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`problem`, `cases` for evaluator `cases`, and `function`, which is null for standard input and output.
+    """`problem`, `cases` for evaluator `cases`, and `function`, which is null for standard input and output; or
+    `evaluator`, which replaces the template's, and `solution`.
 
     Raises: ValidationError, InvalidRequest, RowUnsuitable.
     """
+    if "entry_point" in row and "test" in row:
+        return humaneval_fields(row)
+    if "test_list" in row:
+        return mbpp_fields(row)
+    if PRIVATE in row:
+        published = LiveCodeBenchRow.model_validate(row)
+        fields = _fields(published.problem(), _tests(published.tests()))
+        return fields | {"evaluator": livecodebench_evaluator(fields["cases"], fields["function"])}
     verl = VerlRow.model_validate(row)
     if verl.ability not in (None, "code"):
         raise RowUnsuitable(f"ability: {verl.ability!r} is not `code`")
-    tests = _tests(verl.reward_model.ground_truth)
+    problem = question_of(verl).partition(_ASKS_FOR_TEXT)[0].rstrip()
+    return _fields(problem, _tests(verl.reward_model.ground_truth))
+
+
+def _fields(problem: str, tests: _Tests) -> dict[str, Any]:
     if len(tests.inputs) != len(tests.outputs):
         raise InvalidRequest(f"{_WHERE}: has {len(tests.inputs)} inputs and {len(tests.outputs)} outputs")
-    problem = question_of(verl).partition(_ASKS_FOR_TEXT)[0].rstrip()
     if tests.fn_name is not None:
         problem += f"\n\nThe tests call the function `{tests.fn_name}` of the file."
     case = _standard_case if tests.fn_name is None else _function_case
