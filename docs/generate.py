@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from access import access
+from benchmarks_table import benchmarks_table
 from command_pages import command_pages
 from dialect_fields import dialect_fields
 from harness_table import harness_table
@@ -22,6 +23,7 @@ REFERENCE = Path(__file__).parent / "reference"
 
 PAGES: dict[str, Callable[[], str]] = {
     "access.md": access,
+    "benchmarks.md": benchmarks_table,
     "dialect-fields.md": dialect_fields,
     "harnesses.md": harness_table,
     "http.md": http,

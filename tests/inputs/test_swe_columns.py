@@ -225,8 +225,9 @@ def test_tasks_have_the_ids_of_their_rows(tmp_path: Path, own: dict[str, Any], w
     from gangline.tasks.commands.importing import Made
 
     row = {"instruction": "?", "answer": "2", **own}
-    made = Made(write(tmp_path / "rows.jsonl", row, {**row, **own}), Wanted(), None)
+    path = write(tmp_path / "rows.jsonl", row, {**row, **own})
+    made = Made(read_source(path, Wanted()), None)
     first, second = (body["task_id"] for body in made.bodies)
     assert first == wanted
     assert second == ("rows-00002" if wanted == "rows-00001" else f"{wanted}-2")
-    assert Made(tmp_path / "rows.jsonl", Wanted(), "eval").bodies[0]["task_id"].startswith("eval-")
+    assert Made(read_source(path, Wanted()), "eval").bodies[0]["task_id"].startswith("eval-")

@@ -36,7 +36,7 @@ from gangline.domain.weight_updates import GateUpdate
 from gangline.rows.drift import DriftReport
 from gangline.sandbox.images.shelf import ImageRecord
 from gangline.store.audit import Action
-from gangline.tasks.commands import check_rows, preset, task_files
+from gangline.tasks.commands import benchmarks, check_rows, preset, task_files
 from gangline.tasks.commands.datasets import data
 from gangline.tasks.commands.evals import evaluate, regrade
 from gangline.tasks.commands.evals.view import comparison_table
@@ -217,6 +217,7 @@ PRINTED: dict[str, Print] = {
     "image list": _images,
     "config show": _config,
     "tasks list": _tasks,
+    "tasks names": printed(benchmarks.names),
     "preset list": printed(preset.list_),
     "check-rows": lambda _: check_rows._print(Path(PATH), _rows_report()),  # pyright: ignore[reportPrivateUsage]
     "regrade": lambda _: regrade._show(REGRADED, Path(PATH), as_json=False),  # type: ignore[arg-type] # pyright: ignore

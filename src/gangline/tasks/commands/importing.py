@@ -15,6 +15,7 @@ from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.tasks.commands.source_options import (
     FilterOption,
     FormatOption,
+    FromOption,
     ImageOption,
     LimitOption,
     LogParserOption,
@@ -35,8 +36,7 @@ from gangline.tasks.commands.source_options import (
 
 if TYPE_CHECKING:
     from gangline.domain.task import NetworkPolicy
-    from gangline.machine.reading.imported import Imported
-    from gangline.tasks.importers.source import Wanted
+    from gangline.machine.reading.imported import Imported, LeftOut
     from gangline.tasks.presets.preset import Preset
 
 _MAX_SHOWN_NOTES = 10
@@ -46,6 +46,7 @@ _LONGEST_ID_CHARS = 100
 
 def from_source(
     source: SourceArgument,
+    given: FromOption = None,
     kind: FormatOption = None,
     limit: LimitOption = None,
     filters: FilterOption = None,
@@ -72,12 +73,14 @@ def from_source(
     written then. With --json stdout is one document: `tasks`, or with --out their number, `left_out` and `notes`.
     """
     from gangline.machine.reading.imported import Choices
+    from gangline.tasks.benchmarks.catalogue import named_benchmark
+    from gangline.tasks.benchmarks.reading import read_benchmark
     from gangline.tasks.importers.plain.mapping import parsed_mapping
-    from gangline.tasks.importers.source import FORMATS, Format, Wanted
+    from gangline.tasks.importers.source import FORMATS, Format, Wanted, read_source
     from gangline.tasks.importers.swe import InstanceChoices
 
     wanted = Wanted(
-        choices=Choices(runtime=runtime, image=image, python=python, network=_network(network)),
+        choices=Choices(runtime=runtime, image=image, python=python, network=network_policy(network)),
         instances=InstanceChoices(repositories=repositories, test_command=test_command, log_parser=log_parser),
         format=cast("Format | None", _one_of("--format", kind, FORMATS)),
         preset=None if preset is None else found_preset(preset),
@@ -87,7 +90,16 @@ def from_source(
         filters=tuple(filters or ()),
         limit=limit,
     )
-    made = Made(source, wanted, prefix)
+    named = None if registry else named_benchmark(source, is_certain=given is not None)
+    if named is None:
+        made = Made(read_source(Path(source), wanted, check), prefix)
+    else:
+        made = Made(read_benchmark(named, wanted, given, check), prefix or named.prefix)
+    _put(made, out, strict=strict, as_json=as_json)
+
+
+def _put(made: Made, out: Path | None, *, strict: bool, as_json: bool) -> None:
+    """Raises: InvalidRequest."""
     if strict:
         made.refuse_left_out()
     if out is not None:
@@ -104,16 +116,15 @@ def from_source(
 class Made:
     """The tasks of one source."""
 
-    def __init__(self, source: Path, wanted: Wanted, prefix: str | None) -> None:
+    def __init__(self, found: Iterable[Imported | LeftOut], prefix: str | None) -> None:
         """Raises: InvalidRequest, naming file, row and field."""
         from gangline.machine.reading.imported import Imported
-        from gangline.tasks.importers.source import read_source
 
         self.bodies: list[dict[str, Any]] = []
         self._notes: dict[str, None] = {}
         self._left_out: list[str] = []
         ids = _Ids(prefix)
-        for one in read_source(source, wanted, _check):
+        for one in found:
             if isinstance(one, Imported):
                 self._notes |= dict.fromkeys(one.notes)
                 self.bodies.append({"task_id": ids.of(one.name), **one.body})
@@ -171,7 +182,7 @@ class _Ids:
         return found
 
 
-def _check(one: Imported) -> None:
+def check(one: Imported) -> None:
     """Raises: InvalidRequest if the task, apart from its agent, would be rejected at submit."""
     from gangline.cli.tasks.files import validated
 
@@ -186,7 +197,7 @@ def _show_some(lines: Iterable[str]) -> None:
         notes().print(f"... and {len(shown) - _MAX_SHOWN_NOTES} more of that kind", style="dim")
 
 
-def _network(given: str | None) -> NetworkPolicy | None:
+def network_policy(given: str | None) -> NetworkPolicy | None:
     """Raises: InvalidRequest."""
     from gangline.domain.task import NetworkPolicy
 

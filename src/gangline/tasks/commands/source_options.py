@@ -11,10 +11,19 @@ _PLACE = "Where they run"
 _ROWS = "Rows of datasets"
 
 SourceArgument = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, inspect:FILE@TASK, "
-        "verifiers:TASKSET, tau2:DOMAIN."
+        help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, the NAME[@REVISION] "
+        "of a benchmark, inspect:FILE@TASK, verifiers:TASKSET, tau2:DOMAIN."
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="Your copy of a benchmark's files, as they are published. Default: they are fetched.",
+        show_default=False,
     ),
 ]
 FormatOption = Annotated[
@@ -49,7 +58,9 @@ MapOption = Annotated[
         rich_help_panel=_ROWS,
     ),
 ]
-SplitOption = Annotated[str | None, typer.Option("--split", help="Split of a dataset's folder.", rich_help_panel=_ROWS)]
+SplitOption = Annotated[
+    str | None, typer.Option("--split", help="Split of a dataset's folder, or of a benchmark.", rich_help_panel=_ROWS)
+]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Write nothing when a row cannot be read or graded, in place of leaving it out."),

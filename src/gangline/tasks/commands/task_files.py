@@ -10,6 +10,7 @@ import typer
 from gangline.cli.tasks.files import by_name, names_of, read_tasks
 from gangline.cli.terminal.output import JsonOption, console, print_json, printable, printable_lines
 from gangline.domain.errors import NotFound
+from gangline.tasks.commands.benchmarks import names
 from gangline.tasks.commands.importing import from_source
 
 _GOES = {"runtime": 1, "source": 2, "solution": 3, "image": 4}
@@ -105,4 +106,5 @@ def _cell(value: Any) -> str:
 
 def register(app: typer.Typer) -> None:
     tasks.command("from")(from_source)
+    tasks.command()(names)
     app.add_typer(tasks, name="tasks")

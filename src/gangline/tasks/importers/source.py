@@ -43,16 +43,17 @@ _NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "st
 _SHARD = re.compile(r"-\d+-of-\d+$")
 
 
-def read_rows(path: Path, split: str | None = None) -> Generator[tuple[str, Any]]:
+def read_rows(path: Path, split: str | None = None, files: str | None = None) -> Generator[tuple[str, Any]]:
     """Each row with its place, `FILE, row N (line M)`, counted from 1. A row may have any JSON type. An unreadable row
     is returned as an `InvalidRequest`, and reading continues.
 
     path: a file, or the folder of a Hugging Face dataset: a copy of its repository, or written by `save_to_disk`.
+    files: pattern of the files below the folder, instead of a split.
 
     Raises: InvalidRequest if a file cannot be read, the split is missing or not chosen, or pyarrow is missing.
     """
     wall = _wall_of(path)
-    for file in _files_of(path, split):
+    for file in _files_of(path, split) if files is None else files_like(path, files):
         with opened_source(file, wall, _MAX_FILE_BYTES) as opened:
             for number, (line, row) in enumerate(_rows_of(file, opened), 1):
                 yield f"{file}, row {number}" + (f" (line {line})" if line not in (0, number) else ""), row
@@ -104,6 +105,21 @@ def _files_of(path: Path, split: str | None) -> list[Path]:
     return splits[split] if split is not None else next(iter(splits.values()))
 
 
+def files_like(path: Path, pattern: str) -> list[Path]:
+    """The file itself, or the files below a folder that match, or whose names do. Raises: InvalidRequest if there are
+    none, or if one of `-00000-of-00004` is missing.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob(pattern)) or sorted(path.glob(pattern.rpartition("/")[2]))
+    if not found:
+        raise InvalidRequest(f"{path}: has no file {pattern}.")
+    whole = _SHARD.search(found[0].stem)
+    if whole and len(found) < (num := int(whole[0].rpartition("-")[2])):
+        raise InvalidRequest(f"{path}: has {len(found)} of {num} files {pattern}.")
+    return found
+
+
 def _found_in(root: Path) -> list[Path]:
     """Files with rows, including links. Raises: InvalidRequest for a folder with too many entries."""
     found: list[Path] = []
@@ -138,6 +154,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     mapping: Mapping[str, str] = {}
     """Field -> column, for rows."""
     split: str | None = None
+    files: str | None = None
+    """Pattern of the files of rows below the folder, instead of a split."""
+    name: str | None = None
+    """Name of the source, for rows without one. Default: that of the file."""
     filters: tuple[str, ...] = ()
     """Name patterns, or `FIELD=PATTERN` for a field of the source; a task must match all."""
     limit: int | None = None
@@ -291,10 +311,10 @@ class _Rows:
         self._path = path
         self._wanted = wanted
         self._is_swe = kind == "swe"
-        self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).strip("-._") or "row"
+        self._name = wanted.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().stem).strip("-._") or "row"
 
     def candidates(self) -> Generator[Candidate]:
-        for number, (where, row) in enumerate(read_rows(self._path, self._wanted.split), 1):
+        for number, (where, row) in enumerate(read_rows(self._path, self._wanted.split, self._wanted.files), 1):
             if not isinstance(row, Mapping):
                 why = row.message if isinstance(row, InvalidRequest) else "is not an object"
                 yield Candidate(where, None, partial(_refuse, why), where)
@@ -317,7 +337,7 @@ class _Rows:
     @cached_property
     def _are_answered(self) -> bool:
         """Whether any row has an answer; if so, a row without one cannot be graded."""
-        rows = (row for _, row in read_rows(self._path, self._wanted.split))
+        rows = (row for _, row in read_rows(self._path, self._wanted.split, self._wanted.files))
         return any("answer" in row for row in rows if isinstance(row, Mapping))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import typer
@@ -23,6 +23,7 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings
 from gangline.settings.service import resolve
+from gangline.tasks.commands.benchmarks import benchmark_tasks
 from gangline.tasks.commands.evals.options import (
     ByOption,
     CaptureOption,
@@ -40,10 +41,12 @@ from gangline.tasks.commands.evals.options import (
     PredictionsOption,
     PricesOption,
     SamplesOption,
+    TasksArgument,
     TokenizerOption,
 )
 from gangline.tasks.commands.evals.page import report_page
 from gangline.tasks.commands.evals.view import as_table, figures, tasks_rows, write_markdown
+from gangline.tasks.commands.source_options import FromOption, LimitOption, NetworkOption, PythonOption, SplitOption
 from gangline.wire.client.running import find_service
 
 if TYPE_CHECKING:
@@ -56,7 +59,12 @@ _SHOWN_TASKS = 20
 
 
 def evaluate(
-    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
+    source: TasksArgument,
+    limit: LimitOption = None,
+    split: SplitOption = None,
+    files: FromOption = None,
+    python: PythonOption = None,
+    network: NetworkOption = None,
     name: NameOption = None,
     samples: SamplesOption = 1,
     harness: HarnessOption = None,
@@ -86,35 +94,37 @@ def evaluate(
     service, or starts one with --engine. Results are in DATA/evals/NAME.
     """
     from gangline.tasks.evals.report import make_report
-    from gangline.tasks.evals.run import Budget, read_predictions
+    from gangline.tasks.evals.run import Budget
 
-    priced = _prices(prices)
-    if max_cost is not None and priced is None:
-        raise InvalidRequest("--max-cost needs --prices IN,OUT: the prices of a million prompt and sampled tokens.")
-    spec = _spec(source, name, samples, tuple(harness or ()), evaluator, shard)
+    priced = _prices(prices, max_cost)
+    bodies = benchmark_tasks(source, limit, split, files, python, network) or read_tasks(source)[:limit]
+    spec = _spec(source, bodies, samples, tuple(harness or ()), evaluator, shard)
+    spec = msgspec.structs.replace(spec, name=name or _name_of(source, split, limit, shard))
     budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     folder = data_dir / "evals" / spec.name
-    service = {"node.engines": engine, "up.tokenizer": tokenizer}
-    service |= {"node.capture": capture, "node.engine_key_env": engine_key_env}
-    given = {key: value for key, value in service.items() if value is not None}
+    given = _service(engine, tokenizer, capture, engine_key_env)
     try:
         done = _EvaluationCommand(spec, budget, folder, in_flight).through(given, data_dir, data, server)
     except typer.Exit:
         notes().print("Stopped. Start it again to continue.")
         raise
     keys = [*(by or ()), *(("harness",) if len(harness or ()) > 1 else ())]
-    report = make_report(
-        spec.name, done.records, num_samples=samples, ks=_ks(ks, samples), bar=bar, by=keys, prices=priced
-    )
-    _write(report, folder, markdown)
-    if html is not None:
-        html.write_text(report_page(report, None if given else find_service(data, server).server_url))
-    if predictions is not None:
-        _write_predictions(predictions, spec.name, read_predictions(folder))
+    how: dict[str, Any] = {"num_samples": samples, "ks": _ks(ks, samples), "bar": bar, "by": keys, "prices": priced}
+    report = make_report(spec.name, done.records, **how)
+    server_url = None if given or html is None else find_service(data, server).server_url
+    _write(report, folder, markdown, html, server_url)
+    _write_predictions(predictions, spec.name, folder)
     _show(report, done.num_left, as_json=as_json)
     if not report.whole.num_counted:
         raise typer.Exit(Exit.FAILED)
+
+
+def _service(engine: str | None, tokenizer: str | None, capture: str | None, key_env: str | None) -> dict[str, Any]:
+    """Settings of the service to start; empty: the running one is used."""
+    service = {"node.engines": engine, "up.tokenizer": tokenizer}
+    service |= {"node.capture": capture, "node.engine_key_env": key_env}
+    return {key: value for key, value in service.items() if value is not None}
 
 
 class _EvaluationCommand:
@@ -180,7 +190,7 @@ class _EvaluationCommand:
 
 def _spec(
     source: str,
-    name: str | None,
+    bodies: Sequence[dict[str, Any]],
     num_samples: int,
     harnesses: tuple[str, ...],
     evaluator: str | None,
@@ -190,7 +200,7 @@ def _spec(
     from gangline.tasks.evals.run import EvaluationSpec
 
     graded = {} if evaluator is None else {"evaluator": evaluator_fields(evaluator)}
-    found = [_named({**body, **graded}, at) for at, body in enumerate(read_tasks(source))]
+    found = [_named({**body, **graded}, at) for at, body in enumerate(bodies)]
     if len({named for named, _ in found}) < len(found):
         raise InvalidRequest(f"{source}: two tasks have the same task_id.")
     mine = of_shard(found, shard)
@@ -200,7 +210,7 @@ def _spec(
     for named, body in crossed:
         validated({**body, "num_samples": num_samples}, f"{source}, {named}")
     return EvaluationSpec(
-        name=name or _name_of(source) + ("" if shard is None else f"-{shard.replace('/', '-of-')}"),
+        name=_name_of(source),
         tasks=tuple(body for _, body in crossed),
         names=tuple(named for named, _ in crossed),
         num_samples=num_samples,
@@ -217,13 +227,19 @@ def _with_harness(
 ) -> tuple[str, dict[str, Any]]:
     if harness is None:
         return named, body
-    agent = {**cast("dict[str, Any]", body.get("agent") or {}), "harness": harness}
+    agent = cast("dict[str, Any]", body.get("agent") or {})
+    if agent.get("harness", harness) != harness:  # another program has other settings
+        agent = {name: value for name, value in agent.items() if name != "settings"}
+    agent = {**agent, "harness": harness}
     metadata = {**cast("dict[str, Any]", body.get("metadata") or {}), "harness": harness}
     return f"{named} ({harness})" if len(harnesses) > 1 else named, {**body, "agent": agent, "metadata": metadata}
 
 
-def _name_of(source: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "evaluation"
+def _name_of(source: str, split: str | None = None, limit: int | None = None, shard: str | None = None) -> str:
+    """A name for these tasks: other parts of a source are other evaluations."""
+    title = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
+    parts = (split, limit and f"first-{limit}", shard and shard.replace("/", "-of-"))
+    return "-".join([title or "evaluation", *(part for part in parts if part)])
 
 
 def _ks(text: str | None, num_samples: int) -> list[int]:
@@ -239,10 +255,12 @@ def _ks(text: str | None, num_samples: int) -> list[int]:
     return found
 
 
-def _prices(text: str | None) -> Prices | None:
+def _prices(text: str | None, max_cost: float | None) -> Prices | None:
     """Raises: InvalidRequest."""
     from gangline.tasks.evals.report import Prices
 
+    if text is None and max_cost is not None:
+        raise InvalidRequest("--max-cost needs --prices IN,OUT: the prices of a million prompt and sampled tokens.")
     if text is None:
         return None
     try:
@@ -252,18 +270,25 @@ def _prices(text: str | None) -> Prices | None:
     return Prices(prompt=prompt, sampled=sampled)
 
 
-def _write(report: Report, folder: Path, markdown: Path | None) -> None:
+def _write(report: Report, folder: Path, markdown: Path | None, html: Path | None, server_url: str | None) -> None:
     from gangline.machine.durable import write_whole
 
     write_whole(folder / "report.json", msgspec.json.format(msgspec.json.encode(report)))
     if markdown is not None:
         write_markdown(markdown, [*figures(report), tasks_rows(report.lines)])
+    if html is not None:
+        html.write_text(report_page(report, server_url))
 
 
-def _write_predictions(path: Path, model: str, patches: dict[str, str]) -> None:
+def _write_predictions(path: Path | None, model: str, folder: Path) -> None:
     """Source: SWE-bench's `run_evaluation --predictions_path`."""
+    from gangline.tasks.evals.run import read_predictions
+
+    if path is None:
+        return
     lines = (
-        {"instance_id": task, "model_name_or_path": model, "model_patch": patch} for task, patch in patches.items()
+        {"instance_id": task, "model_name_or_path": model, "model_patch": patch}
+        for task, patch in read_predictions(folder).items()
     )
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 

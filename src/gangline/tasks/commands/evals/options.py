@@ -9,6 +9,12 @@ import typer
 
 _REPORT, _BUDGET, _SERVICE = "Report", "Budget", "Service"
 
+TasksArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|-|NAME", help="Tasks, as for `gangline submit`; or the NAME[@REVISION] of a benchmark."
+    ),
+]
 NameOption = Annotated[
     str | None, typer.Option("--name", help="Name of the evaluation. Default: the file's.", show_default=False)
 ]
