@@ -17,7 +17,7 @@ from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.trajectory import TraceRole
-from gangline.domain.unshown import unshown
+from gangline.domain.unshown import unshown, unshown_lines
 from gangline.domain.usage import SessionUsage
 from gangline.domain.views import SessionView
 from gangline.rows.chains import is_exact, why_masked
@@ -118,6 +118,8 @@ class SessionOutline(msgspec.Struct, frozen=True, kw_only=True):
     timings: tuple[StageTiming, ...]
     usage: SessionUsage | None
     limits: dict[str, str]
+    unshown: tuple[str, ...]
+    """Lines about tools and their results that the model was not shown, as of `gangline show`."""
     untrainable: dict[str, str]
     """trace id -> why the row must not be trained on."""
     files: tuple[KeptFile, ...]
@@ -158,6 +160,7 @@ def open_session(result: SessionResult) -> OpenedSession:
         timings=result.timings,
         usage=result.usage,
         limits=result.limits,
+        unshown=tuple(unshown_lines(result.completions)),
         untrainable={trace.trace_id: trace.untrainable for trace in traces if trace.untrainable is not None},
         files=tuple(KeptFile(name, len(content)) for name, content in sorted(result.artifacts.items())),
         chains=_chain_lines(lines),
@@ -188,6 +191,7 @@ def open_running(session: SessionView, attempt: int, completions: Iterable[Compl
         timings=(),
         usage=None,
         limits={},
+        unshown=tuple(unshown_lines(tree)),
         untrainable={},
         files=(),
         chains=_chain_lines(lines),

@@ -29,7 +29,7 @@ export function Evidence({ outline, path }) {
       html`<dt>agent's program</dt>
         <dd>${exitOf(exit)}</dd>`}
       <dt>trained on</dt>
-      <dd>${number(outline.calls.length - masked)} of ${number(outline.calls.length)} calls</dd>
+      <dd>${outline.calls.length === 0 ? "there was no model call" : `${number(outline.calls.length - masked)} of ${number(outline.calls.length)} calls`}</dd>
       ${Object.entries(outline.untrainable).map(
         ([trace, reason]) => html`<dt>${trace}</dt>
           <dd class="warning">not trained on: ${visible(reason)}</dd>`,
@@ -52,8 +52,18 @@ export function Evidence({ outline, path }) {
   </div>`;
 }
 
+/**
+ * Of a file that is kept with the result.
+ * @param {string} path Of the session's route.
+ * @param {string} name
+ * @param {number} attempt
+ */
+export function fileAddress(path, name, attempt) {
+  return `${path}/file?name=${encodeURIComponent(name)}&attempt=${attempt}`;
+}
+
 /** @param {number | null} reward */
-function why(reward) {
+export function why(reward) {
   if (reward === null) return "Why is there no reward?";
   return `Why is the reward ${number(reward)}?`;
 }
@@ -93,7 +103,7 @@ function Timings({ outline }) {
 function File({ name, bytes, path, attempt }) {
   const [isOpen, setOpen] = useState(!name.startsWith("harness.") && bytes <= SHOWN_BYTES);
   const [text, setText] = useState(/** @type {string | null} */ (null));
-  const address = `${path}/file?name=${encodeURIComponent(name)}&attempt=${attempt}`;
+  const address = fileAddress(path, name, attempt);
   useEffect(() => {
     if (!isOpen || text !== null) return;
     request(address, { accept: "application/octet-stream" })

@@ -4,6 +4,7 @@ import { SessionActions } from "./actions.js";
 import { json } from "./api.js";
 import { ChainTree } from "./chains.js";
 import { drifts } from "./drift.js";
+import { Ending } from "./ending.js";
 import { Evidence } from "./evidence.js";
 import { BesideParent, ForkTree } from "./forks.js";
 import { calls, follow, latest } from "./live.js";
@@ -112,7 +113,7 @@ export class Session extends Component {
     if (before !== null && outline.outcome !== null) this.tokens = new SessionTokens(this.path); // masks are known now
     const follows = this.state.follows && outline.outcome === null && outline.calls.length > 0;
     if (follows) this.opened = new Set([outline.calls.length - 1]);
-    this.setState({ outline, ...(follows ? { selected: outline.calls.length - 1, chain: null } : {}) }, () => {
+    this.setState({ outline, ...(hasNoCalls(outline) ? { view: /** @type {const} */ ("evidence") } : {}), ...(follows ? { selected: outline.calls.length - 1, chain: null } : {}) }, () => {
       if (before === null && this.props.call !== null) this.select(this.props.call);
     });
     if (outline.outcome !== null) this.findAdvantage(outline);
@@ -216,7 +217,7 @@ export class Session extends Component {
         this.setFollowing(!this.state.follows);
         break;
       case "e":
-        this.setState({ view: this.state.view === "calls" ? "evidence" : "calls" });
+        this.setState({ view: this.state.view === "calls" || hasNoCalls(this.state.outline) ? "evidence" : "calls" });
         break;
       case "]":
         this.moveChain(1);
@@ -246,6 +247,11 @@ export class Session extends Component {
   nextScale() {
     const at = SCALES.findIndex(({ name }) => name === this.state.scale);
     this.setState({ scale: SCALES[(at + 1) % SCALES.length].name });
+  }
+
+  /** The button that leads there goes, and the keyboard with it. */
+  showEvidence() {
+    this.setState({ view: "evidence" }, () => /** @type {HTMLElement | null} */ (document.querySelector(".evidence"))?.focus());
   }
 
   /** @param {number} step */
@@ -279,7 +285,8 @@ export class Session extends Component {
           Follow the newest call
         </button>`}
         <div class="views" role="group" aria-label="View">
-          <button type="button" aria-pressed=${view === "calls"} onClick=${() => this.setState({ view: "calls" })}>Calls</button>
+          ${!hasNoCalls(outline) &&
+          html`<button type="button" aria-pressed=${view === "calls"} onClick=${() => this.setState({ view: "calls" })}>Calls</button>`}
           <button type="button" aria-pressed=${view === "evidence"} onClick=${() => this.setState({ view: "evidence" })}>
             Why this reward, and files
           </button>
@@ -290,12 +297,16 @@ export class Session extends Component {
         </div>
         ${!isSaved &&
         html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
-        <${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
-        <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />
+        ${outline.calls.length > 0 &&
+        html`<${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
+          <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />`}
         ${this.state.forksProblem !== "" && html`<p class="problem" role="alert">Its forks could not be read: ${visible(this.state.forksProblem)}</p>`}
         ${this.state.forks !== null && html`<${ForkTree} id=${this.props.id} tree=${this.state.forks} />`}
       </aside>
-      ${this.chosenView(outline)}
+      <div class="middle">
+        <${Ending} outline=${outline} path=${this.path} onWhy=${view === "evidence" ? null : () => this.showEvidence()} />
+        ${this.chosenView(outline)}
+      </div>
     </main>`;
   }
 
@@ -354,6 +365,11 @@ export class Session extends Component {
       }}
     />`;
   }
+}
+
+/** @param {import("./types").Outline | null} outline An ended session without calls has nothing to list but its evidence. */
+function hasNoCalls(outline) {
+  return outline !== null && outline.outcome !== null && outline.calls.length === 0;
 }
 
 /**

@@ -80,6 +80,7 @@ export interface Outline {
   timings: [stage: string, started_at: number, ended_at: number][] | Timing[];
   usage: unknown;
   limits: Record<string, string>;
+  unshown: string[];
   untrainable: Record<string, string>;
   files: { name: string; num_bytes: number }[];
   chains: ChainLine[];
