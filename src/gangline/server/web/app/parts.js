@@ -26,20 +26,23 @@ export function LongText({ text, kind }) {
 
 /**
  * A foldable part with a heading.
- * @param {{title: string, kind: string, open: boolean, children?: any}} props
+ * @param {{title: string, peek?: string, badge?: string, kind: string, open: boolean, children?: any}} props peek: seen
+ * of the content while it is folded. badge: a warning about it.
  */
-function Fold({ title, kind, open, children }) {
+export function Fold({ title, peek = "", badge = "", kind, open, children }) {
   const [isOpen, setOpen] = useState(open);
   return html`<section class=${`part ${kind}`}>
     <button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>
-      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${title}
+      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${badge !== "" && html`<b class="badge">${badge}</b> `}${title}${
+        !isOpen && peek !== "" ? `: ${peek}` : ""
+      }
     </button>
     ${isOpen && children}
   </section>`;
 }
 
 /** @param {string} text */
-function firstLine(text) {
+export function firstLine(text) {
   const line = text.trimStart().split("\n", 1)[0].slice(0, 100);
   return visible(line);
 }

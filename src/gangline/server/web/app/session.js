@@ -342,9 +342,12 @@ export class Session extends Component {
     this.fetch(number_);
     const call = outline.calls[number_];
     const before = call.parent === null ? null : outline.calls[call.parent];
+    const first = firstOf(outline, call).number;
+    this.fetch(first);
     return html`<${Turn}
       call=${call}
       content=${this.contents.get(number_)}
+      first=${{ number: first, content: this.contents.get(first) }}
       selected=${this.state.selected === number_}
       opened=${this.opened.has(number_)}
       compared=${this.compared.has(number_)}
@@ -365,6 +368,17 @@ export class Session extends Component {
       }}
     />`;
   }
+}
+
+/**
+ * The call that a call's conversation began with.
+ * @param {import("./types").Outline} outline
+ * @param {import("./types").CallLine} call
+ */
+function firstOf(outline, call) {
+  let first = call;
+  while (first.parent !== null) first = outline.calls[first.parent];
+  return first;
 }
 
 /** @param {import("./types").Outline | null} outline An ended session without calls has nothing to list but its evidence. */

@@ -5,6 +5,7 @@ import { ForkForm } from "./forks.js";
 import { Messages } from "./parts.js";
 import { duration, number } from "./scales.js";
 import { Strip } from "./strip_view.js";
+import { Tools } from "./tools.js";
 import { visible } from "./visible.js";
 import { html } from "./ui.js";
 
@@ -14,6 +15,8 @@ import { html } from "./ui.js";
  * @param {object} props
  * @param {CallLine} props.call
  * @param {import("./types").CallContent | undefined} props.content
+ * @param {{number: number, content: import("./types").CallContent | undefined}} props.first The call that its conversation
+ * began with, whose request had the tools of all.
  * @param {boolean} props.selected
  * @param {boolean} props.opened Whether its tokens are shown.
  * @param {boolean} props.compared Whether its drift is shown.
@@ -27,7 +30,7 @@ import { html } from "./ui.js";
  * @param {() => void} props.onFork
  * @param {Omit<import("./strip_view.js").StripProps, "call">} props.strip
  */
-export function Turn({ call, content, selected, opened, compared, forking, forkable, path, waited, onSelect, onToggle, onCompare, onFork, strip }) {
+export function Turn({ call, content, first, selected, opened, compared, forking, forkable, path, waited, onSelect, onToggle, onCompare, onFork, strip }) {
   const warnings = warningsOf(call);
   return html`<article
     class=${`turn${selected ? " selected" : ""}`}
@@ -50,6 +53,13 @@ export function Turn({ call, content, selected, opened, compared, forking, forka
     ${forking && forkable !== null && call.turn !== null && html`<${ForkForm} id=${forkable} turn=${call.turn} />`}
     ${warnings.map((warning) => html`<p class="warning">${warning}</p>`)}
     ${compared && html`<${Drift} call=${call.number} path=${path} />`}
+    ${first.content !== undefined &&
+    html`<${Tools}
+      tools=${first.content.tools}
+      call=${call.number}
+      origin=${first.number}
+      isHidden=${call.unshown.some((what) => what.startsWith("its "))}
+    />`}
     ${content === undefined
       ? html`<p class="preview">${visible(call.preview) || "..."}</p>`
       : html`<${Messages} messages=${[...content.new_messages, content.response]} />

@@ -106,11 +106,19 @@ export interface Message {
   name?: string | null;
 }
 
+export interface Tool {
+  name: string;
+  description: string | null;
+  parameters: unknown;
+  /** Of a tool that takes free text. */
+  grammar: unknown;
+}
+
 export interface CallContent {
   number: number;
   new_messages: Message[];
   response: Message;
-  tools: { name: string; description: string | null; parameters: unknown }[];
+  tools: Tool[];
   num_cut_chars: number;
 }
 
